@@ -27,7 +27,7 @@ class RoundStore(Protocol):
     """See the module. A round comes into it once its price is taken (workers.agent.agent)."""
 
     def stored(self, round_digest: str, recipients: Recipients) -> tuple[bytes, ...] | None:
-        """What was stored of a round, one body per recipient; None where nothing is stored yet.
+        """Return what was stored of a round, one body per recipient; None where nothing is stored yet.
 
         Raises:
             PrivacyRefusal: it was stored for other recipients, or erased.
@@ -51,7 +51,7 @@ class RoundStore(Protocol):
         ...
 
     def erase(self, round_digest: str) -> None:
-        """Forget key and answer of a round for ever; it is refused from now on."""
+        """Forget key and answer of a round; it is refused from now on."""
         ...
 
 
@@ -97,7 +97,7 @@ class RoundsInMemory:
     def erase(self, round_digest: str) -> None:
         """See RoundStore."""
         self._erased.add(round_digest)
-        self._keys.erase(round_digest)
+        self._keys.erase_all([round_digest])
         self._answers.pop(round_digest, None)
 
     def __repr__(self) -> str:
@@ -158,7 +158,7 @@ class AnsweringAgent(Agent):
         stored = self._rounds.stored(digest, recipients)
         if stored is not None:
             return stored
-        if task.life is not None:
+        if task.lifetime_budget is not None:
             # A store of answers alone would forget what this one spends.
             raise PrivacyRefusal(f"agent {self.agent_id}: {NO_SPENDS}")
         # Nothing of this round has left, so whatever the records are now, this is its first answer.

@@ -15,7 +15,7 @@ from workers.cli import main
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command printed and how it ended; what it complained of stands on one line."""
+    """The output of a command, and how it ended; what it complained of stands on one line."""
 
     code: int
     out: str
@@ -23,7 +23,7 @@ class Outcome:
 
     @property
     def document(self) -> Any:
-        """What --json printed."""
+        """Return what --json printed."""
         return json.loads(self.out)
 
 

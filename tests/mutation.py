@@ -62,7 +62,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Result:
-    """What the tests said of one change."""
+    """The outcome of one change."""
 
     digest: str
     function: str
@@ -221,7 +221,7 @@ class Runner:
         return (STUCK, "") if not said else (SURVIVED, "") if said == "-" else (NOTICED, said)
 
     def _enter_child(self, config: pytest.Config) -> None:
-        """A folder of its own for what its tests write, and nothing on the terminal."""
+        """A separate folder for what its tests write, and nothing on the terminal."""
         own = Path(tempfile.mkdtemp(dir=self.scratch))
         tempfile.tempdir = str(own)
         config._tmp_path_factory._basetemp = own  # type: ignore[attr-defined]
@@ -230,7 +230,7 @@ class Runner:
 
 
 def _journals_in_memory() -> None:
-    """A journal refuses a folder in memory, by the table of mounted file systems: here it is told of none."""
+    """A journal refuses a folder in memory, by the table of mounted file systems: here it sees none."""
     storage = sys.modules.get("labeler.system.files")
     if storage is not None:
         storage.check_synced.__kwdefaults__["mounts"] = Path(os.devnull)
@@ -259,7 +259,7 @@ def _few_examples(item: pytest.Item) -> None:
 
 
 def explained(result: Result, module: str) -> bool:
-    """Whether `mutation_explained.toml` says why this change may survive."""
+    """Return whether `mutation_explained.toml` says why this change may survive."""
     return result.diff in _explained().get(f"{module}.{result.function}", ())
 
 

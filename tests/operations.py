@@ -48,7 +48,7 @@ def operations(work: Callable[[], object]) -> list[Operation]:
 
 
 def difference(one: list[Operation], other: list[Operation]) -> str:
-    """Where two worlds part, for people; empty where they do not."""
+    """Return where two worlds part, for people; empty where they do not."""
     for number, (here, there) in enumerate(zip_longest(one, other)):
         if here != there:
             last = one[max(0, number - 1)]

@@ -87,7 +87,7 @@ class PostgresServer:
                 self._empty.append(url)
 
     def dump(self, url: str, out: Path, *options: str) -> Path:
-        """What an operator does before an upgrade."""
+        """Return what an operator does before an upgrade."""
         subprocess.run(
             [self.programs / "pg_dump", "--file", out, *options, url], check=True, capture_output=True, timeout=60
         )

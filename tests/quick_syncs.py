@@ -1,4 +1,4 @@
-"""Nobody waits for a disk in the process of tests: what only a power cut could take, no test of it can see.
+"""Tests do not wait for a disk: what only a power cut could take, no test of it can see.
 
 A kill takes nothing of what was handed to the system, synced or not, so tests of crashes see the same. A commit of
 SQLite waits 3 ms for a disk, and tests make a hundred thousand of them: that was a third of their time. That the

@@ -78,7 +78,7 @@ def test_the_house_as_it_stands_keeps_every_contract(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What is said of each broken contract, by its name, where all violations are planted at once."""
+    """Return what is said of each broken contract, by its name, where all violations are planted at once."""
     folder = copy_of_the_house(tmp_path_factory.mktemp("planted"))
     for file, line, _ in PLANTED.values():
         with (folder / file).open("a") as module:

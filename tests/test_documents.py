@@ -1,4 +1,4 @@
-"""Documents for whoever has to decide name what is there, and invent nobody."""
+"""Documents for people who have to decide name what is there, and invent nobody."""
 
 from __future__ import annotations
 

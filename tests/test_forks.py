@@ -1,4 +1,4 @@
-"""Tests in forks: each runs once and is told, units stay together, and a process that dies fails its test alone."""
+"""Tests in forks: each runs once and is reported, units stay together, and a process that dies fails its test alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def print_into(name):
 
 
 def run(folder: Path, ends_with: int = 0, forks: int = 2, **files: str) -> tuple[str, list[list[str]]]:
-    """What pytest printed, and what the tests wrote: a word and the process that wrote it."""
+    """Return what pytest printed, and what the tests wrote: a word and the process that wrote it."""
     (folder / "conftest.py").write_text(CONFTEST)
     for name, text in files.items():
         (folder / f"{name}.py").write_text(f"import os, signal\nfrom conftest import print_into\n{text}")

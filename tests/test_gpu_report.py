@@ -1,4 +1,4 @@
-"""What `make gpu` sends back names cards and versions, and neither folders nor people nor hosts."""
+"""The report of `make gpu` names cards and versions, and neither folders nor people nor hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make mutation` is told is about code and tests that exist."""
+"""The settings of `make mutation` are about code and tests that exist."""
 
 from __future__ import annotations
 

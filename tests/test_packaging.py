@@ -1,4 +1,4 @@
-"""What is installed is what was tested: ranges for others, exact versions with hashes for us."""
+"""Installed packages are those that were tested: ranges for others, exact versions with hashes for us."""
 
 from __future__ import annotations
 

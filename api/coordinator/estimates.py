@@ -180,7 +180,7 @@ class Estimates:
 
     def _balances(self) -> Mapping[tuple[str, Level], Balance]:
         """Return every account, read again when the ledger has grown. Only estimates for people depend on it."""
-        head = self._stores.ledger.known_head()  # read first, so that the balances cached under it are no older
+        head = self._stores.ledger.head()  # read first, so that the balances cached under it are no older
         known_at, known = self._known
         if known_at != head:
             known = {(one.account, one.level): one for one in self._stores.ledger.balances()}

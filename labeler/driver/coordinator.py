@@ -1,9 +1,9 @@
 """The coordinator's driver: carries out the effects of `labeler.rounds.coordinator`, for all jobs of a turn together.
 
-    acquire   collect messages, other writes, wakes and due looks, and read the jobs they concern from the journal
-    step      run the machines of these jobs on a plan, of which nothing counts yet
-    store     run one write transaction for everything that the plan stores
-    send      sign and send messages in one pipeline; notify waiting callers; durable jobs continue in the next turn
+    acquire   collect messages, other writes, wakes and due looks, and read the jobs they concern from the journal.
+    step      run the machines of these jobs on a plan, of which nothing counts yet.
+    store     run one write transaction for everything that the plan stores.
+    send      sign and send messages in one pipeline; notify waiting callers; durable jobs continue in the next turn.
 
 A caller that delivers messages waits for the commit that holds their effect. Messages that arrive meanwhile go into the
 next turn, so under load more of them share a commit. Nothing in memory is the truth: each turn reads its jobs again. So
@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterable, Sequence
 from labeler.driver.intake import Delivery, Errand, Inbox, Incoming
 from labeler.driver.mail import Mailbox
 from labeler.driver.reading import Live, Loader, PartyBook, Plan, parties_of
-from labeler.driver.sending import Relays, Writer, note_stored, send_off
-from labeler.driver.stepping import Questions, Stepper
+from labeler.driver.sending import Questions, Relays, Writer, note_stored, send_off
+from labeler.driver.stepping import Stepper
 from labeler.driver.storing import Settlement, Storer
 from labeler.errors import LabelerError, Replayed, TryAgain, Unavailable, WrongDigest
 from labeler.ledger.database import Database
@@ -37,21 +37,9 @@ from labeler.ledger.sequences import Sequences
 from labeler.ledger.tasks import TaskStore
 from labeler.messages import COORDINATOR
 from labeler.release import Release
+from labeler.rounds import effects as fx
 from labeler.rounds import queues
-from labeler.rounds.effects import (
-    UNFINISHED,
-    Admitted,
-    Ended,
-    Event,
-    Failed,
-    JobRun,
-    Now,
-    PartiesChanged,
-    Party,
-    Patience,
-    Stored,
-    Tick,
-)
+from labeler.rounds.effects import UNFINISHED, Event, JobRun, Now, Party, Patience
 from labeler.rounds.queues import FairQueue
 from labeler.system.clock import Clock
 
@@ -65,8 +53,8 @@ _COUNTED_S = 0.5
 JobEvent = tuple[str, Event]
 
 
-class CoordinatorDriver:
-    """See the module.
+class CoordinatorDriver(Inbox):
+    """See the module; its input comes through `Inbox`, from any thread.
 
     Args:
         questions: makes the questions of jobs.
@@ -98,6 +86,7 @@ class CoordinatorDriver:
         requester_of: Callable[[str], str] = lambda _: "",
         is_simulated: bool = False,
     ) -> None:
+        super().__init__()
         self._database = database
         self._ledger = ledger
         self._sequences = sequences
@@ -110,7 +99,6 @@ class CoordinatorDriver:
         self.observe: Callable[[JobRun, JobRun], None] | None = None
         """Called after each durable step of a job, with the job before and after."""
         self.relays = Relays()
-        self._inbox = Inbox()
         self._loader = Loader(
             database, tasks, jobs, aggregates, patience, requester_of=requester_of, is_simulated=is_simulated
         )
@@ -128,35 +116,9 @@ class CoordinatorDriver:
         self._refreshed_s: float | None = None
         self._counted: tuple[float, dict[str, int]] = (-_COUNTED_S, {})
 
-    # Input from any thread; see `Inbox`.
-
-    def deliver(self, delivery: Delivery) -> None:
-        """Process messages at the next turn; `delivery.done` gets the outcome."""
-        self._inbox.deliver(delivery)
-
-    def hand_in(self, errand: Errand) -> None:
-        """Write something in the next turn's transaction; `errand.done` gets the outcome."""
-        self._inbox.hand_in(errand)
-
-    def tell(self, job_id: str, event: Event) -> None:
-        """Take an event from a party of this same process: there is no message to check, and nobody waits."""
-        self._inbox.tell(job_id, event)
-
-    def wake(self, job_id: str) -> None:
-        """Look at a job at the next turn, because something about it was changed in the journal or around it."""
-        self._inbox.wake(job_id)
-
-    def ring(self) -> None:
-        """End a `wait` at once."""
-        self._inbox.ring()
-
-    def close(self) -> None:
-        """Accept nothing more; waiting callers get an error that asks them to send again."""
-        self._inbox.close()
-
     def wait(self) -> None:
         """Wait until there is something to do, or `ring`."""
-        self._inbox.wait(lambda: 0.0 if self._stored else self._next_s() - self._steady())
+        self.wait_for_input(lambda: 0.0 if self._stored else self._next_s() - self._steady())
 
     def trouble(self, job_id: str) -> Exception | None:
         """Return why an unfinished job could not continue at its last attempt; None without trouble or job."""
@@ -171,7 +133,7 @@ class CoordinatorDriver:
         Returns:
             Whether there is more to do at once.
         """
-        deliveries, errands, told, woken = self._inbox.take()
+        deliveries, errands, told, woken = self.take()
         now = self._now()
         try:
             events = self._due(told, woken, now)
@@ -250,7 +212,7 @@ class CoordinatorDriver:
                 else:
                     self._fail(self._loader.known_job(incoming), error, plan.now)
         for job_id, event in events:
-            if isinstance(event, Failed) and job_id in self._live:
+            if isinstance(event, fx.Failed) and job_id in self._live:
                 self._live[job_id].pause(error, self._steady())  # it could not be ended yet
             else:
                 self._fail(job_id, error, plan.now)
@@ -263,7 +225,7 @@ class CoordinatorDriver:
         """
         if isinstance(error, LabelerError) and not isinstance(error, TryAgain):
             log.warning("job fails", extra={"job_id": job_id, "problem": error.problem_type})
-            self._work([], [(job_id, Failed(error, number))], [], now)
+            self._work([], [(job_id, fx.Failed(error, number))], [], now)
         elif job_id in self._live:
             self._live[job_id].pause(error, self._steady())
 
@@ -277,7 +239,7 @@ class CoordinatorDriver:
     ) -> None:
         """Do nothing, because the journal cannot be read now; due looks are lost, so every job gets a new one."""
         log.warning("journal cannot be read now", extra={"problem": error.problem_type})
-        self._inbox.wake_again([*self._live, *woken])
+        self.wake_again([*self._live, *woken])
         self._refreshed_s = now.steady_s
         for delivery in deliveries:
             delivery.done(unavailable(error))
@@ -294,13 +256,13 @@ class CoordinatorDriver:
             woken.update(dict.fromkeys(job_id for job_id in unfinished if job_id not in self._live))
             woken.update(dict.fromkeys(job_id for job_id in self._live if job_id not in unfinished))
         stored, self._stored = self._stored, []
-        events: list[JobEvent] = [(job_id, Stored()) for job_id in stored]
+        events: list[JobEvent] = [(job_id, fx.Stored()) for job_id in stored]
         if self._book.version != self._version:
             version = self._book.version
             parties = parties_of(self._book.all())
             if parties != self._parties:
                 self._parties = parties
-                events += [(job_id, PartiesChanged(parties)) for job_id in self._live]
+                events += [(job_id, fx.PartiesChanged(parties)) for job_id in self._live]
             self._version = version
         events += told
         for job_id, live in self._live.items():
@@ -309,7 +271,7 @@ class CoordinatorDriver:
                 woken.setdefault(job_id)
         # A pause after a failure is not shortened.
         paused = [one for one in woken if one in self._live and now.steady_s < self._live[one].not_before_s]
-        return events + [(job_id, Tick(self._mail(now))) for job_id in woken if job_id not in paused]
+        return events + [(job_id, fx.Tick(self._mail(now))) for job_id in woken if job_id not in paused]
 
     def _mail(self, now: Now) -> dict[str, int]:
         """Return the number of waiting messages by party, counted within the last half second."""
@@ -344,7 +306,7 @@ class CoordinatorDriver:
         self._read(wanted, plan)
         ended = {one for one in plan.jobs if one in self._live and plan.jobs[one].run.state not in UNFINISHED}
         for job_id in ended:  # by somebody else: tell the participants
-            self._stepper.step_safely(job_id, Ended(plan.jobs[job_id].run.state), plan)
+            self._stepper.step_safely(job_id, fx.Ended(plan.jobs[job_id].run.state), plan)
         for delivery in deliveries:
             plan.answers.append((delivery, self._take(delivery, about, plan)))
         open_jobs = [one for one in events if one[0] in plan.jobs and plan.jobs[one[0]].run.state in UNFINISHED]
@@ -359,10 +321,10 @@ class CoordinatorDriver:
             self._read([*admitted, *following], plan)
             for job_id in admitted:
                 if job_id in plan.jobs:
-                    self._stepper.step_safely(job_id, Admitted(), plan)
+                    self._stepper.step_safely(job_id, fx.Admitted(), plan)
             for job_id in following:
                 if job_id in plan.jobs:
-                    self._stepper.step_safely(job_id, Tick(self._mail(now)), plan)
+                    self._stepper.step_safely(job_id, fx.Tick(self._mail(now)), plan)
 
     def _read(self, job_ids: Iterable[str], plan: Plan) -> None:
         missing = [job_id for job_id in job_ids if job_id and job_id not in plan.jobs]
@@ -471,7 +433,7 @@ class CoordinatorDriver:
             self._live.setdefault(job_id, Live(plan.jobs[job_id].run)).pause(error, self._steady())
         for run in plan.runs.values():
             if run.state not in UNFINISHED:
-                self._sender.forget(self._loader.forget(run))
+                self._loader.forget(run)
         for job_id, failed in plan.broken.items():
             self._fail(job_id, failed.error, plan.now, number=failed.number)
 

@@ -18,7 +18,7 @@ from labeler.errors import LabelerError, ProtocolViolation, Unavailable
 from labeler.ledger.chain import Head
 from labeler.ledger.database import Connection
 from labeler.ledger.parties import PartyRecord
-from labeler.messages import COORDINATOR, Kind, Message
+from labeler.messages import COORDINATOR, Message
 from labeler.messages.bodies import (
     ANSWER_KINDS,
     AnswerSent,
@@ -29,17 +29,8 @@ from labeler.messages.bodies import (
     holdings_from_bytes,
     winner_from_bytes,
 )
-from labeler.rounds.effects import (
-    AgentDone,
-    Event,
-    HoldingsCame,
-    MessageEvent,
-    ProposalReply,
-    RefusalCame,
-    ReplyCame,
-    ShareCame,
-    SumCame,
-)
+from labeler.rounds import effects as fx
+from labeler.rounds.effects import Event, MessageEvent, ProposalReply
 from labeler.system.keys import PartyKeys
 
 Result = TypeVar("Result")
@@ -123,26 +114,26 @@ def incoming(message: Message, party: PartyRecord, keys: PartyKeys) -> Incoming:
     job_id, head = "", None
     event: MessageEvent
     if header.kind == "input-share":
-        return Incoming(message, party.verify_key, ShareCame(*of, who, header.recipient))
+        return Incoming(message, party.verify_key, fx.ShareCame(*of, who, header.recipient))
     body = keys.open(message)
     if header.kind in ANSWER_KINDS:
-        said = read_answer(header.kind, body)
-        job_id, event = said.job_id, ReplyCame(who, header.task_digest, said_of(said))
+        said: Willing | Declined = Willing.decode(body) if header.kind == "willing" else Declined.decode(body)
+        job_id, event = said.job_id, fx.ReplyCame(who, header.task_digest, said_of(said))
     elif header.kind == "holdings":
         holdings = {agent: sharing.hex() for agent, sharing in holdings_from_bytes(body).items()}
-        event = HoldingsCame(*of, who, holdings)
+        event = fx.HoldingsCame(*of, who, holdings)
     elif header.kind == "refused":
         told = Refusal.decode(body)
-        event = RefusalCame(*of, who, told.sentence, told.is_final)
+        event = fx.RefusalCame(*of, who, told.sentence, told.is_final)
     elif header.kind == "aggregate-share":
         aggregate = aggregate_from_bytes(body)
-        event = SumCame(*of, who, "histogram", (aggregate.round.digest, aggregate.tallier), body)
+        event = fx.SumCame(*of, who, "histogram", (aggregate.round.digest, aggregate.tallier), body)
     elif header.kind == "winner":
         winner = winner_from_bytes(body)
-        event = SumCame(*of, who, "winner", (winner.round_digest, winner.tallier), body)
+        event = fx.SumCame(*of, who, "winner", (winner.round_digest, winner.tallier), body)
     else:
         sent = AnswerSent.decode(body)
-        event, head = AgentDone(*of, who), Head(sent.journal_seq, sent.journal_hash)
+        event, head = fx.AgentDone(*of, who), Head(sent.journal_seq, sent.journal_hash)
     return Incoming(message, party.verify_key, event, job_id, head)
 
 
@@ -154,15 +145,6 @@ def with_heads(messages: Sequence[Incoming]) -> tuple[Incoming, ...]:
         if one.head is not None and (sender not in heads or one.head.seq > heads[sender].seq):
             heads[sender] = one.head
     return tuple(replace(one, head=heads.get(one.message.header.sender)) for one in messages)
-
-
-def read_answer(kind: Kind, body: bytes) -> Willing | Declined:
-    """Return the body of a "willing" or "declined".
-
-    Raises:
-        ProtocolViolation: it is neither.
-    """
-    return Willing.decode(body) if kind == "willing" else Declined.decode(body)
 
 
 def said_of(said: Willing | Declined) -> ProposalReply:
@@ -302,7 +284,7 @@ class Inbox:
         for errand in errands:
             errand.settle(_stopping())
 
-    def wait(self, pause_s: Callable[[], float]) -> None:
+    def wait_for_input(self, pause_s: Callable[[], float]) -> None:
         """Wait until there is something to do, or `ring`.
 
         Args:

@@ -81,7 +81,7 @@ class Mailbox(Protocol):
         """Put messages into the mail of parties, in order, and notify watchers of some jobs that they have changed.
 
         A message is put in once: the same id again soon changes nothing. Soon is a day in Redis; memory knows the last
-        few thousand messages of that day.
+        few thousand messages.
 
         Args:
             tell: jobs that have changed.

@@ -11,7 +11,6 @@ import itertools
 import json
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -19,12 +18,9 @@ from typing import Any, Final
 from labeler.driver.mail import (
     CHANGED,
     ENDED,
-    MAIL_SEEN_S,
-    MAIL_UNUSED_S,
     MAX_EVENTS,
     MAX_MAIL,
     MAX_MAIL_BYTES,
-    PROGRESS_UNUSED_S,
     Letter,
     check_mail,
     check_wait,
@@ -34,15 +30,9 @@ from labeler.driver.mail import (
 from labeler.untrusted import canonical_json, check_party_id, check_text
 
 _START: Final = (0, 0)
-_SWEEP_EVERY: Final = 4096
-"""Sends between two sweeps for expired entries: this spreads the cost and bounds what is kept."""
 
 MOST_SEEN: Final = 4096
-"""Most message ids remembered to detect repeats: those of the last day, and no more, so that memory does not grow."""
-
-MOST_TOLD: Final = 512
-"""Jobs whose events are kept; watchers of another job look it up in the journal."""
-
+"""Most message ids remembered to detect repeats, so that memory does not grow."""
 
 _Key = tuple[str, str]
 _Position = tuple[int, int]
@@ -52,7 +42,6 @@ _Position = tuple[int, int]
 class _Stream:
     """Entries in order of their positions."""
 
-    expires: float
     last: _Position = _START
     entries: dict[_Position, bytes] = field(default_factory=dict)
 
@@ -61,19 +50,17 @@ class MemoryMailbox:
     """The `labeler.driver.mail.Mailbox` of one process; see the module.
 
     Args:
-        now: seconds since 1970, from which positions and expiries follow. A simulation passes its own clock, but
-            waiting calls still use the real one, so a simulation must not wait.
+        now: seconds since 1970, from which positions follow. A simulation passes its own clock, but waiting calls still
+            use the real one, so a simulation must not wait.
     """
 
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
         self._now = now
         self._changed = threading.Condition()
         self._streams: dict[_Key, _Stream] = {}
-        self._told: OrderedDict[str, None] = OrderedDict()
-        self._seen: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._seen: dict[tuple[str, str], None] = {}
         self._alive: dict[str, float] = {}
         self._waiting: dict[_Key, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
-        self._sends = 0
 
     def check(self) -> None:
         """See the protocol: memory always answers and throws nothing away."""
@@ -82,7 +69,6 @@ class MemoryMailbox:
         """Forget everything, like a Redis that is emptied or restarted. Waiting readers go on waiting."""
         with self._changed:
             self._streams.clear()
-            self._told.clear()
             self._seen.clear()
             self._alive.clear()
 
@@ -117,8 +103,8 @@ class MemoryMailbox:
     def all_pending(self, recipients: Collection[str]) -> dict[str, int]:
         """See the protocol."""
         with self._changed:
-            found = {one: self._stream(("mail", check_party_id(one, "recipient of mail"))) for one in recipients}
-            return {one: 0 if stream is None else len(stream.entries) for one, stream in found.items()}
+            keys = {one: ("mail", check_party_id(one, "recipient of mail")) for one in recipients}
+            return {one: len(self._streams[key].entries) if key in self._streams else 0 for one, key in keys.items()}
 
     # Signs of life
 
@@ -167,40 +153,20 @@ class MemoryMailbox:
         return (now_ms, 0) if now_ms > last[0] else (last[0], last[1] + 1)
 
     def _put(self, letter: Letter) -> None:
-        now, name = self._now(), (letter.recipient, letter.message_id)
-        if self._seen.get(name, now) > now:
+        name = (letter.recipient, letter.message_id)
+        if name in self._seen:
             return
-        self._seen[name] = now + MAIL_SEEN_S
-        self._seen.move_to_end(name)
+        self._seen[name] = None
         if len(self._seen) > MOST_SEEN:
-            self._seen.popitem(last=False)
-        self._append(("mail", letter.recipient), bytes(letter.data), most=MAX_MAIL, unused_s=MAIL_UNUSED_S)
-        self._sends += 1
-        if self._sends % _SWEEP_EVERY == 0:
-            now = self._now()
-            self._streams = {key: stream for key, stream in self._streams.items() if stream.expires > now}
+            del self._seen[next(iter(self._seen))]
+        self._append(("mail", letter.recipient), bytes(letter.data), most=MAX_MAIL)
 
     def _publish(self, job_id: str, event: Mapping[str, Any]) -> None:
         key = ("progress", check_text(job_id, "job_id", most=200))
-        self._append(key, canonical_json(dict(event)), most=MAX_EVENTS, unused_s=PROGRESS_UNUSED_S)
-        self._told[job_id] = None
-        self._told.move_to_end(job_id)
-        if len(self._told) > MOST_TOLD:
-            self._streams.pop(("progress", self._told.popitem(last=False)[0]), None)
+        self._append(key, canonical_json(dict(event)), most=MAX_EVENTS)
 
-    def _stream(self, key: _Key) -> _Stream | None:
-        stream = self._streams.get(key)
-        if stream is not None and stream.expires <= self._now():
-            del self._streams[key]
-            return None
-        return stream
-
-    def _append(self, key: _Key, entry: bytes, *, most: int, unused_s: float) -> None:
-        expires = self._now() + unused_s
-        stream = self._stream(key)
-        if stream is None:
-            stream = self._streams[key] = _Stream(expires)
-        stream.expires = expires
+    def _append(self, key: _Key, entry: bytes, *, most: int) -> None:
+        stream = self._streams.setdefault(key, _Stream())
         stream.last = self._next(stream.last)
         stream.entries[stream.last] = entry
         if len(stream.entries) > most:
@@ -215,7 +181,7 @@ class MemoryMailbox:
     def _found(
         self, key: _Key, position: _Position, count: int, max_bytes: int, *, drop: bool
     ) -> list[tuple[str, bytes]]:
-        stream = self._stream(key)
+        stream = self._streams.get(key)
         if stream is None:
             return []
         if position > stream.last:

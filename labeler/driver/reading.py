@@ -30,7 +30,6 @@ from labeler.rounds.queues import FairQueue
 log = logging.getLogger("labeler.conductor")
 
 _FIRST_PAUSE_S = 0.25
-_MOST_TASKS = 1024
 
 
 class PartyBook(Protocol):
@@ -92,7 +91,7 @@ class Live:
 
 
 class Loader:
-    """A reader of jobs: all of a turn in one read. It caches tasks and releases, which never change.
+    """A reader of jobs: all of a turn in one read. It caches the releases of unfinished jobs, which never change.
 
     Args:
         requester_of: returns the name of a token's holder, by the token's id; not called for a job without submitter.
@@ -117,7 +116,6 @@ class Loader:
         self._patience = patience
         self._requester_of = requester_of
         self._is_simulated = is_simulated
-        self._known: dict[str, TaskRecord] = {}
         self.live: dict[str, Live] = {}
         """Unfinished jobs that were read before."""
         self.of_round: dict[str, str] = {}
@@ -149,13 +147,17 @@ class Loader:
             rounds = self._jobs.rounds_of(ids, connection=connection)
             answers = self._jobs.willingness.answers_of(ids, connection=connection)
             asked = self._jobs.willingness.asked_of(ids, connection=connection)
-            self._learn({record.task_digest for record in records.values()}, connection)
+            tasks = self._tasks.get_all([record.task_digest for record in records.values()], connection=connection)
             posted = [one.round_digest for found in rounds.values() for one in found if one.state == "posted"]
             sums = self._aggregates.of_all(posted, connection=connection)
-            opened = {one: self._opened(records[one], rounds[one], connection) for one in ids}
+            opened = {
+                one: self._opened(records[one], rounds[one], connection)
+                for one in ids
+                if tasks[records[one].task_digest].task.traits.is_sampled
+            }
         found = {}
         for job_id, record in records.items():
-            task, before = self._known[record.task_digest], self.live.get(job_id)
+            task, before = tasks[record.task_digest], self.live.get(job_id)
             fresh = JobRun(
                 job_id=job_id,
                 task=task.task,
@@ -164,7 +166,7 @@ class Loader:
                 expires_at_s=record.expires_at.timestamp(),
                 patience=self._patience,
                 state=record.state,
-                rounds=tuple(_round_run(one, sums, opened[job_id]) for one in rounds[job_id]),
+                rounds=tuple(_round_run(one, sums, opened.get(job_id, {})) for one in rounds[job_id]),
                 answers=answers.get(job_id, {}),
                 asked=asked.get(job_id),
                 parties=parties,
@@ -180,20 +182,16 @@ class Loader:
         self.live.setdefault(run.job_id, Live(run)).run = run
         self.of_round |= {one.round_digest: run.job_id for one in run.rounds if one.round_digest}
 
-    def forget(self, run: JobRun) -> list[str]:
-        """Drop a job from memory; return the digests of its rounds."""
+    def forget(self, run: JobRun) -> None:
+        """Drop a job from memory."""
         self.live.pop(run.job_id, None)
-        digests = [one.round_digest for one in run.rounds if one.round_digest]
-        for digest in digests:
-            self.of_round.pop(digest, None)
-        return digests
+        for one in run.rounds:
+            self.of_round.pop(one.round_digest, None)
 
     def _opened(
         self, record: JobRecord, rounds: Iterable[RoundRecord], connection: Connection
     ) -> Mapping[int, Release | None]:
-        """Return what the steps of a training have opened, by round; other tasks never need it again."""
-        if not self._known[record.task_digest].task.traits.is_sampled:
-            return {}
+        """Return what the steps of a training have opened, by round."""
         live = self.live.get(record.job_id)
         known: dict[int, Release | None] = {}
         if live is not None:
@@ -203,13 +201,6 @@ class Loader:
                 data = self._jobs.release(record.job_id, one.number, connection=connection)
                 known[one.number] = None if data is None else release_from_bytes(data)
         return known
-
-    def _learn(self, digests: Collection[str], connection: Connection) -> None:
-        if len(self._known) + len(digests) > _MOST_TASKS:
-            self._known.clear()
-        missing = [digest for digest in digests if digest not in self._known]
-        if missing:
-            self._known |= self._tasks.get_all(missing, connection=connection)
 
 
 @dataclass
@@ -326,8 +317,8 @@ def _remembering(fresh: JobRun, known: JobRun) -> JobRun:
 
 def parties_of(records: Iterable[PartyRecord]) -> dict[str, Party]:
     """Return the parties with active keys, as the machine needs them."""
-    return {one.party_id: _party(one) for one in records if one.state == "active"}
-
-
-def _party(one: PartyRecord) -> Party:
-    return Party(one.party_id, one.tallier, one.verify_key, one.seal_key, one.last_contact is not None)
+    return {
+        one.party_id: Party(one.party_id, one.tallier, one.verify_key, one.seal_key, one.last_contact is not None)
+        for one in records
+        if one.state == "active"
+    }

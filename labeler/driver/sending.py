@@ -1,15 +1,14 @@
 """Send: messages that leave after a turn's commit, written, signed, and sent in one pipeline; kill points for tests.
 
 A lost message is asked for again; a job whose messages cannot be written affects only itself. The messages that ask a
-round are made before it is charged for and kept until its agents have answered. So a batch that is too large for a
-message costs nothing, and none is encoded twice.
+round are made once before it is charged for. So a batch that is too large for a message costs nothing.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -20,39 +19,22 @@ from labeler.driver.mail import Letter, Mailbox
 from labeler.driver.reading import Plan
 from labeler.errors import LabelerError, ProtocolViolation, TooLarge, Unavailable, WrongDigest
 from labeler.ledger.chain import EMPTY, Head
+from labeler.ledger.jobs import JobRecord
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.sequences import Sequences
 from labeler.messages import COORDINATOR, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, SIGNATURE_BYTES, Kind, Message, frame
 from labeler.messages.bodies import Ask, OpenRound, Proposal, Settled, SumRequest, TallierKey, Withdrawn
-from labeler.rounds.effects import (
-    UNFINISHED,
-    AskForSums,
-    Failed,
-    FixContributors,
-    JobRun,
-    OpenAt,
-    Party,
-    Post,
-    RoundRun,
-    Send,
-    SendAsks,
-    SendProposals,
-    SendWithdrawn,
-    StoreRelease,
-    Tell,
-    TellSettled,
-)
+from labeler.rounds import effects as fx
+from labeler.rounds.effects import JobRun, Party, RoundRun, Send
 from labeler.system.faults import fault_point
 from labeler.system.keys import PartyKeys
 from labeler.tally import QueryBatch
+from labeler.task import Task
 
 log = logging.getLogger("labeler.conductor")
 
 SUM_GRACE_S = 3600.0
 """How long talliers keep the shares of a round after its job's deadline, so that paid rounds can still be opened."""
-
-_KEPT_BYTES = 64 * 1024 * 1024
-"""Cache size for asks that may be sent again; others are made again."""
 
 BYTES_PER_ENTRY = 8
 SHARE_OVERHEAD_BYTES = 8 * 1024
@@ -64,7 +46,22 @@ _SETTLED = Settled().encode()
 
 
 class Questions(Protocol):
-    """Access to the questions of jobs."""
+    """The maker of jobs' questions."""
+
+    def look(self, job: JobRecord, task: Task) -> NDArray[np.int16] | None:
+        """Return the questions of a job, shape (queries, dimension). If there are none yet, request them and return
+        None.
+
+        Raises:
+            LabelerError: they cannot be made; TryAgain if they may be later.
+        """
+
+    def has_features(self, job: JobRecord, task: Task) -> bool:
+        """Return whether a job's uploaded images are decoded; if not, request it.
+
+        Raises:
+            LabelerError: they cannot be decoded; TryAgain if they may be later.
+        """
 
     def read(self, job_id: str) -> NDArray[np.int16]:
         """Return the questions of a job that has them, shape (queries, dimension).
@@ -91,9 +88,6 @@ class Writer(Protocol):
             job: as it is after the step.
             head: of the ledger, including the charge if sums are asked for.
         """
-
-    def forget(self, round_digests: list[str]) -> None:
-        """Forget rounds that ask nobody any more."""
 
 
 class PostOffice:
@@ -179,10 +173,8 @@ class Sender:
     def __init__(self, post_office: PostOffice, questions: Questions) -> None:
         self._post_office = post_office
         self._questions = questions
-        self._asks: OrderedDict[str, tuple[tuple[TallierKey, ...], bytes]] = OrderedDict()
-        self._kept_bytes = 0
 
-    def make(self, job: JobRun, number: int, features: NDArray[np.int16] | None = None) -> None:
+    def make(self, job: JobRun, number: int) -> None:
         """See Writer.
 
         Raises:
@@ -191,9 +183,8 @@ class Sender:
         """
         one = job.rounds[number]
         keys = {agent: job.parties[agent].verify_key for agent in job.agents if agent in job.parties}
-        largest = max(len(self._ask(job, one, features)), len(_opening(job, one, 0, keys)))
+        largest = max(len(self._ask(job, one)), len(_opening(job, one, 0, keys)))
         if largest > MAX_MESSAGE_BYTES - MAX_HEADER_BYTES - 2 * SIGNATURE_BYTES:
-            self.forget([one.round_digest])
             raise TooLarge(
                 f"a batch of {one.num_queries} queries makes a message of {largest} bytes, and at most "
                 f"{MAX_MESSAGE_BYTES} are sent; ask fewer queries at once, or use a backbone with shorter features"
@@ -203,7 +194,7 @@ class Sender:
         """See Writer; shares that are passed on, and notes to watchers, are not the coordinator's messages."""
         found: list[Letter]
         match send:
-            case SendProposals():
+            case fx.SendProposals():
                 proposed = Proposal(
                     job_id=job.job_id,
                     task=job.task,
@@ -213,9 +204,9 @@ class Sender:
                     requester=job.requester,
                 )
                 return self._to_all("proposal", send.agents, job, None, proposed.encode())
-            case SendWithdrawn():
+            case fx.SendWithdrawn():
                 return self._to_all("withdrawn", send.agents, job, None, Withdrawn(job.job_id).encode())
-            case OpenAt():
+            case fx.OpenAt():
                 one = job.rounds[send.number]
                 found = []
                 for tallier in send.talliers:
@@ -223,16 +214,15 @@ class Sender:
                     body = _opening(job, one, -1 if index is None else index, one.participants)
                     found += self._to_all("open-round", [tallier], job, one, body)
                 return found
-            case SendAsks():
+            case fx.SendAsks():
                 one = job.rounds[send.number]
                 return self._to_all("ask", send.agents, job, one, self._ask(job, one))
-            case AskForSums():
+            case fx.AskForSums():
                 one = job.rounds[send.number]
                 request = SumRequest(frozenset(one.contributors), ledger_seq=head.seq, ledger_hash=head.hash)
                 return self._to_all("sum", send.talliers, job, one, request.encode())
-            case TellSettled():
+            case fx.TellSettled():
                 rounds = [job.rounds[number] for number in send.numbers]
-                self.forget([one.round_digest for one in rounds])
                 return [
                     letter
                     for one in rounds
@@ -240,12 +230,6 @@ class Sender:
                 ]
             case _:
                 return []
-
-    def forget(self, round_digests: list[str]) -> None:
-        """See Writer."""
-        for digest in round_digests:
-            _, body = self._asks.pop(digest, ((), b""))
-            self._kept_bytes -= len(body)
 
     def _to_all(
         self, kind: Kind, recipients: tuple[str, ...] | list[str], job: JobRun, one: RoundRun | None, body: bytes
@@ -256,22 +240,12 @@ class Sender:
             for recipient in recipients
         ]
 
-    def _ask(self, job: JobRun, one: RoundRun, features: NDArray[np.int16] | None = None) -> bytes:
+    def _ask(self, job: JobRun, one: RoundRun) -> bytes:
         talliers = tallier_keys(job.parties, job.task.talliers)
-        known, body = self._asks.get(one.round_digest, ((), b""))
-        if known == talliers:
-            return body
-        read = self._questions.read(job.job_id) if features is None else features
-        batch = batch_of(read, job, one)
+        batch = batch_of(self._questions.read(job.job_id), job, one)
         if batch.digest != one.batch_digest:
             raise WrongDigest("the prepared questions are not those the round was made of; submit the job again")
-        body = Ask(task=job.task, batch=batch, talliers=talliers, expires_at=job.expires_at_s).encode()
-        self.forget([one.round_digest])
-        self._asks[one.round_digest] = (talliers, body)
-        self._kept_bytes += len(body)
-        while self._kept_bytes > _KEPT_BYTES and len(self._asks) > 1:
-            self.forget([next(iter(self._asks))])
-        return body
+        return Ask(task=job.task, batch=batch, talliers=talliers, expires_at=job.expires_at_s).encode()
 
 
 def batch_of(features: NDArray[np.int16], job: JobRun, one: RoundRun) -> QueryBatch:
@@ -311,9 +285,9 @@ def _opening(job: JobRun, one: RoundRun, tallier: int, participants: Mapping[str
 def note_stored(plan: Plan) -> None:
     """Kill point for tests: the stores of a turn are durable, and nothing has left."""
     for kind, name in (
-        (FixContributors, "coordinator.agreed"),
-        (Post, "coordinator.posted"),
-        (StoreRelease, "coordinator.released"),
+        (fx.FixContributors, "coordinator.agreed"),
+        (fx.Post, "coordinator.posted"),
+        (fx.StoreRelease, "coordinator.released"),
     ):
         if any(isinstance(one, kind) for stores in plan.stores.values() for one in stores):
             fault_point(name)
@@ -321,41 +295,41 @@ def note_stored(plan: Plan) -> None:
 
 def _is_no_opening(send: tuple[str, Send]) -> bool:
     """Sort key: a tallier learns of a round before it gets a share of it."""
-    return not isinstance(send[1], OpenAt)
+    return not isinstance(send[1], fx.OpenAt)
 
 
 def send_off(plan: Plan, sender: Writer, ledger: Ledger, mailbox: Mailbox) -> LabelerError | None:
     """Send everything of a turn at once. Return the error if that failed: it will be asked for again."""
     letters: list[Letter] = []
     tell: dict[str, None] = {}
-    head = ledger.known_head() if any(isinstance(send, AskForSums) for _, send in plan.sends) else EMPTY
+    head = ledger.head() if any(isinstance(send, fx.AskForSums) for _, send in plan.sends) else EMPTY
     relayed = [letter_of(incoming.message) for incoming in plan.relays]
     for job_id, send in sorted(plan.sends, key=_is_no_opening):
-        if isinstance(send, Tell):
+        if isinstance(send, fx.Tell):
             tell[job_id] = None
             continue
-        if not isinstance(send, OpenAt):
+        if not isinstance(send, fx.OpenAt):
             letters, relayed = letters + relayed, []
         try:
             letters += sender.letters(plan.runs[job_id], send, head)
         except LabelerError as error:
             # Only this job fails; other messages leave. Its current round sends first, so that failure is kept.
-            plan.broken.setdefault(job_id, Failed(error, getattr(send, "number", None)))
+            plan.broken.setdefault(job_id, fx.Failed(error, getattr(send, "number", None)))
     letters += relayed
     try:
         if letters or tell:
-            ended = [job_id for job_id in tell if plan.runs[job_id].state not in UNFINISHED]
+            ended = [job_id for job_id in tell if plan.runs[job_id].state not in fx.UNFINISHED]
             mailbox.send_all(letters, tell=tell, ended=ended)
     except LabelerError as error:
         log.warning("messages could not be sent", extra={"problem": error.problem_type, "letters": len(letters)})
         return error
     for kind, name in (
-        (SendProposals, "coordinator.proposed"),
-        (SendAsks, "coordinator.asked"),
-        (AskForSums, "coordinator.sum-asked"),
+        (fx.SendProposals, "coordinator.proposed"),
+        (fx.SendAsks, "coordinator.asked"),
+        (fx.AskForSums, "coordinator.sum-asked"),
     ):
         if any(isinstance(send, kind) for _, send in plan.sends):
             fault_point(name)
-    for job_id in {one for one, stores in plan.stores.items() if any(isinstance(s, StoreRelease) for s in stores)}:
+    for job_id in {one for one, stores in plan.stores.items() if any(isinstance(s, fx.StoreRelease) for s in stores)}:
         log.info("round opened", extra={"job_id": job_id})
     return None

@@ -2,73 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
-
 from labeler.driver.intake import Incoming
 from labeler.driver.reading import Loaded, Plan
-from labeler.driver.sending import Relays, Writer, batch_of
+from labeler.driver.sending import Questions, Relays, Writer, batch_of
 from labeler.errors import BadData, LabelerError, TryAgain
-from labeler.ledger.jobs import JobRecord
 from labeler.messages.bodies import aggregate_from_bytes, winner_from_bytes
 from labeler.release import agree_on_winners, open_histogram
+from labeler.rounds import effects as fx
 from labeler.rounds import queues
 from labeler.rounds.coordinator import step
-from labeler.rounds.effects import (
-    Admitted,
-    AskForTurn,
-    BodiesMade,
-    Effect,
-    Event,
-    Failed,
-    JobRun,
-    MakeBodies,
-    Opened,
-    Patience,
-    Prepare,
-    QuestionsPrepared,
-    Refuse,
-    Relay,
-    ReleaseSlot,
-    RequestSlot,
-    Send,
-    Store,
-    TurnFailed,
-    TurnGranted,
-    Unshard,
-    WaitUntil,
-)
+from labeler.rounds.effects import Effect, Event, JobRun, Patience
 from labeler.system.faults import fault_point
 from labeler.tally import round_of
-from labeler.task import Task
-
-
-class Questions(Protocol):
-    """The maker of jobs' questions."""
-
-    def look(self, job: JobRecord, task: Task) -> NDArray[np.int16] | None:
-        """Return the questions of a job, shape (queries, dimension). If there are none yet, request them and return
-        None.
-
-        Raises:
-            LabelerError: they cannot be made; TryAgain if they may be later.
-        """
-
-    def has_features(self, job: JobRecord, task: Task) -> bool:
-        """Return whether a job's uploaded images are decoded; if not, request it.
-
-        Raises:
-            LabelerError: they cannot be decoded; TryAgain if they may be later.
-        """
-
-    def read(self, job_id: str) -> NDArray[np.int16]:
-        """Return the questions of a job that has them.
-
-        Raises:
-            BadData: they cannot be read.
-        """
 
 
 class Stepper:
@@ -100,16 +45,18 @@ class Stepper:
             run, effects = step(plan.run_of(job_id), waiting.pop(0), plan.now)
             plan.runs[job_id] = run
             for effect in effects:
-                if isinstance(effect, Refuse):
+                if isinstance(effect, fx.Refuse):
                     return effect.error
-                if isinstance(effect, Store):
+                if isinstance(effect, fx.Store):
                     plan.stores.setdefault(job_id, []).append(effect)
-                elif isinstance(effect, Relay) and incoming is not None:
-                    columns = _columns(run.task)
+                elif isinstance(effect, fx.Relay) and incoming is not None:
+                    terms, classes = run.task.winner_terms, run.task.num_classes
+                    # If rows are checked, ballots with a column for votes not cast are sent in addition to the noise.
+                    columns = 2 * classes + 1 if terms is not None and terms.row_total is not None else classes
                     one = run.round_with(incoming.message.header.round_digest)
                     self._relays.check(incoming.message, one.num_queries if one is not None else 0, columns)
                     plan.relays.append(incoming)
-                elif isinstance(effect, Send):
+                elif isinstance(effect, fx.Send):
                     plan.sends.append((job_id, effect))
                 else:
                     found = self._compute(job_id, effect, plan)
@@ -124,9 +71,9 @@ class Stepper:
         """Return the events of an effect that is neither stored nor sent; None if it must be tried again."""
         job, run = plan.jobs[job_id], plan.runs[job_id]
         match effect:
-            case WaitUntil():
+            case fx.WaitUntil():
                 plan.looks[job_id] = effect.steady_s
-            case RequestSlot():
+            case fx.RequestSlot():
                 if run.task.traits.asks_for_a_model:
                     try:
                         if not self._questions.has_features(job.record, run.task):
@@ -134,13 +81,13 @@ class Stepper:
                     except TryAgain:
                         raise
                     except LabelerError as error:
-                        return [Failed(error)]
+                        return [fx.Failed(error)]
                 if job_id in plan.turns.held:
-                    return [Admitted()]  # the step that took its place could not be kept; the place could
+                    return [fx.Admitted()]  # the step that took its place could not be kept; the place could
                 plan.turns = plan.turns.put(job.record.created_by, job_id)
-            case Prepare():
+            case fx.Prepare():
                 return self._prepare(job, run)
-            case MakeBodies():
+            case fx.MakeBodies():
                 try:
                     self._sender.make(run, effect.number)
                 except TryAgain:
@@ -149,11 +96,11 @@ class Stepper:
                     # The earlier effects of this step are kept, like a sum of a paid round; this one is tried again.
                     return None
                 except LabelerError as error:
-                    return [Failed(error, effect.number)]
-                return [BodiesMade(effect.number)]
-            case Unshard():
+                    return [fx.Failed(error, effect.number)]
+                return [fx.BodiesMade(effect.number)]
+            case fx.Unshard():
                 return [self._put_together(run, effect)]
-            case AskForTurn():
+            case fx.AskForTurn():
                 plan.line, is_granted = queues.ask_for_turn(
                     plan.line,
                     effect.round_digest,
@@ -162,11 +109,11 @@ class Stepper:
                     limit_s=effect.limit_s,
                     ask_again_s=self._patience.ask_again_s,
                 )
-                return [TurnGranted(effect.round_digest)] if is_granted else []
-            case TurnFailed():
+                return [fx.TurnGranted(effect.round_digest)] if is_granted else []
+            case fx.TurnFailed():
                 plan.line, following = queues.turn_failed(plan.line, effect.round_digest, plan.now.steady_s)
                 plan.follow += [] if following is None else [following]
-            case ReleaseSlot():
+            case fx.ReleaseSlot():
                 plan.line, entered = queues.leave_line(plan.line, effect.round_digests)
                 plan.follow += entered
                 if effect.has_ended:
@@ -179,7 +126,12 @@ class Stepper:
             if features is None:
                 return []
             if len(features) != run.num_queries // run.task.steps:
-                raise _wrong_count(len(features), run)
+                advice = (
+                    f"make a task with max_queries = {len(features)}, one more than a feature has numbers"
+                    if run.task.traits.asks_for_a_model
+                    else "submit again"
+                )
+                raise BadData(f"{len(features)} questions were prepared, {run.num_queries} were paid for; {advice}")
             batches = []
             for number in run.untied:
                 batch = batch_of(features, run, run.rounds[number])
@@ -187,10 +139,10 @@ class Stepper:
         except TryAgain:
             raise
         except LabelerError as error:
-            return [Failed(error)]
-        return [QuestionsPrepared(tuple(batches))]
+            return [fx.Failed(error)]
+        return [fx.QuestionsPrepared(tuple(batches))]
 
-    def _put_together(self, run: JobRun, effect: Unshard) -> Event:
+    def _put_together(self, run: JobRun, effect: fx.Unshard) -> Event:
         try:
             if run.task.release == "winner":
                 of_round = run.round_value(run.rounds[effect.number])
@@ -198,23 +150,6 @@ class Stepper:
             else:
                 release = open_histogram([aggregate_from_bytes(one) for one in effect.answers], run.task)
         except LabelerError as error:
-            return Failed(error)
+            return fx.Failed(error)
         fault_point("coordinator.opened")
-        return Opened(effect.number, release)
-
-
-def _columns(task: Task) -> int:
-    """Return how many numbers a share has for each query."""
-    terms = task.winner_terms
-    # If rows are checked, ballots with a column for votes not cast are sent in addition to the noise.
-    has_rows = terms is not None and terms.row_total is not None
-    return 2 * task.num_classes + 1 if has_rows else task.num_classes
-
-
-def _wrong_count(found: int, run: JobRun) -> BadData:
-    advice = (
-        f"make a task with max_queries = {found}, one more than a feature has numbers"
-        if run.task.traits.asks_for_a_model
-        else "submit again"
-    )
-    return BadData(f"{found} questions were prepared, {run.num_queries} were paid for; {advice}")
+        return fx.Opened(effect.number, release)

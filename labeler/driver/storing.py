@@ -18,23 +18,8 @@ from labeler.ledger.ledger import Ledger
 from labeler.ledger.rounds import AggregateStore
 from labeler.ledger.tasks import TaskRecord
 from labeler.release import Release
-from labeler.rounds.effects import (
-    Begin,
-    Complete,
-    End,
-    FixContributors,
-    JobState,
-    Post,
-    ReserveRounds,
-    Store,
-    StoreBatches,
-    StoreHoldings,
-    StoreRefusal,
-    StoreRelease,
-    StoreReply,
-    StoreShareNote,
-    StoreSum,
-)
+from labeler.rounds import effects as fx
+from labeler.rounds.effects import JobState, Store
 from labeler.task import Level
 
 
@@ -87,7 +72,7 @@ class Storer:
 
     def prices(self, job: Loaded, stores: Sequence[Store]) -> Sequence[Mapping[Level, int]]:
         """Return the prices that `store` needs, worked out before the journal is locked."""
-        if any(isinstance(one, ReserveRounds) for one in stores):
+        if any(isinstance(one, fx.ReserveRounds) for one in stores):
             return self._settlement.prices(job.record, job.rounds, job.task)
         return ()
 
@@ -105,12 +90,12 @@ class Storer:
             LabelerError: the journal refuses a step; discard the transaction.
         """
         is_touched = False
-        opened = {one.number for one in stores if isinstance(one, StoreRelease)}
-        reports = {(one.number, one.tallier_id): one for one in stores if isinstance(one, StoreHoldings)}
+        opened = {one.number for one in stores if isinstance(one, fx.StoreRelease)}
+        reports = {(one.number, one.tallier_id): one for one in stores if isinstance(one, fx.StoreHoldings)}
         for one in stores:
-            if isinstance(one, StoreHoldings) and reports[one.number, one.tallier_id] is not one:
+            if isinstance(one, fx.StoreHoldings) and reports[one.number, one.tallier_id] is not one:
                 continue  # a later report of the same turn replaces it
-            if isinstance(one, StoreSum) and one.number in opened:
+            if isinstance(one, fx.StoreSum) and one.number in opened:
                 # Opened by this same transaction: it need not reach the disk.
                 self._aggregates.put(one.round_digest, one.tallier_id, one.data, is_kept=False, connection=connection)
             else:
@@ -122,36 +107,36 @@ class Storer:
         """Store one effect; return whether watchers see a difference and the version was not raised yet."""
         job_id = job.record.job_id
         match store:
-            case StoreBatches():
+            case fx.StoreBatches():
                 return steps.set_batches(connection, job_id, store.batches)
-            case StoreReply():
+            case fx.StoreReply():
                 return self._jobs.willingness.report(job_id, store.agent_id, store.said, connection=connection)
-            case ReserveRounds():
+            case fx.ReserveRounds():
                 self._settlement.divide(
                     job.record, job.rounds, job.task, store.agents, amounts=prices, connection=connection
                 )
                 self._jobs.willingness.fix_asked(job_id, store.agents, connection=connection)
                 self._jobs.move(job_id, "collecting", connection=connection)
                 return False
-            case Begin():
+            case fx.Begin():
                 steps.fix_participants(connection, job_id, store.number, store.participants)
                 return steps.set_asked(connection, job_id, store.number)
             # No view shows these, else watchers would learn when an agent answered.
-            case StoreShareNote():
+            case fx.StoreShareNote():
                 steps.note_share(connection, job_id, store.number)
                 return False
-            case StoreHoldings():
+            case fx.StoreHoldings():
                 steps.report_holdings(connection, job_id, store.number, store.tallier_id, store.holdings)
                 return False
-            case StoreRefusal():
+            case fx.StoreRefusal():
                 return steps.report_refusal(
                     connection, job_id, store.number, store.party_id, store.sentence, store.is_final
                 )
-            case FixContributors():
+            case fx.FixContributors():
                 steps.fix_contributors(connection, job_id, store.number, store.contributors)
                 self._jobs.move(job_id, "tallying", connection=connection)
                 return False
-            case Post():
+            case fx.Post():
                 detail = {
                     "job": job_id,
                     "queries": store.num_queries,
@@ -159,17 +144,17 @@ class Storer:
                 }
                 seq = self._ledger.post(f"{job_id}/{store.number}", detail=detail, connection=connection)
                 return steps.set_posted(connection, job_id, store.number, seq)
-            case StoreRelease():
+            case fx.StoreRelease():
                 data = self._encode_release(store.release)
                 steps.store_release(connection, job_id, store.number, data)
                 self._jobs.move(job_id, store.following, connection=connection)
                 return False
-            case StoreSum():
+            case fx.StoreSum():
                 self._aggregates.put(store.round_digest, store.tallier_id, store.data, connection=connection)
                 return False
-            case Complete():
+            case fx.Complete():
                 self._jobs.move(job_id, "completed", connection=connection)
                 return False
-            case End():
+            case fx.End():
                 self._settlement.end(job.record, store.state, store.error, connection=connection)
                 return False

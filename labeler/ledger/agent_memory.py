@@ -7,8 +7,8 @@ cannot have answered what it did not pay for, nor pay for what it does not remem
 
 An agent keeps each round in one of three states.
 
-    charged --> stored --> erased     charged: paid for, nothing has left; its key lies in the folder of erasable keys
-        \____________________^       stored:  the bodies of its messages, encrypted under that key
+    charged --> stored --> erased     charged: paid for, nothing has left; its key lies in the folder of erasable keys.
+        \____________________^       stored:  the bodies of its messages, encrypted under that key.
                                       erased:  final; the key is gone, so every copy of what was stored is noise.
 
 A round is opened in the transaction that charges it, after its key is durable. The key is drawn at random and says
@@ -26,7 +26,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal
 
-from sqlalchemy import Connection, bindparam, delete, func, select, update
+from sqlalchemy import Connection, delete, func, select, update
 
 from labeler.budget import LEAST_DELTA_OF_WINNERS
 from labeler.errors import (
@@ -169,10 +169,6 @@ class AgentMemory:
             insert_rows(joined, answered_rounds, row)
         return True
 
-    def is_charged(self, round_digest: str) -> bool:
-        """Return whether the price of a round was ever taken."""
-        return self.paid_by(round_digest) is not None
-
     def paid_by(self, round_digest: str, *, connection: Connection | None = None) -> str | None:
         """Return the reservation that paid for a round that was answered, or None."""
         with self._database.reading(connection) as joined:
@@ -182,7 +178,7 @@ class AgentMemory:
     def queries_of(self, task_digest: str, *, connection: Connection | None = None) -> int:
         """Return the number of queries of a task that were answered."""
         with self._database.reading(connection) as joined:
-            return int(joined.execute(_OF_TASK, {"digest": task_digest}).scalar_one())
+            return int(joined.execute(_TOTAL.where(answered_rounds.c.task_digest == task_digest)).scalar_one())
 
     def queries_since(self, moment: datetime, *, connection: Connection | None = None) -> int:
         """Count queries charged at or after a moment, by the ledger's time, which never runs backwards.
@@ -190,8 +186,10 @@ class AgentMemory:
         A clock that is set back makes `moment` earlier and the count larger, so no daily limit starts twice.
         """
         with self._database.reading(connection) as joined:
-            last = joined.execute(_LAST_BEFORE, {"moment": time_text(moment)}).scalar() or 0
-            return int(joined.execute(_AFTER, {"last": last}).scalar_one())
+            # Times only rise with the numbers of entries, so the last entry before a moment is found from the end.
+            earlier = select(ledger_entries.c.seq).where(ledger_entries.c.at < time_text(moment))
+            last = joined.execute(earlier.order_by(ledger_entries.c.seq.desc()).limit(1)).scalar() or 0
+            return int(joined.execute(_TOTAL.where(answered_rounds.c.ledger_seq > last)).scalar_one())
 
     # Decisions of people at the site.
 
@@ -290,15 +288,6 @@ class AgentMemory:
 
 
 _TOTAL = select(func.coalesce(func.sum(answered_rounds.c.num_queries), 0))
-_OF_TASK = _TOTAL.where(answered_rounds.c.task_digest == bindparam("digest"))
-_AFTER = _TOTAL.where(answered_rounds.c.ledger_seq > bindparam("last"))
-# Times only rise with the numbers of entries, so the last entry before a moment is found from the end.
-_LAST_BEFORE = (
-    select(ledger_entries.c.seq)
-    .where(ledger_entries.c.at < bindparam("moment"))
-    .order_by(ledger_entries.c.seq.desc())
-    .limit(1)
-)
 
 
 class AskedBy:
@@ -360,7 +349,7 @@ class AnsweredTasks:
             .order_by(paid.ledger_seq)
         )
         found = connection.execute(query)
-        return [row.round_digest for row in found if json.loads(row.body).get("life") is not None]
+        return [row.round_digest for row in found if json.loads(row.body).get("lifetime_budget") is not None]
 
 
 def check_delta(connection: Connection, delta: float) -> None:
@@ -464,18 +453,6 @@ _LEAVES = b"leaves at "
 _IS_KEPT = agent_rounds.c.state != "erased"
 
 
-_KEPT_ROUND = (
-    select(answered_rounds.c.recipients, agent_rounds.c.state, agent_rounds.c.answer)
-    .outerjoin_from(answered_rounds, agent_rounds, answered_rounds.c.round_digest == agent_rounds.c.round_digest)
-    .where(answered_rounds.c.round_digest == bindparam("round_digest"))
-)
-_OVER = (
-    select(agent_rounds.c.round_digest)
-    .where(_IS_KEPT, agent_rounds.c.kept_until < bindparam("now", type_=agent_rounds.c.kept_until.type))
-    .order_by(agent_rounds.c.round_digest)
-)
-
-
 def _kept_rounds(connection: Connection) -> set[str]:
     return set(connection.execute(select(agent_rounds.c.round_digest).where(_IS_KEPT)).scalars())
 
@@ -503,7 +480,13 @@ class JournalRounds:
     def kept(self, round_digest: str, *, connection: Connection | None = None) -> KeptAnswer | None:
         """Return what is stored of a round; None if it was never charged."""
         with self._database.reading(connection) as joined:
-            row = joined.execute(_KEPT_ROUND, {"round_digest": round_digest}).first()
+            row = joined.execute(
+                select(answered_rounds.c.recipients, agent_rounds.c.state, agent_rounds.c.answer)
+                .outerjoin_from(
+                    answered_rounds, agent_rounds, agent_rounds.c.round_digest == answered_rounds.c.round_digest
+                )
+                .where(answered_rounds.c.round_digest == round_digest)
+            ).first()
         if row is None:
             return None
         recipients: Recipients = tuple((tallier, key) for tallier, key in json.loads(row.recipients))
@@ -574,8 +557,9 @@ class JournalRounds:
 
     def over(self, now: datetime) -> list[str]:
         """Return every round that is kept although nobody may ask for it any more."""
+        is_over = select(agent_rounds.c.round_digest).where(_IS_KEPT, agent_rounds.c.kept_until < now)
         with self._database.read() as connection:
-            return list(connection.execute(_OVER, {"now": now}).scalars())
+            return list(connection.execute(is_over.order_by(agent_rounds.c.round_digest)).scalars())
 
     def sweep(self) -> None:
         """Erase every key that opens nothing, and close every round whose key is gone; done when a process starts.

@@ -221,7 +221,6 @@ class Anchor:
         self.path = path
         self._sync_every_s = sync_every_s
         self._synced_at = -SYNC_EVERY_S
-        self._parsed: tuple[bytes | None, Head | None] = (None, None)
         self._accepted: bytes | None = None
 
     def read(self) -> Head | None:
@@ -232,10 +231,7 @@ class Anchor:
         """
         for attempt in range(_READ_ATTEMPTS):
             try:
-                data = read_small(self.path, RECORD_BYTES)
-                if data != self._parsed[0]:
-                    self._parsed = (data, _parse(data))
-                return self._parsed[1]
+                return _parse(read_small(self.path, RECORD_BYTES))
             except FileNotFoundError:
                 return None
             except (InvalidSetting, ValueError, KeyError, TypeError):
@@ -269,7 +265,6 @@ class Anchor:
         try:
             record = _record(head)
             self._write(record)
-            self._parsed = (record, head)
             self._accepted = record
         except OSError as error:
             raise Unavailable(
@@ -295,31 +290,6 @@ class Anchor:
                 self._synced_at = now
         finally:
             os.close(handle)
-
-
-def check_not_behind(head: Head, *, end: Head, found: str | None, what: str, witness: str) -> None:
-    """Refuse a ledger that is shorter than what a witness saw, or that has another history.
-
-    Args:
-        head: what was seen.
-        end: where the ledger ends.
-        found: the hash of its entry `head.seq`; None if there is none.
-        what: the journal in words.
-        witness: the party that saw it.
-
-    Raises:
-        JournalBehind: the journal is older than what was seen, or has another history.
-    """
-    if end.seq < head.seq:
-        raise JournalBehind(
-            f"{what} ends at entry {end.seq}, and {witness} has seen entry {head.seq}: this is an older copy, and what "
-            f"was charged since is missing from it. {WHAT_TO_DO}"
-        )
-    if found != head.hash:
-        raise JournalBehind(
-            f"{what} has another entry {head.seq} than {witness} has seen: it was restored from an older copy and went "
-            f"on from there, or is another journal. {WHAT_TO_DO}"
-        )
 
 
 def read_small(path: Path, most: int) -> bytes:

@@ -18,7 +18,7 @@ the rows: PostgreSQL quotes what it refused ("Failing row contains", "Key (...)=
 A journal in PostgreSQL has one owner, as a lock file gives to one in SQLite.
 
     a session's advisory lock    held on a separate connection while the owner lives; PostgreSQL frees it
-                                 when that connection ends, however it ends
+                                 when that connection ends, however it ends.
     a name in journal_owner      written by each owner when it starts; an owner that finds another name was replaced.
 
 Every write transaction checks both, after it has taken the writers' lock and before it reads anything. The session
@@ -48,7 +48,6 @@ from sqlalchemy import (
     ColumnElement,
     CursorResult,
     Engine,
-    Insert,
     Select,
     Table,
     Update,
@@ -191,31 +190,27 @@ class Database:
                         self._ownership.confirm(connection)
                     yield connection
                     between("commit")
-                    self._check_still_begun(connection)
+                    raw: Any = connection.connection.driver_connection
+                    if self.dialect == "sqlite" and not raw.in_transaction:
+                        # Undone by SQLite, as on a full disk, after an error that was ignored.
+                        raise Unavailable(
+                            f"{self.what}: SQLite has undone this step. Nothing of it was kept; repeat it"
+                        )
                 between("committed")
-                self._follow_commit()
+                failed: Exception | None = None
+                for step in self._after_commit.values():
+                    try:
+                        step()
+                    except Exception as error:
+                        # Run the other steps all the same: what they follow is durable.
+                        failed = failed or error
+                if failed is not None:
+                    raise failed
             except BaseException:
                 self.undone += 1
                 raise
             finally:
                 self._pen_holder = None
-
-    def _check_still_begun(self, connection: Connection) -> None:
-        """Refuse to commit what SQLite has undone by itself, as it does on a full disk, after an ignored error."""
-        raw: Any = connection.connection.driver_connection
-        if self.dialect == "sqlite" and not raw.in_transaction:
-            raise Unavailable(f"{self.what}: SQLite has undone this step. Nothing of it was kept; repeat it")
-
-    def _follow_commit(self) -> None:
-        failed: Exception | None = None
-        for step in self._after_commit.values():
-            try:
-                step()
-            except Exception as error:
-                # Run the other steps all the same: what they follow is durable.
-                failed = failed or error
-        if failed is not None:
-            raise failed
 
     def after_commit(self, step: Callable[[], None], *, last_of: object = None) -> None:
         """Run a step once this thread's open write transaction is durable, before the next one begins.
@@ -606,7 +601,7 @@ def select_rows(
 def insert_rows(connection: Connection, table: Table, /, *new: Mapping[str, Any]) -> None:
     """Insert rows; no rows change nothing."""
     if new:
-        connection.execute(_insert_statement(table), new)
+        connection.execute(insert(table), new)
 
 
 def update_rows(connection: Connection, table: Table, values: Mapping[str, Any], /, **by: Any) -> int:
@@ -622,11 +617,6 @@ def _rows_query(table: Table, is_list: tuple[tuple[str, bool], ...], in_order: t
         for name, listed in is_list
     ]
     return select(table).where(*found).order_by(*(table.c[name] for name in in_order))
-
-
-@cache
-def _insert_statement(table: Table) -> Insert:
-    return insert(table)
 
 
 @cache
@@ -696,14 +686,6 @@ def translating(what: str) -> Iterator[None]:
         raise translated from error
     except PoolTimeout as error:
         raise Unavailable(f"{what}: every connection is busy. {_KEPT} later") from error
-
-
-def no_room() -> DBAPIError:
-    """Return SQLite's error at a commit on a full disk, for a simulation: with a write-ahead log nothing needs room
-    before the commit."""
-    error = sqlite3.OperationalError("database or disk is full")
-    error.sqlite_errorcode, error.sqlite_errorname = sqlite3.SQLITE_FULL, "SQLITE_FULL"
-    return DBAPIError("COMMIT", None, error)
 
 
 def forget_rows(error: DBAPIError) -> None:

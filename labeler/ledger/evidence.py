@@ -80,7 +80,8 @@ class Wanted:
     @classmethod
     def of(cls, scope: Scope) -> Wanted:
         """Return the scope of an existing document."""
-        return cls(scope.task, _moment(scope.since), _moment(scope.until))
+        since, until = (time_of(text) if text else None for text in (scope.since, scope.until))
+        return cls(scope.task, since, until)
 
     def scope(self, party: str, party_id: str) -> Scope:
         """Return the scope as a document states it."""
@@ -187,7 +188,7 @@ def _job(row: Mapping[str, Any], chain: Chain, tables: _Tables, moment: datetime
     return Job(
         job_id=job_id,
         state=row["state"] if is_over else "under way",
-        problem=_kind_of(row["problem"]) if is_over else "",
+        problem=str((row["problem"] or {}).get("type", "")) if is_over else "",
         submitted_at=time_text(row["created_at"]),
         questions=row["num_queries"],
         asked=tables.asked.get(job_id, ()) if was_asked else (),
@@ -262,10 +263,6 @@ def _check_all_there(chain: Chain, connection: Connection) -> None:
             )
 
 
-def _kind_of(problem: Mapping[str, Any] | None) -> str:
-    return "" if not problem else str(problem.get("type", ""))
-
-
 def _task(connection: Connection, digest: str, of: list[Job]) -> TaskFacts:
     row = connection.execute(select(tasks).where(tasks.c.digest == digest)).first()
     if row is None:
@@ -277,10 +274,6 @@ def _task(connection: Connection, digest: str, of: list[Job]) -> TaskFacts:
         created_at=time_text(row.created_at),
         jobs=tuple(of),
     )
-
-
-def _moment(text: str) -> datetime | None:
-    return time_of(text) if text else None
 
 
 @dataclass

@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Literal, get_args
 
-from sqlalchemy import Connection, Select, Text, bindparam, case, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, Text, bindparam, case, delete, func, insert, literal, select, update
 from sqlalchemy import cast as as_type
 
 from labeler.errors import (
@@ -244,7 +244,17 @@ class JobStore:
         _check_rounds(job, rounds_of_job)
         with self._database.writing(connection) as joined:
             if idempotency is not None:
-                self._check_key(idempotency, job, joined)
+                if idempotency.job_id != job.job_id:
+                    raise InvalidSetting("an idempotency key names the job it is kept with")
+                if (known := self.known(idempotency.token_id, idempotency.key, connection=joined)) is not None:
+                    if known.body_digest != idempotency.body_digest:
+                        raise IdempotencyMismatch(
+                            f"this idempotency key made job {known.job_id!r} out of another request; use a new one "
+                            "for this"
+                        )
+                    raise TryAgain(
+                        f"the same request made job {known.job_id!r} at this moment; send it again to get that job"
+                    )
             if job.job_id in self.many([job.job_id], connection=joined):
                 raise ProtocolViolation(f"there is a job {job.job_id!r} already; a new one needs another id")
             insert_rows(joined, jobs, {column.name: getattr(job, column.name) for column in jobs.columns})
@@ -277,7 +287,8 @@ class JobStore:
     def many(self, job_ids: Collection[str], *, connection: Connection | None = None) -> dict[str, JobRecord]:
         """Return jobs by id; missing ones are left out."""
         with self._database.reading(connection) as joined:
-            return _jobs_of(joined, job_ids)
+            rows = select_rows(joined, jobs, job_id=sorted(job_ids))
+            return {row.job_id: JobRecord(**row._mapping) for row in rows}
 
     def unfinished(self) -> list[JobRecord]:
         """Return every unfinished job, oldest first."""
@@ -339,8 +350,12 @@ class JobStore:
 
     def _stamp(self, job_id: str, connection: Connection, **values: Any) -> bool:
         """Change an unfinished job, its version and its time; return whether there was one."""
-        this = {"of_job": job_id, "now": self._clock()}
-        return connection.execute(_STAMP, this | values).rowcount == 1
+        now = self._clock()
+        stamp = literal(now, jobs.c.updated_at.type)
+        later = case((jobs.c.updated_at < stamp, stamp), else_=jobs.c.updated_at)  # a clock set back makes none older
+        stamped = {"version": jobs.c.version + 1, "updated_at": later}
+        changed = update(jobs).where(jobs.c.job_id == job_id, UNFINISHED).values(**values, **stamped)
+        return connection.execute(changed).rowcount == 1
 
     # The rounds of a job.
 
@@ -413,18 +428,6 @@ class JobStore:
         with self._database.read() as connection:
             return [JobRecord(**row._mapping) for row in connection.execute(query)]
 
-    def _check_key(self, idempotency: Idempotency, job: JobRecord, connection: Connection) -> None:
-        if idempotency.job_id != job.job_id:
-            raise InvalidSetting("an idempotency key names the job it is kept with")
-        known = self.known(idempotency.token_id, idempotency.key, connection=connection)
-        if known is None:
-            return
-        if known.body_digest != idempotency.body_digest:
-            raise IdempotencyMismatch(
-                f"this idempotency key made job {known.job_id!r} out of another request; use a new one for this"
-            )
-        raise TryAgain(f"the same request made job {known.job_id!r} at this moment; send it again to get that job")
-
 
 class WillingnessStore:
     """The agents' replies to the proposal of a job, and the agents that the job then asks.
@@ -443,8 +446,14 @@ class WillingnessStore:
         self, job_ids: Collection[str], *, connection: Connection | None = None
     ) -> dict[str, dict[str, ProposalReply]]:
         """Return job id -> agent id -> its last reply; jobs without replies are left out."""
+        found: dict[str, dict[str, ProposalReply]] = {}
         with self._database.reading(connection) as joined:
-            return _answers_of(joined, job_ids)
+            for row in select_rows(joined, job_answers, job_id=sorted(job_ids)):
+                until_s = None if row.until is None else row.until.timestamp()
+                found.setdefault(row.job_id, {})[row.agent_id] = ProposalReply(
+                    row.answer, row.reason, row.sentence, until_s
+                )
+        return found
 
     def report(self, job_id: str, agent_id: str, said: ProposalReply, *, connection: Connection | None = None) -> bool:
         """Store an agent's reply in place of its earlier one; return whether it differs."""
@@ -492,9 +501,18 @@ class WillingnessStore:
         Args:
             now: when the next one is submitted.
         """
-        lately = {"token_id": token_id, "since": now - _DAY}
+        got_replies = select(job_answers.c.job_id).where(job_answers.c.job_id == jobs.c.job_id).exists()
+        was_asked = (
+            select(rounds.c.job_id).where(rounds.c.job_id == jobs.c.job_id, rounds.c.state != "waiting").exists()
+        )
+        query = (
+            select(func.count())
+            .select_from(jobs)
+            .where(jobs.c.created_by == token_id, jobs.c.created_at >= now - _DAY, jobs.c.state.in_(_UNPAID))
+            .where(got_replies, ~was_asked)
+        )
         with self._database.reading(connection) as joined:
-            return int(joined.execute(_UNASKED, lately).scalar_one())
+            return int(joined.execute(query).scalar_one())
 
 
 class ForgottenJobs:
@@ -539,7 +557,8 @@ class ForgottenJobs:
     def at(self, job_ids: Collection[str], *, connection: Connection | None = None) -> dict[str, datetime]:
         """Return when each of these jobs was forgotten; others are left out."""
         with self._database.reading(connection) as joined:
-            return _forgotten_at(joined, job_ids)
+            rows = select_rows(joined, forgotten_jobs, job_id=sorted(job_ids))
+            return {row.job_id: row.at for row in rows}
 
     def due(self, ended_before: datetime, *, limit: int = 100) -> list[str]:
         """Return jobs that ended before a moment and are not forgotten, the oldest first."""
@@ -554,45 +573,9 @@ class ForgottenJobs:
             return list(connection.execute(query).scalars())
 
 
-_UNASKED = (
-    select(func.count())
-    .select_from(jobs)
-    .where(
-        jobs.c.created_by == bindparam("token_id"),
-        jobs.c.created_at >= bindparam("since", type_=jobs.c.created_at.type),
-        jobs.c.state.in_(_UNPAID),
-    )
-    .where(
-        select(job_answers.c.job_id).where(job_answers.c.job_id == jobs.c.job_id).exists(),
-        ~select(rounds.c.job_id).where(rounds.c.job_id == jobs.c.job_id, rounds.c.state != "waiting").exists(),
-    )
-)
-_NOW = bindparam("now", type_=jobs.c.updated_at.type)
-_STAMP = (
-    update(jobs)
-    .where(jobs.c.job_id == bindparam("of_job"), UNFINISHED)
-    .values(
-        version=jobs.c.version + 1,
-        updated_at=case((jobs.c.updated_at < _NOW, _NOW), else_=jobs.c.updated_at),  # a clock set back makes none older
-    )
-)
-
-
 def no_such_job(job_id: str) -> NotFound:
     """Return the error for a missing job; a job of somebody else gets the same words."""
     return NotFound(f"there is no job {job_id[:200]!r}; look at the list of jobs")
-
-
-def _jobs_of(connection: Connection, job_ids: Collection[str]) -> dict[str, JobRecord]:
-    return {row.job_id: JobRecord(**row._mapping) for row in select_rows(connection, jobs, job_id=sorted(job_ids))}
-
-
-def _answers_of(connection: Connection, job_ids: Collection[str]) -> dict[str, dict[str, ProposalReply]]:
-    found: dict[str, dict[str, ProposalReply]] = {}
-    for row in select_rows(connection, job_answers, job_id=sorted(job_ids)):
-        until_s = None if row.until is None else row.until.timestamp()
-        found.setdefault(row.job_id, {})[row.agent_id] = ProposalReply(row.answer, row.reason, row.sentence, until_s)
-    return found
 
 
 @cache
@@ -658,10 +641,6 @@ def _rounds_of(connection: Connection, job_ids: Collection[str]) -> dict[str, li
             )
         )
     return found
-
-
-def _forgotten_at(connection: Connection, job_ids: Collection[str]) -> dict[str, datetime]:
-    return {row.job_id: row.at for row in select_rows(connection, forgotten_jobs, job_id=sorted(job_ids))}
 
 
 def _check_rounds(job: JobRecord, rounds: Sequence[RoundRecord]) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
-from sqlalchemy import Connection, Select, bindparam, case, func, or_, select, update
+from sqlalchemy import Connection, bindparam, case, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from labeler.budget import NothingLeft
@@ -41,7 +41,6 @@ from labeler.ledger.chain import (
     Entry,
     Head,
     Kind,
-    check_not_behind,
     detail_text,
     entry_hash,
     entry_of,
@@ -139,14 +138,6 @@ def check_name(what: str, name: str) -> None:
         raise InvalidSetting(f"{what} is a printable text of at most {MAX_NAME_LENGTH} characters")
 
 
-def check_cap(cap: int | None) -> None:
-    """Refuse an invalid cap."""
-    if cap is not None and (type(cap) is not int or not 0 <= cap <= MAX_AMOUNT):
-        raise InvalidSetting(
-            f"a cap is a whole number of nano-units from 0 to {MAX_AMOUNT}, or none at all, found {cap!r}"
-        )
-
-
 def distinct_charges(charges: Sequence[Charge]) -> dict[tuple[str, str], int]:
     """Return amounts by account and level. Refuse none, too many, and two for one account at one level."""
     if isinstance(charges, Charge) or not 1 <= len(charges) <= MAX_CHARGES:
@@ -221,7 +212,6 @@ class Ledger:
         self._clock = clock
         paths = (database.anchor, elsewhere) if anchored else ()
         self._anchors = tuple(Anchor(path) for path in paths if path is not None)
-        self._known_head: Head | None = None
         self._check_anchors()
         self._untold: Head | None = None
         if elsewhere is not None and anchored and not database.is_read_only:
@@ -252,13 +242,6 @@ class Ledger:
         if not found:
             raise NotFound(f"{self._database.what} has no entry yet, so nothing names it")
         return found
-
-    def known_head(self) -> Head:
-        """Return `head` from memory, without a database query. Only for the one writer of a journal."""
-        known = None if self._database.is_read_only else self._known_head
-        if known is None:
-            known = self._known_head = self.head()
-        return known
 
     def state(self, reservation_id: str, *, connection: Connection | None = None) -> State | None:
         """Return the state of a reservation; None if there is none."""
@@ -338,7 +321,17 @@ class Ledger:
             raise InvalidSetting(f"a page begins after a sequence number of at least 0, found {after!r}")
         if search is not None and not (type(search) is str and search.isprintable() and len(search) <= 256):
             raise InvalidSetting("a search is a printable text of at most 256 characters")
-        query = _entries(after=after, limit=limit, account=account, level=level, search=search)
+        query = select(ledger_entries).where(_entry.seq > after).order_by(_entry.seq).limit(limit)
+        if account is not None:
+            query = query.where(_entry.account == account)
+        if level is not None:
+            query = query.where(_entry.level == level)
+        if search:
+            # Skip the salt: its digits would match any short number.
+            said = func.substr(_entry.detail, len(SALTED) + 2 * SALT_BYTES + 1)
+            detail = case((_entry.detail.startswith(SALTED), said), else_=_entry.detail)
+            columns = (_entry.account, _entry.reservation_id, _entry.kind, detail)
+            query = query.where(or_(*(column.icontains(search, autoescape=True) for column in columns)))
         with self._database.read() as held:
             rows = held.execute(query).mappings().all()
         try:
@@ -370,7 +363,10 @@ class Ledger:
             BudgetExceeded: the cap is below what is spent.
         """
         check_account(account, level)
-        check_cap(cap)
+        if cap is not None and (type(cap) is not int or not 0 <= cap <= MAX_AMOUNT):
+            raise InvalidSetting(
+                f"a cap is a whole number of nano-units from 0 to {MAX_AMOUNT}, or none at all, found {cap!r}"
+            )
         detail = detail_text({"cap": cap})
         with self._writing(connection) as held:
             known = _balance_of(held, account, level)
@@ -561,7 +557,17 @@ class Ledger:
         with self._database.read() as held:
             end = _tail(held)[0]
             found = hash_at(held, head.seq)
-        check_not_behind(head, end=end, found=found, what=self._database.what, witness=witness)
+        what = self._database.what
+        if end.seq < head.seq:
+            raise JournalBehind(
+                f"{what} ends at entry {end.seq}, and {witness} has seen entry {head.seq}: this is an older copy, and "
+                f"what was charged since is missing from it. {WHAT_TO_DO}"
+            )
+        if found != head.hash:
+            raise JournalBehind(
+                f"{what} has another entry {head.seq} than {witness} has seen: it was restored from an older copy and "
+                f"went on from there, or is another journal. {WHAT_TO_DO}"
+            )
 
     def remember(self) -> None:
         """Write the head to every anchor that could not be written at the last change.
@@ -571,7 +577,6 @@ class Ledger:
 
         Raises:
             Unavailable: an anchor cannot be read or written.
-            Unavailable: one cannot be read or written.
             JournalBehind: another process wrote a head that is not in this ledger.
         """
         for anchor in self._anchors:
@@ -634,7 +639,7 @@ class Ledger:
         insert_rows(held, ledger_entries, *entries)
 
         def remember() -> None:
-            self._known_head = self._untold = head
+            self._untold = head
             self.remember()
 
         # The last head of a transaction stands for those before it.
@@ -667,8 +672,11 @@ class Ledger:
     ) -> None:
         before = {(account, level): amount for account, level, amount in _charged(held, known)}
         if before != asked:
+            named = [f"{account} ({level}) {amount}" for (account, level), amount in list(before.items())[:_NAMED]]
+            more = len(before) - len(named)
+            charges = ", ".join(named) + (f" and {more} more" if more else "")
             raise ProtocolViolation(
-                f"reservation {reservation_id!r} charges {_in_words(before)} and was asked for again with other "
+                f"reservation {reservation_id!r} charges {charges} and was asked for again with other "
                 "charges; a different request needs a different id"
             )
         if known.state == "void":
@@ -757,26 +765,3 @@ def _move(held: Connection, rows: Sequence[Row], *, spent: int, posted: int) -> 
         for account, level, amount in rows
     ]
     held.execute(_MOVE, moves)
-
-
-def _entries(
-    *, after: int, limit: int, account: str | None, level: str | None, search: str | None
-) -> Select[*tuple[Any, ...]]:
-    query = select(ledger_entries).where(_entry.seq > after).order_by(_entry.seq).limit(limit)
-    if account is not None:
-        query = query.where(_entry.account == account)
-    if level is not None:
-        query = query.where(_entry.level == level)
-    if search:
-        # Skip the salt: its digits would match any short number.
-        said = func.substr(_entry.detail, len(SALTED) + 2 * SALT_BYTES + 1)
-        detail = case((_entry.detail.startswith(SALTED), said), else_=_entry.detail)
-        columns = (_entry.account, _entry.reservation_id, _entry.kind, detail)
-        query = query.where(or_(*(column.icontains(search, autoescape=True) for column in columns)))
-    return query
-
-
-def _in_words(charges: Mapping[tuple[str, str], int]) -> str:
-    named = [f"{account} ({level}) {amount}" for (account, level), amount in list(charges.items())[:_NAMED]]
-    more = len(charges) - len(named)
-    return ", ".join(named) + (f" and {more} more" if more else "")

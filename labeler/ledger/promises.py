@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from sqlalchemy import Connection, Row, bindparam, case, func, literal_column, select, update
+from sqlalchemy import Connection, Row, case, func, literal_column, select, update
 
 from labeler.budget import UNBOUNDED_NANO, NothingLeft
 from labeler.errors import PolicyRefusal
@@ -227,7 +227,7 @@ class ToldAmounts:
     An answer about an amount outside the interval follows from earlier ones, whichever requester got those. It is given
     as often as it is asked for. An answer inside the interval is news, and is kept here. News is paid or free.
 
-        for a price     a yes, while as much is taken: what is charged or set aside is known to be covered
+        for a price     a yes, while as much is taken: what is charged or set aside is known to be covered.
         for nothing     a no; and a yes whose price was given back, while less than its amount is taken.
 
     News for nothing is limited in 24 hours: `MOST_OF_ONE` for one name, and `MOST` in all, where each name counts at
@@ -292,15 +292,11 @@ class ToldAmounts:
         update_rows(connection, told_amounts, {"for_nothing": 1}, digest=digest, for_nothing=0)
 
     def _is_news(self, one: Compared, connection: Connection) -> bool:
-        of_bound = {"scale": one.scale, "bound": one.bound}
-        covered = connection.execute(_COVERED, of_bound).scalar()
-        beyond = connection.execute(_BEYOND, of_bound).scalar()
+        told = told_amounts.c
+        of_bound = (told.scale == one.scale, told.bound == one.bound)
+        covered = connection.execute(select(func.max(told.amount)).where(*of_bound, told.amount <= told.bound)).scalar()
+        beyond = connection.execute(select(func.min(told.amount)).where(*of_bound, told.amount > told.bound)).scalar()
         return max(one.taken, covered or 0) < one.amount and (beyond is None or one.amount < beyond)
-
-
-_OF_BOUND = (told_amounts.c.scale == bindparam("scale"), told_amounts.c.bound == bindparam("bound"))
-_COVERED = select(func.max(told_amounts.c.amount)).where(*_OF_BOUND, told_amounts.c.amount <= told_amounts.c.bound)
-_BEYOND = select(func.min(told_amounts.c.amount)).where(*_OF_BOUND, told_amounts.c.amount > told_amounts.c.bound)
 
 
 class RequesterShares:

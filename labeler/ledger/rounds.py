@@ -21,13 +21,12 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, and_, bindparam, or_, select, update
+from sqlalchemy import Connection, Row, Table, and_, bindparam, or_, select
 
 from labeler.errors import InvalidSetting, NotFound, NotReady, PrivacyRefusal, ProtocolViolation
 from labeler.ledger.database import Database, insert_rows, select_rows, update_rows
 from labeler.ledger.schema import (
     FINISHED,
-    ROUND_STATES,
     aggregate_shares,
     jobs,
     ledger_entries,
@@ -87,7 +86,7 @@ def fix_participants(connection: Connection, job_id: str, number: int, verify_ke
 def set_asked(connection: Connection, job_id: str, number: int) -> bool:
     """Record, before the first question leaves, that nobody can claim any more that nothing left."""
     row = _row(connection, job_id, number)
-    if _reached(row, "asked"):
+    if row.state != "waiting":
         return False
     _check_live(row)
     known = _digests(connection, row)
@@ -187,7 +186,7 @@ def store_release(connection: Connection, job_id: str, number: int, data: bytes)
         raise NotReady(f"{_name(job_id, number)} is {row.state}; only a round whose charge is posted is released")
     insert_rows(connection, releases, {"job_id": job_id, "number": number, "data": data})
     _step(connection, row, "opened")
-    connection.execute(_DROP_SUMS, {"of_round": row.round_digest})
+    update_rows(connection, aggregate_shares, {"data": None}, round_digest=row.round_digest)
     return True
 
 
@@ -214,21 +213,15 @@ _LIVE = (
     .where(or_(rounds.c.round_digest == bindparam("digest"), and_(rounds.c.round_digest.is_(None), _PLANNED)))
     .order_by(rounds.c.round_digest.is_(None), rounds.c.job_id, rounds.c.number)
 )
-_WITH_JOB = (
-    select(rounds, jobs.c.state.label("job_state"))
-    .join(jobs, jobs.c.job_id == rounds.c.job_id)
-    .where(rounds.c.job_id == bindparam("job_id"), rounds.c.number == bindparam("number"))
-)
-_DROP_SUMS = (
-    update(aggregate_shares)
-    .where(aggregate_shares.c.round_digest == bindparam("of_round"), aggregate_shares.c.data.is_not(None))
-    .values(data=None)
-)
 
 
 def _row(connection: Connection, job_id: str, number: int) -> Row[Any]:
     """Return a round as it is stored, with the state of its job."""
-    row = connection.execute(_WITH_JOB, {"job_id": job_id, "number": number}).first()
+    row = connection.execute(
+        select(rounds, jobs.c.state.label("job_state"))
+        .join(jobs, jobs.c.job_id == rounds.c.job_id)
+        .where(rounds.c.job_id == job_id, rounds.c.number == number)
+    ).first()
     if row is None:
         raise NotFound(f"there is no {_name(job_id, number)}")
     return row
@@ -271,10 +264,6 @@ def _step(connection: Connection, row: Row[Any], state: str, **values: Any) -> b
     if update_rows(connection, rounds, {"state": state} | values, **still) != 1:
         raise NotReady(f"{_name(row.job_id, row.number)} was changed at the same time; look again")
     return True
-
-
-def _reached(row: Row[Any], state: str) -> bool:
-    return ROUND_STATES.index(row.state) >= ROUND_STATES.index(state)
 
 
 def _check_live(row: Row[Any]) -> None:

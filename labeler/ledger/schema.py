@@ -42,7 +42,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.schema import SchemaItem
-from sqlalchemy.types import TypeDecorator
+from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from labeler.errors import InvalidSetting
 from labeler.ledger.chain import KINDS, canonical, time_of, time_text
@@ -124,6 +124,16 @@ def strict_table(name: str, *parts: SchemaItem, **options: Any) -> Table:
     return Table(name, metadata, *parts, sqlite_strict=True, **options)
 
 
+def filled(kind: TypeEngine[Any] | type[TypeEngine[Any]], *names: str) -> list[Column[Any]]:
+    """Return columns that are never NULL."""
+    return [Column(name, kind, nullable=False) for name in names]
+
+
+def optional(kind: TypeEngine[Any] | type[TypeEngine[Any]], *names: str) -> list[Column[Any]]:
+    """Return columns that may be NULL."""
+    return [Column(name, kind) for name in names]
+
+
 # Rules.
 
 
@@ -192,15 +202,9 @@ journal_owner = strict_table("journal_owner", Column("name", Text, primary_key=T
 ledger_entries = strict_table(
     "ledger_entries",
     Column("seq", WHOLE, primary_key=True, autoincrement=False),
-    Column("at", Text, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("account", Text, nullable=False),
-    Column("level", Text, nullable=False),
-    Column("reservation_id", Text, nullable=False),
+    *filled(Text, "at", "kind", "account", "level", "reservation_id"),
     Column("amount", WHOLE, nullable=False),
-    Column("detail", Text, nullable=False),
-    Column("previous_hash", Text, nullable=False),
-    Column("hash", Text, nullable=False),
+    *filled(Text, "detail", "previous_hash", "hash"),
     CheckConstraint("seq >= 1", name="seq"),
     CheckConstraint(one_of("kind", KINDS), name="kind"),
     CheckConstraint(one_of("level", ("instance", "agent")), name="level"),
@@ -224,8 +228,7 @@ ledger_accounts = strict_table(
     Column("account", Text, primary_key=True),
     Column("level", Text, primary_key=True),
     Column("cap", WHOLE, nullable=True),
-    Column("spent", WHOLE, nullable=False),
-    Column("posted", WHOLE, nullable=False),
+    *filled(WHOLE, "spent", "posted"),
     CheckConstraint(one_of("level", ("instance", "agent")), name="level"),
     CheckConstraint("cap IS NULL OR cap >= 0", name="cap"),
     CheckConstraint("spent >= 0 AND (cap IS NULL OR spent <= cap)", name="never_overspent"),
@@ -237,8 +240,7 @@ ledger_reservations = strict_table(
     "ledger_reservations",
     Column("reservation_id", Text, primary_key=True),
     Column("state", Text, nullable=False),
-    Column("first_seq", WHOLE, nullable=False),
-    Column("charges", WHOLE, nullable=False),
+    *filled(WHOLE, "first_seq", "charges"),
     Column("settled_seq", WHOLE, nullable=True),
     CheckConstraint("state IN ('reserved', 'posted', 'void')", name="state"),
     CheckConstraint("(state = 'reserved') = (settled_seq IS NULL)", name="settled"),
@@ -256,8 +258,7 @@ tasks = strict_table(
     Column("digest", Text, primary_key=True),
     Column("body", Text, nullable=False),
     Column("participants", Json, nullable=False),
-    Column("max_queries", WHOLE, nullable=False),
-    Column("next_query", WHOLE, nullable=False),
+    *filled(WHOLE, "max_queries", "next_query"),
     Column("created_at", Moment, nullable=False),
     Column("created_by", Text, nullable=False),
     CheckConstraint("next_query >= 0 AND next_query <= max_queries", name="queries"),
@@ -320,18 +321,13 @@ jobs = strict_table(
     "jobs",
     Column("job_id", Text, primary_key=True),
     Column("task_digest", Text, ForeignKey("tasks.digest"), nullable=False),
-    Column("name", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("images", WHOLE, nullable=False),
-    Column("num_queries", WHOLE, nullable=False),
-    Column("first_query", WHOLE, nullable=False),
+    *filled(Text, "name", "state"),
+    *filled(WHOLE, "images", "num_queries", "first_query"),
     Column("strategy", Text, nullable=False),
     Column("count", WHOLE, nullable=True),
     Column("seed", WHOLE, nullable=False),
     Column("source", Text, nullable=False),
-    Column("created_at", Moment, nullable=False),
-    Column("updated_at", Moment, nullable=False),
-    Column("expires_at", Moment, nullable=False),
+    *filled(Moment, "created_at", "updated_at", "expires_at"),
     Column("created_by", Text, nullable=False),
     Column("problem", Json, nullable=True),
     Column("version", WHOLE, nullable=False),
@@ -357,11 +353,9 @@ rounds = strict_table(
     "rounds",
     Column("job_id", Text, ForeignKey("jobs.job_id"), primary_key=True),
     Column("number", WHOLE, primary_key=True, autoincrement=False),
-    Column("first_query", WHOLE, nullable=False),
-    Column("num_queries", WHOLE, nullable=False),
+    *filled(WHOLE, "first_query", "num_queries"),
     Column("state", Text, nullable=False),
-    Column("batch_digest", Text, nullable=True),
-    Column("round_digest", Text, nullable=True),
+    *optional(Text, "batch_digest", "round_digest"),
     Column("contributors", Json, nullable=True),
     Column("ledger_seq", WHOLE, nullable=True),
     UniqueConstraint("round_digest"),
@@ -432,8 +426,7 @@ def _of_round(name: str, *parts: SchemaItem) -> Table:
 
 planned_batches = _of_round(
     "planned_batches",
-    Column("batch_digest", Text, nullable=False),
-    Column("round_digest", Text, nullable=False),
+    *filled(Text, "batch_digest", "round_digest"),
     Index(None, "round_digest"),
 )
 """The planned questions of a waiting round. The step that asks makes them permanent. So a job that ends earlier uses up
@@ -460,8 +453,7 @@ round_holdings = _of_round(
 round_refusals = _of_round(
     "round_refusals",
     Column("agent_id", Text, primary_key=True),
-    Column("sentence", Text, nullable=False),
-    Column("kind", Text, nullable=False),
+    *filled(Text, "sentence", "kind"),
     CheckConstraint(one_of("kind", ("final", "passing")), name="kind"),
 )
 
@@ -499,9 +491,7 @@ job_answers = strict_table(
     "job_answers",
     Column("job_id", Text, ForeignKey("jobs.job_id"), primary_key=True),
     Column("agent_id", Text, primary_key=True),
-    Column("answer", Text, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("sentence", Text, nullable=False),
+    *filled(Text, "answer", "reason", "sentence"),
     Column("until", Moment, nullable=True),
     CheckConstraint(one_of("answer", ("willing", "declined", "later")), name="answer"),
     CheckConstraint("(answer = 'willing') = (until IS NOT NULL)", name="until"),
@@ -534,8 +524,7 @@ forbid(
 tokens = strict_table(
     "tokens",
     Column("token_id", Text, primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("role", Text, nullable=False),
+    *filled(Text, "name", "role"),
     Column("secret_digest", Text, nullable=False, unique=True),
     Column("created_at", Moment, nullable=False),
     Column("revoked_at", Moment, nullable=True),
@@ -600,18 +589,14 @@ forbid(party_heads, "rise", on="UPDATE", when="NEW.seq <= OLD.seq", because="wha
 invitations = strict_table(
     "invitations",
     Column("invitation_id", Text, primary_key=True),
-    Column("party_id", Text, nullable=False),
-    Column("role", Text, nullable=False),
+    *filled(Text, "party_id", "role"),
     Column("tallier", WHOLE, nullable=True),
     Column("is_rotation", WHOLE, nullable=False),
     Column("token_digest", Text, nullable=False, unique=True),
     Column("created_by", Text, nullable=False),
-    Column("created_at", Moment, nullable=False),
-    Column("expires_at", Moment, nullable=False),
-    Column("withdrawn_at", Moment, nullable=True),
-    Column("used_at", Moment, nullable=True),
-    Column("verify_key", Text, nullable=True),
-    Column("seal_key", Text, nullable=True),
+    *filled(Moment, "created_at", "expires_at"),
+    *optional(Moment, "withdrawn_at", "used_at"),
+    *optional(Text, "verify_key", "seal_key"),
     CheckConstraint(one_of("role", ("agent", "tallier")), name="role"),
     CheckConstraint("(role = 'tallier') = (tallier IS NOT NULL)", name="tallier"),
     CheckConstraint("is_rotation IN (0, 1)", name="rotation"),
@@ -649,12 +634,10 @@ for _table, _column in ((sequences_sent, "reserved"), (sequences_taken, "last"))
 answered_rounds = strict_table(
     "answered_rounds",
     Column("round_digest", Text, primary_key=True),
-    Column("shard_version", Text, nullable=False),
-    Column("reservation_id", Text, nullable=False),
+    *filled(Text, "shard_version", "reservation_id"),
     Column("ledger_seq", WHOLE, ForeignKey("ledger_entries.seq"), nullable=False),
     Column("num_queries", WHOLE, nullable=False),
-    Column("task_digest", Text, nullable=False),
-    Column("recipients", Text, nullable=False),
+    *filled(Text, "task_digest", "recipients"),
     UniqueConstraint("reservation_id"),
     UniqueConstraint("ledger_seq"),
     CheckConstraint("num_queries >= 1", name="queries"),
@@ -673,8 +656,7 @@ forbid(
 task_approvals = strict_table(
     "task_approvals",
     Column("digest", Text, primary_key=True),
-    Column("body", Text, nullable=False),
-    Column("state", Text, nullable=False),
+    *filled(Text, "body", "state"),
     Column("requested_at", Moment, nullable=False),
     Column("decided_at", Moment, nullable=True),
     CheckConstraint(one_of("state", ("waiting", "approved", "revoked")), name="state"),
@@ -704,11 +686,8 @@ forbid(
 proposal_answers = strict_table(
     "proposal_answers",
     Column("digest", Text, primary_key=True),
-    Column("job_id", Text, nullable=False),
-    Column("task_digest", Text, nullable=False),
-    Column("answer", Text, nullable=False),
-    Column("until", Moment, nullable=False),
-    Column("answered_at", Moment, nullable=False),
+    *filled(Text, "job_id", "task_digest", "answer"),
+    *filled(Moment, "until", "answered_at"),
     CheckConstraint(one_of("answer", ("willing", "declined")), name="answer"),
 )
 keep(proposal_answers, but=("until",))
@@ -743,9 +722,7 @@ taken_by = strict_table(
     "taken_by",
     Column("reservation_id", Text, ForeignKey("ledger_reservations.reservation_id"), primary_key=True),
     Column("requester", Text, nullable=False),
-    Column("instance_nano", WHOLE, nullable=False),
-    Column("agent_nano", WHOLE, nullable=False),
-    Column("life_nano", WHOLE, nullable=False),
+    *filled(WHOLE, "instance_nano", "agent_nano", "life_nano"),
     CheckConstraint("instance_nano >= 0 AND agent_nano >= 0 AND life_nano >= 0", name="amounts"),
     Index(None, "requester"),
 )
@@ -828,9 +805,7 @@ tallier_shares = strict_table(
     Column("round_digest", Text, ForeignKey("tallier_rounds.round_digest"), primary_key=True),
     Column("agent_id", Text, primary_key=True),
     Column("state", Text, nullable=False),
-    Column("share", LargeBinary, nullable=True),
-    Column("sharing_id", LargeBinary, nullable=True),
-    Column("fingerprint", LargeBinary, nullable=True),
+    *optional(LargeBinary, "share", "sharing_id", "fingerprint"),
     CheckConstraint(one_of("state", ("held", "summed", "excluded", "dropped")), name="state"),
     CheckConstraint("(state = 'held') = (share IS NOT NULL)", name="held"),
     CheckConstraint("state = 'excluded' OR (sharing_id IS NOT NULL AND fingerprint IS NOT NULL)", name="known"),

@@ -10,8 +10,6 @@ somebody who signs in another's name with a different key cannot use up the othe
 from __future__ import annotations
 
 import threading
-from collections import deque
-from functools import partial
 
 from sqlalchemy import Connection
 
@@ -35,27 +33,23 @@ class Sequences:
         self._database = database
         self._clock = clock
         self._lock = threading.Lock()
-        self._blocks: dict[str, deque[int]] = {}
-        self._last: dict[str, int] = {}
+        self._blocks: dict[str, tuple[int, int]] = {}
+        """Recipient -> the next number and the last one of its block."""
 
-    def next(self, recipient: str, *, connection: Connection | None = None) -> int:
-        """Return a number for the next message to a recipient, above all earlier ones, also after a crash.
-
-        Args:
-            connection: this thread's open write transaction, if there is one. A number from a
-                transaction that is undone must not be used.
-        """
+    def next(self, recipient: str) -> int:
+        """Return a number for the next message to a recipient, above all earlier ones, also after a crash."""
         while True:
-            number = self._from_block(recipient)
-            if number is not None:
-                return number
+            with self._lock:
+                number, last = self._blocks.get(recipient, (1, 0))
+                if number <= last:
+                    self._blocks[recipient] = (number + 1, last)
+                    return number
             # Not under this object's lock: a thread that holds the database's write lock may be waiting for it.
-            first = self._reserve(recipient, connection)
-            if connection is not None:
-                self._skip_to(recipient, first)
-                self._database.after_commit(partial(self._install, recipient, first + 1))
-                return first
-            self._install(recipient, first)
+            first = self._reserve(recipient)
+            with self._lock:
+                # Unless another thread began a higher block meanwhile: numbers only go up.
+                if first >= self._blocks.get(recipient, (1, 0))[0]:
+                    self._blocks[recipient] = (first, first + BLOCK - 1)
 
     def check(self, sender: str, sequence: int, *, verify_key: str, connection: Connection | None = None) -> None:
         """Refuse a message that is not new.
@@ -97,46 +91,17 @@ class Sequences:
         found = select_rows(connection, sequences_taken, sender=sender, verify_key=verify_key).first()
         return 0 if found is None else int(found.last)
 
-    def _from_block(self, recipient: str) -> int | None:
-        with self._lock:
-            block = self._blocks.get(recipient)
-            if not block:
-                return None
-            number = block.popleft()
-            self._last[recipient] = number
-            return number
-
-    def _reserve(self, recipient: str, connection: Connection | None) -> int:
+    def _reserve(self, recipient: str) -> int:
         """Reserve a block durably; return its first number."""
-        with self._database.writing(connection) as joined:
+        with self._database.write() as joined:
             known = select_rows(joined, sequences_sent, recipient=recipient).first()
-            begin = max(0 if known is None else known.reserved, self._block_of_now())
+            milliseconds = int(self._clock().timestamp() * 1000)
+            begin = max(0 if known is None else known.reserved, -(-milliseconds // BLOCK) * BLOCK)
             if known is None:
                 insert_rows(joined, sequences_sent, {"recipient": recipient, "reserved": begin + BLOCK})
             else:
                 update_rows(joined, sequences_sent, {"reserved": begin + BLOCK}, recipient=recipient)
         return begin + 1
-
-    def _block_of_now(self) -> int:
-        milliseconds = int(self._clock().timestamp() * 1000)
-        return -(-milliseconds // BLOCK) * BLOCK
-
-    def _skip_to(self, recipient: str, number: int) -> None:
-        """Hand out no number below this one any more."""
-        with self._lock:
-            self._last[recipient] = max(number, self._last.get(recipient, 0))
-            block = self._blocks.get(recipient)
-            if block and block[0] < number:
-                block.clear()
-
-    def _install(self, recipient: str, first: int) -> None:
-        """Hand out from a block, unless a higher one was started in the meantime: numbers only go up."""
-        end = (first - 1) // BLOCK * BLOCK + BLOCK
-        with self._lock:
-            block = self._blocks.get(recipient)
-            begun = max(self._last.get(recipient, 0), block[0] if block else 0)
-            if first > begun:
-                self._blocks[recipient] = deque(range(first, end + 1))
 
 
 def _check_new(sender: str, sequence: int, last: int) -> None:

@@ -123,7 +123,7 @@ class TallierMemory:
             opened=OpenRound.decode(bytes(row.opened)),
             shares={
                 one.agent_id: KeptShare(
-                    self._opened(_shares_key(round_digest), _of_agent(round_digest, one.agent_id), one.share),
+                    self._opened(round_digest + _SHARES, f"{round_digest} {one.agent_id}", one.share),
                     bytes(one.sharing_id),
                     bytes(one.fingerprint),
                 )
@@ -133,7 +133,7 @@ class TallierMemory:
             fingerprints={one.agent_id: bytes(one.fingerprint) for one in shares if one.fingerprint is not None},
             excluded=frozenset(one.agent_id for one in shares if one.state == "excluded"),
             contributors=None if row.contributors is None else frozenset(row.contributors),
-            aggregate=self._opened(_sum_key(round_digest), round_digest, row.aggregate),
+            aggregate=self._opened(round_digest + _SUM, round_digest, row.aggregate),
             is_forgotten=row.state == "forgotten",
         )
 
@@ -143,7 +143,7 @@ class TallierMemory:
         It is the key that encrypts the round's shares. It is durable before the first share is, the same after a crash,
         and erased once the sum is durable with its noise in it. A tallier that lost it has no shares to add noise to.
         """
-        return self._keys.draw(_shares_key(round_digest))
+        return self._keys.draw(round_digest + _SHARES)
 
     def knows(self, round_digest: str) -> bool:
         """Return whether a round was ever opened here."""
@@ -163,13 +163,13 @@ class TallierMemory:
             opened: by digest, rounds that were unknown.
             held: by round and agent, shares of open rounds, with their data.
         """
-        keys = {_shares_key(digest) for digest, _ in held}
-        self._keys.draw_all(keys.union(*((_shares_key(digest), _sum_key(digest)) for digest in opened)))
+        keys = {digest + _SHARES for digest, _ in held}
+        self._keys.draw_all(keys.union(*((digest + _SHARES, digest + _SUM) for digest in opened)))
         new = [{"round_digest": digest, "opened": one.encode(), "state": "open"} for digest, one in opened.items()]
         insert_rows(connection, tallier_rounds, *new)
         shares: list[dict[str, Any]] = []
         for (digest, agent), share in held.items():
-            locked = lock_away(self._keys.draw(_shares_key(digest)), _of_agent(digest, agent), (share.data or b"",))
+            locked = lock_away(self._keys.draw(digest + _SHARES), f"{digest} {agent}", (share.data or b"",))
             row = {"round_digest": digest, "agent_id": agent, "state": "held", "share": locked}
             shares.append(row | {"sharing_id": share.sharing_id, "fingerprint": share.fingerprint})
         insert_rows(connection, tallier_shares, *shares)
@@ -192,7 +192,7 @@ class TallierMemory:
         for digest, (contributors, others, aggregate) in summed.items():
             if not contributors or not aggregate:
                 raise InvalidSetting("a sum is over at least one agent, and is not empty")
-            locked = lock_away(self._keys.draw(_sum_key(digest)), digest, (aggregate,))
+            locked = lock_away(self._keys.draw(digest + _SUM), digest, (aggregate,))
             values = {"state": "fixed", "contributors": sorted(contributors), "aggregate": locked}
             if update_rows(connection, tallier_rounds, values, round_digest=digest, state="open") != 1:
                 raise PrivacyRefusal(f"round {digest[:12]!r} is not open, so it is not summed")
@@ -206,7 +206,7 @@ class TallierMemory:
                 _close_share(connection, digest, agent, "dropped")
         if summed:
             # Once the sums are durable: if the process dies in between, `sweep` finds the keys.
-            self._database.after_commit(partial(self._keys.erase_all, [_shares_key(digest) for digest in summed]))
+            self._database.after_commit(partial(self._keys.erase_all, [digest + _SHARES for digest in summed]))
 
     def forget(self, round_digest: str, *, connection: Connection | None = None) -> None:
         """Drop the sum and every share of a round; the set of summed agents stays. The round stays closed permanently.
@@ -220,7 +220,8 @@ class TallierMemory:
             update_rows(joined, tallier_rounds, gone, round_digest=round_digest)
             dropped = {"state": "dropped", "share": None}
             update_rows(joined, tallier_shares, dropped, round_digest=round_digest, state="held")
-            self._database.after_commit(lambda: self._erase(round_digest))
+            gone_keys = [round_digest + _SHARES, round_digest + _SUM]
+            self._database.after_commit(partial(self._keys.erase_all, gone_keys))
 
     def sweep(self) -> list[str]:
         """Erase every key that opens nothing, and give up every round whose key is gone; done when a process starts.
@@ -260,9 +261,6 @@ class TallierMemory:
         (plain,) = take_out(key, context, bytes(data))
         return plain
 
-    def _erase(self, round_digest: str) -> None:
-        self._keys.erase_all([_shares_key(round_digest), _sum_key(round_digest)])
-
     def _round(self, round_digest: str, connection: Connection) -> Row[Any]:
         found = select_rows(connection, tallier_rounds, round_digest=round_digest).first()
         if found is None:
@@ -278,18 +276,6 @@ def _close_share(connection: Connection, round_digest: str, agent_id: str, state
     return update_rows(connection, tallier_shares, {"state": state, "share": None}, **this) == 1
 
 
-def _shares_key(round_digest: str) -> str:
-    return round_digest + _SHARES
-
-
-def _sum_key(round_digest: str) -> str:
-    return round_digest + _SUM
-
-
 def _needed_keys(connection: Connection) -> list[str]:
     query = select(_round.round_digest, _round.state).where(_round.state != "forgotten")
     return [digest + ending for digest, state in connection.execute(query) for ending in _KEPT[state]]
-
-
-def _of_agent(round_digest: str, agent_id: str) -> str:
-    return f"{round_digest} {agent_id}"

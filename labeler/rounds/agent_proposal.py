@@ -1,10 +1,10 @@
 """An agent's answer to a proposed job, before anybody is charged, as a pure state machine.
 
            Proposed, admitted             Promised
-    unheard -------------------> (promise) --------> willing     proposed again: the same yes, until its deadline
+    unheard -------------------> (promise) --------> willing     proposed again: the same yes, until its deadline.
                                     |
-                                    +--- NotCovered -> declined  proposed again: the same no
-                                    +--- Refused: Decline; a repeated proposal is considered again
+                                    +--- NotCovered -> declined  proposed again: the same no.
+                                    +--- Refused: Decline; a repeated proposal is considered again.
 
 The agent says yes only after its price is set aside durably; the yes ends at its deadline, or with the job. Nothing
 here holds anything of a record: the answer follows from the policy, the approvals and the budget of the site.

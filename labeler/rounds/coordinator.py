@@ -3,11 +3,11 @@
     queued ---------------------------> collecting --------------------------> tallying ---------> completed
       |  admitted, proposed, prepared;     |  rounds, one after the other:         |
       |  a quorum is willing: divided      |  waiting > asked > agreed > posted > opened
-      |                                    |              |         |         |     the next is asked already
+      |                                    |              |         |         |     the next is asked already.
       |                                    |    contributors    charge     release
       |                                    |    permanent       posted     stored, once
       v                                    v
-    refused (quorum lost, at no charge), failed, expired, cancelled (by somebody else: `Ended`)
+    refused (quorum lost, at no charge), failed, expired, cancelled (by somebody else: `Ended`).
 
 It keeps no clock, sends nothing and stores nothing: its effects say what to store and what to send. A driver makes the
 stores of a step durable before anything of that step leaves. The machine is level-triggered: it asks again for
@@ -28,7 +28,7 @@ More than 400 lines: one state machine, whose rules are read together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,64 +42,8 @@ from labeler.errors import (
     RefusedByPerson,
     WrongDigest,
 )
-from labeler.rounds.effects import (
-    UNFINISHED,
-    Admitted,
-    AgentDone,
-    AskForSums,
-    AskForTurn,
-    Begin,
-    BodiesMade,
-    Complete,
-    Effect,
-    End,
-    Ended,
-    Event,
-    Failed,
-    FixContributors,
-    HoldingsCame,
-    JobRun,
-    JobState,
-    MakeBodies,
-    Now,
-    OpenAt,
-    Opened,
-    PartiesChanged,
-    Party,
-    Post,
-    Prepare,
-    QuestionsPrepared,
-    RefusalCame,
-    Refuse,
-    Relay,
-    ReleaseSlot,
-    ReplyCame,
-    RequestSlot,
-    ReserveRounds,
-    RoundRun,
-    SendAsks,
-    SendProposals,
-    SendWithdrawn,
-    ShareCame,
-    Standing,
-    StoreBatches,
-    Stored,
-    StoreHoldings,
-    StoreRefusal,
-    StoreRelease,
-    StoreReply,
-    StoreShareNote,
-    StoreSum,
-    SumCame,
-    Tell,
-    TellSettled,
-    Tick,
-    TurnFailed,
-    TurnGranted,
-    Unshard,
-    WaitUntil,
-    stand,
-)
+from labeler.rounds import effects as fx
+from labeler.rounds.effects import UNFINISHED, JobRun, RoundRun
 from labeler.sharing import winner_time_limit_s
 
 LONGEST_PAUSE_S = 30.0
@@ -117,7 +61,7 @@ PREPARING_LOOK_S = 1.0
 _OPEN_STATES = ("asked", "agreed", "posted")
 
 
-def step(job: JobRun, event: Event, now: Now) -> tuple[JobRun, tuple[Effect, ...]]:
+def step(job: JobRun, event: fx.Event, now: fx.Now) -> tuple[JobRun, tuple[fx.Effect, ...]]:
     """Return the job after an event, and its effects.
 
     Args:
@@ -127,46 +71,46 @@ def step(job: JobRun, event: Event, now: Now) -> tuple[JobRun, tuple[Effect, ...
         The job, and effects in order: stores, sends and computations as `labeler.rounds.effects` describes them. If
         the event is a refused message, the job is unchanged and the only effect is `Refuse`.
     """
-    turn = _Turn(job, now, is_tick=isinstance(event, Tick))
+    turn = _Turn(job, now, is_tick=isinstance(event, fx.Tick))
     try:
         turn.take(event)
     except LabelerError as error:
-        return job, (Refuse(error),)
-    if not isinstance(event, TurnGranted):  # it was asked for a moment ago, and `go_on` would ask again
+        return job, (fx.Refuse(error),)
+    if not isinstance(event, fx.TurnGranted):  # it was asked for a moment ago, and `go_on` would ask again
         turn.go_on()
     return turn.job, turn.done()
 
 
-def resume(job: JobRun, now: Now) -> tuple[JobRun, tuple[Effect, ...]]:
+def resume(job: JobRun, now: fx.Now) -> tuple[JobRun, tuple[fx.Effect, ...]]:
     """Return a job read from the journal after a restart, and the effects that are still owed."""
     rounds = tuple(replace(one, done=frozenset(), is_made=False, decided_at_s=None, gone_at_s={}) for one in job.rounds)
     fresh = replace(job, rounds=rounds, is_admitted=False, is_storing=False, decided_at_s=None, asked_at_s={}, mail={})
-    return step(fresh, Tick(), now)
+    return step(fresh, fx.Tick(), now)
 
 
 class _Turn:
     """One step under way."""
 
-    def __init__(self, job: JobRun, now: Now, *, is_tick: bool) -> None:
+    def __init__(self, job: JobRun, now: fx.Now, *, is_tick: bool) -> None:
         self.job = job
         self._now = now
         self._is_tick = is_tick
-        self._effects: list[Effect] = []
+        self._effects: list[fx.Effect] = []
         self._looks: list[float] = []
 
-    def done(self) -> tuple[Effect, ...]:
+    def done(self) -> tuple[fx.Effect, ...]:
         """Return the effects, and the time until which nothing more is to be done."""
         job = self.job
         if job.state in UNFINISHED and not job.is_storing:
             if self._now.wall_s <= job.expires_at_s:
                 self._looks.append(self._now.steady_s + job.expires_at_s - self._now.wall_s + LEAST_LOOK_S)
             if self._looks:
-                self._effects.append(WaitUntil(max(self._now.steady_s + LEAST_LOOK_S, min(self._looks))))
+                self._effects.append(fx.WaitUntil(max(self._now.steady_s + LEAST_LOOK_S, min(self._looks))))
         return tuple(self._effects)
 
     # Events.
 
-    def take(self, event: Event) -> None:
+    def take(self, event: fx.Event) -> None:
         """Apply an event.
 
         Raises:
@@ -174,54 +118,54 @@ class _Turn:
         """
         job = self.job
         match event:
-            case Tick():
+            case fx.Tick():
                 self.job = replace(job, mail=event.mail)
-            case PartiesChanged():
+            case fx.PartiesChanged():
                 self.job = replace(job, parties=event.parties)
-            case Admitted():
+            case fx.Admitted():
                 self.job = replace(job, is_admitted=True)
-            case Stored():
+            case fx.Stored():
                 self.job = replace(job, is_storing=False)
-            case QuestionsPrepared():
+            case fx.QuestionsPrepared():
                 self._prepared(event)
-            case BodiesMade():
+            case fx.BodiesMade():
                 self._change_round(self._round(event.number), is_made=True)
-            case TurnGranted():
+            case fx.TurnGranted():
                 self._ask_all_for_winners(event)
-            case Opened():
+            case fx.Opened():
                 self._opened(event)
-            case Failed():
+            case fx.Failed():
                 current = job.current
                 if event.number is not None and current is not None and event.number > current.number:
                     # The one before is paid for, and is opened first; then this one fails like any other.
                     self.job = replace(job, looks_ahead=False)
                 else:
                     self._fail(event.error)
-            case Ended():
+            case fx.Ended():
                 if event.state in UNFINISHED or job.state not in (*UNFINISHED, event.state):
                     raise InvalidSetting(f"the job is {job.state}, and does not become {event.state} by its end")
                 self._ended(event.state)
-            case ReplyCame():
+            case fx.ReplyCame():
                 self._answered(event)
-            case ShareCame():
+            case fx.ShareCame():
                 self._share(event)
-            case AgentDone():
+            case fx.AgentDone():
                 one = self._open_round(event, event.agent_id)
                 self._change_round(one, done=one.done | {event.agent_id})
-            case HoldingsCame():
+            case fx.HoldingsCame():
                 one = self._open_round(event, None)
                 if (party := job.parties.get(event.tallier_id)) is None or party.tallier is None:
                     raise ProtocolViolation("what is held of a round is said by an enrolled tallier alone")
                 if one.holdings.get(event.tallier_id) != event.holdings:
                     held = {**one.holdings, event.tallier_id: dict(event.holdings)}
                     self._change_round(one, holdings=held)
-                    self._effects += [StoreHoldings(one.number, event.tallier_id, dict(event.holdings)), Tell()]
-            case RefusalCame():
+                    self._effects += [fx.StoreHoldings(one.number, event.tallier_id, dict(event.holdings)), fx.Tell()]
+            case fx.RefusalCame():
                 self._refusal(event)
-            case SumCame():
+            case fx.SumCame():
                 self._sum_came(event)
 
-    def _prepared(self, event: QuestionsPrepared) -> None:
+    def _prepared(self, event: fx.QuestionsPrepared) -> None:
         job = self.job
         if job.state not in UNFINISHED or not job.untied:
             return
@@ -229,20 +173,20 @@ class _Turn:
             raise InvalidSetting("the questions are not those of the job's rounds")
         for number, batch_digest, round_digest in event.batches:
             self._change_round(self._round(number), batch_digest=batch_digest, round_digest=round_digest)
-        self._effects += [StoreBatches(event.batches), Tell()]
+        self._effects += [fx.StoreBatches(event.batches), fx.Tell()]
 
-    def _answered(self, event: ReplyCame) -> None:
+    def _answered(self, event: fx.ReplyCame) -> None:
         job = self.job
         if event.task_digest != job.task.digest or event.agent_id not in job.participants:
             raise WrongDigest("the answer is about a job of another task, or one the sender has no part in")
         if job.answers.get(event.agent_id) != event.said:
             self.job = replace(job, answers={**job.answers, event.agent_id: event.said})
-            self._effects += [StoreReply(event.agent_id, event.said), Tell()]
+            self._effects += [fx.StoreReply(event.agent_id, event.said), fx.Tell()]
         is_late = job.state not in UNFINISHED or (job.asked is not None and event.agent_id not in job.asked)
         if is_late and event.said.answer == "willing":
             self._withdraw_from([event.agent_id])
 
-    def _share(self, event: ShareCame) -> None:
+    def _share(self, event: fx.ShareCame) -> None:
         one = self._open_round(event, event.agent_id)
         if (tallier := self.job.parties.get(event.tallier_id)) is None or tallier.tallier is None:
             raise ProtocolViolation("a share goes to an enrolled tallier, sealed to its key")
@@ -251,20 +195,20 @@ class _Turn:
             raise WrongDigest("the contributors of this round are fixed; the agent can take part in the next")
         if not one.has_shares:
             # Durable before it leaves: a charge is given back only where no share did.
-            self._effects.append(StoreShareNote(one.number))
+            self._effects.append(fx.StoreShareNote(one.number))
             self._open_at(self._change_round(one, has_shares=True))
-        self._effects.append(Relay())
+        self._effects.append(fx.Relay())
 
-    def _refusal(self, event: RefusalCame) -> None:
+    def _refusal(self, event: fx.RefusalCame) -> None:
         if (party := self.job.parties.get(event.party_id)) is None:
             raise ProtocolViolation("a round is refused by an enrolled party alone")
         is_agent = party.tallier is None
         one = self._open_round(event, event.party_id if is_agent else None)
         self._keep_refusal(one, event.party_id, event.sentence, event.is_final)
         if not is_agent:
-            self._effects.append(TurnFailed(one.round_digest))
+            self._effects.append(fx.TurnFailed(one.round_digest))
 
-    def _sum_came(self, event: SumCame) -> None:
+    def _sum_came(self, event: fx.SumCame) -> None:
         one = self._open_round(event, None)
         tallier = self.job.parties.get(event.tallier_id)
         number = None if tallier is None else tallier.tallier
@@ -290,7 +234,7 @@ class _Turn:
                 f"round {one.round_digest[:12]!r} is {one.state}; a sum is taken while its round is posted only"
             )
         self._change_round(one, sums={**one.sums, event.tallier_id: event.data})
-        self._effects.append(StoreSum(one.number, one.round_digest, event.tallier_id, event.data))
+        self._effects.append(fx.StoreSum(one.number, one.round_digest, event.tallier_id, event.data))
 
     def _open_round(self, event: Any, agent_id: str | None) -> RoundRun:
         """Return the round a message belongs to, if it is open and the agent takes part in it.
@@ -318,7 +262,7 @@ class _Turn:
             current = self.job.current
             if current is None:
                 self.job = replace(self.job, state="completed")
-                self._effects += [Complete(), self._leave(), Tell()]
+                self._effects += [fx.Complete(), self._leave(), fx.Tell()]
                 return
             if self._now.wall_s > self.job.expires_at_s and current.state != "posted":
                 self._expire()
@@ -352,7 +296,7 @@ class _Turn:
         # Such a job is only admitted once its images are decoded.
         is_first_heard = self.job.task.traits.asks_for_a_model
         if not self.job.is_admitted:
-            self._effects.append(RequestSlot())
+            self._effects.append(fx.RequestSlot())
             if is_first_heard:
                 self._looks.append(self._now.steady_s + PREPARING_LOOK_S)
             return
@@ -366,22 +310,22 @@ class _Turn:
             self._prepare()
             return
         self.job = replace(self.job, state="collecting", asked=asked, decided_at_s=None, asked_at_s={})
-        self._effects += [ReserveRounds(asked), Tell()]
+        self._effects += [fx.ReserveRounds(asked), fx.Tell()]
 
     def _prepare(self) -> None:
         if self.job.untied:
-            self._effects.append(Prepare())
+            self._effects.append(fx.Prepare())
             self._looks.append(self._now.steady_s + PREPARING_LOOK_S)
 
     def _pursue(self) -> tuple[str, ...] | None:
         """Propose the job to agents that have not replied, and settle which agents it asks; None while that is open."""
-        standing = stand(self.job, wall_s=self._now.wall_s)
+        standing = fx.stand(self.job, wall_s=self._now.wall_s)
         parties, quorum = self.job.parties, self.job.task.quorum
         if self._talliers() is not None:
             able = [agent for agent in standing.open if parties[agent].is_heard]
             due = tuple(agent for agent in able if self._is_due((agent, "proposal"), through=[agent]))
             if due:
-                self._effects.append(SendProposals(due))
+                self._effects.append(fx.SendProposals(due))
         is_lost = len(standing.willing) + len(standing.open) < quorum
         if not is_lost and len(standing.willing) < quorum:
             if self.job.decided_at_s is not None:
@@ -405,7 +349,7 @@ class _Turn:
             return
         if not current.is_made:
             # Before the charge: a batch that is too large for a message costs nothing.
-            self._effects.append(MakeBodies(current.number))
+            self._effects.append(fx.MakeBodies(current.number))
             return
         agents, parties = self.job.agents, self.job.parties
         keys = {agent: parties[agent].verify_key for agent in agents if agent in parties}
@@ -418,7 +362,7 @@ class _Turn:
             )
             return
         # Durable before the first question leaves: from here on nobody can say that nothing left.
-        self._effects += [Begin(current.number, keys), Tell()]
+        self._effects += [fx.Begin(current.number, keys), fx.Tell()]
         self._change_round(current, state="asked", participants=keys)
 
     def _collect(self, current: RoundRun) -> None:
@@ -458,12 +402,12 @@ class _Turn:
         if unaware:
             asked = {(one, current.round_digest): self._now.steady_s for one in unaware}
             self.job = replace(self.job, asked_at_s={**self.job.asked_at_s, **asked})
-            self._effects.append(OpenAt(current.number, unaware))
+            self._effects.append(fx.OpenAt(current.number, unaware))
 
     def _agree(self, current: RoundRun, answered: frozenset[str]) -> None:
         contributors = tuple(sorted(answered))
         self._change_round(current, state="agreed", contributors=contributors)
-        self._effects += [FixContributors(current.number, contributors), Tell()]
+        self._effects += [fx.FixContributors(current.number, contributors), fx.Tell()]
         # The charge is posted in the next step, once this is durable.
         self.job = replace(self.job, state="tallying", is_storing=True, asked_at_s={})
 
@@ -505,14 +449,14 @@ class _Turn:
         waits = {one for one in unaware if not current.has_shares and (one, digest) not in self.job.asked_at_s}
         opened = tuple(one for one in unaware if self._is_due((one, digest), through=[one]) and one not in waits)
         if opened:
-            self._effects.append(OpenAt(current.number, opened))
+            self._effects.append(fx.OpenAt(current.number, opened))
         # A share in a tallier's mail is on its way, so its agent need not be asked again.
         due = tuple(agent for agent in agents if self._is_due((agent, digest), through=[agent, *talliers]))
         if due:
-            self._effects.append(SendAsks(current.number, due))
+            self._effects.append(fx.SendAsks(current.number, due))
 
     def _post(self, current: RoundRun) -> None:
-        self._effects += [Post(current.number, current.num_queries, current.contributors), Tell()]
+        self._effects += [fx.Post(current.number, current.num_queries, current.contributors), fx.Tell()]
         self._change_round(current, state="posted")
 
     def _sum(self, current: RoundRun) -> None:
@@ -521,7 +465,7 @@ class _Turn:
             return
         missing = [one for one in talliers if one not in current.sums]
         if not missing:
-            self._effects.append(Unshard(current.number, tuple(current.sums[one] for one in talliers)))
+            self._effects.append(fx.Unshard(current.number, tuple(current.sums[one] for one in talliers)))
             return
         if self._has_ended_by_tallier(current, talliers):
             return
@@ -529,14 +473,24 @@ class _Turn:
             report = current.holdings.get(one)
             lost = [] if report is None else [agent for agent in current.contributors if agent not in report]
             if lost:
-                self._fail(_shut_out(one, lost))
+                # An agent achieves that by sending a second, different share after its first. The contributors are
+                # permanent, so waiting would not help.
+                self._fail(
+                    ProtocolViolation(
+                        f"{one} shut out {', '.join(lost[:5])}, who sent it two different shares after the "
+                        "contributors were agreed on, so their sum cannot be made. What was charged stands; ask that "
+                        "site what happened, or revoke its keys, then submit the job again"
+                    )
+                )
                 return
         if self.job.task.release == "winner":
-            self._seek_turn(current, talliers, missing)
+            limit_s = winner_time_limit_s(current.num_queries, self.job.task.num_classes) + TURN_GRACE_S
+            self._effects.append(fx.AskForTurn(current.round_digest, len(talliers) - len(missing), limit_s))
+            self._look_at_line()
             return
         due = tuple(one for one in missing if self._is_due((one, "sum"), through=[one]))
         if due:
-            self._effects.append(AskForSums(current.number, due))
+            self._effects.append(fx.AskForSums(current.number, due))
 
     def _has_ended_by_tallier(self, current: RoundRun, talliers: Sequence[str]) -> bool:
         """End the job if a tallier can never open or sum the round; the charge stays."""
@@ -570,22 +524,17 @@ class _Turn:
             missing = [one for one in self.job.agents if one not in done and self._can_answer(following, one)]
             self._ask(following, talliers, missing)
 
-    def _seek_turn(self, current: RoundRun, talliers: Sequence[str], missing: Sequence[str]) -> None:
-        limit_s = winner_time_limit_s(current.num_queries, self.job.task.num_classes) + TURN_GRACE_S
-        self._effects.append(AskForTurn(current.round_digest, len(talliers) - len(missing), limit_s))
-        self._look_at_line()
-
-    def _ask_all_for_winners(self, event: TurnGranted) -> None:
+    def _ask_all_for_winners(self, event: fx.TurnGranted) -> None:
         one, talliers = self.job.round_with(event.round_digest), self._talliers()
         if one is not None and one.state == "posted" and talliers is not None:
             # All or none, since each needs the others.
-            self._effects.append(AskForSums(one.number, talliers))
+            self._effects.append(fx.AskForSums(one.number, talliers))
         self._look_at_line()
 
     def _look_at_line(self) -> None:
         self._looks.append(self._now.steady_s + min(1.0, max(LEAST_LOOK_S, self.job.patience.ask_again_s)))
 
-    def _opened(self, event: Opened) -> None:
+    def _opened(self, event: fx.Opened) -> None:
         job, one, release = self.job, self._round(event.number), event.release
         if job.state not in UNFINISHED or one.state != "posted":
             return
@@ -600,13 +549,13 @@ class _Turn:
             )
             return
         is_last = all(other.state == "opened" for other in job.rounds if other.number != one.number)
-        following: JobState = "completed" if is_last else "collecting"
+        following: fx.JobState = "completed" if is_last else "collecting"
         self._change_round(one, state="opened", sums={}, opened=release if job.task.traits.is_sampled else None)
         others = {other.round_digest for other in self.job.rounds if other.state == "asked"}
         asked_at_s = {what: at_s for what, at_s in self.job.asked_at_s.items() if what[1] in others}
         self.job = replace(self.job, state=following, asked_at_s=asked_at_s)
-        self._effects += [StoreRelease(one.number, release, following), TellSettled((one.number,)), Tell()]
-        self._effects.append(self._leave() if is_last else ReleaseSlot((one.round_digest,), has_ended=False))
+        self._effects += [fx.StoreRelease(one.number, release, following), fx.TellSettled((one.number,)), fx.Tell()]
+        self._effects.append(self._leave() if is_last else fx.ReleaseSlot((one.round_digest,), has_ended=False))
 
     # Ends.
 
@@ -628,12 +577,12 @@ class _Turn:
         is_refused = isinstance(error, QuorumNotReached | RefusedByPerson) and not is_begun
         self._end("refused" if is_refused else "failed", error)
 
-    def _end(self, state: JobState, error: LabelerError) -> None:
+    def _end(self, state: fx.JobState, error: LabelerError) -> None:
         """End the job: what was asked stays charged, what was not is given back, in one transaction."""
-        self._effects.append(End(state, error))
+        self._effects.append(fx.End(state, error))
         self._ended(state)
 
-    def _ended(self, state: JobState) -> None:
+    def _ended(self, state: fx.JobState) -> None:
         """Tell the participants that nothing more comes; those of opened rounds were told already."""
         was = self.job
         self.job = replace(was, state=state, is_storing=False, asked_at_s={})
@@ -641,18 +590,18 @@ class _Turn:
         if state != "completed":
             rest = tuple(one.number for one in was.rounds if one.state in _OPEN_STATES)
             if rest:
-                self._effects.append(TellSettled(rest))
+                self._effects.append(fx.TellSettled(rest))
             if any(one.state == "waiting" for one in was.rounds):
                 self._withdraw_from([agent for agent, said in was.answers.items() if said.answer == "willing"])
-        self._effects.append(Tell())
+        self._effects.append(fx.Tell())
 
-    def _leave(self) -> ReleaseSlot:
-        return ReleaseSlot(tuple(one.round_digest for one in self.job.rounds if one.round_digest), has_ended=True)
+    def _leave(self) -> fx.ReleaseSlot:
+        return fx.ReleaseSlot(tuple(one.round_digest for one in self.job.rounds if one.round_digest), has_ended=True)
 
     def _withdraw_from(self, agents: Sequence[str]) -> None:
         enrolled = tuple(agent for agent in agents if agent in self.job.parties)
         if enrolled:
-            self._effects.append(SendWithdrawn(enrolled))
+            self._effects.append(fx.SendWithdrawn(enrolled))
 
     # Helpers.
 
@@ -673,13 +622,13 @@ class _Turn:
         was_final = party_id in one.final
         if (was_final and not is_final) or (was_final == is_final and one.refusals.get(party_id) == sentence):
             return one
-        self._effects += [StoreRefusal(one.number, party_id, sentence, is_final), Tell()]
+        self._effects += [fx.StoreRefusal(one.number, party_id, sentence, is_final), fx.Tell()]
         final = one.final | {party_id} if is_final else one.final
         return self._change_round(one, refusals={**one.refusals, party_id: sentence}, final=final)
 
     def _talliers(self) -> tuple[str, ...] | None:
         """Return the enrolled talliers in order; None while one of them is not enrolled."""
-        by_number = _talliers_of(self.job.parties)
+        by_number = {one.tallier: one.party_id for one in self.job.parties.values() if one.tallier is not None}
         wanted = range(self.job.task.talliers)
         return tuple(by_number[number] for number in wanted) if all(one in by_number for one in wanted) else None
 
@@ -710,11 +659,7 @@ class _Turn:
         return True
 
 
-def _talliers_of(parties: Mapping[str, Party]) -> dict[int, str]:
-    return {one.tallier: one.party_id for one in parties.values() if one.tallier is not None}
-
-
-def _lost_before(job: JobRun, standing: Standing) -> QuorumNotReached | RefusedByPerson:
+def _lost_before(job: JobRun, standing: fx.Standing) -> QuorumNotReached | RefusedByPerson:
     """Return why a job without an asked agent is lost; a person's refusal is named if it is the only reason."""
     reasons = {one: job.answers[one] for one in standing.declined if one in job.answers}
     people = [agent for agent, said in reasons.items() if said.reason == RefusedByPerson.problem_type]
@@ -730,19 +675,6 @@ def _lost_before(job: JobRun, standing: Standing) -> QuorumNotReached | RefusedB
         return RefusedByPerson(f"{why}. Without {len(people)} of {len(job.participants)} agents {end}")
     return QuorumNotReached(
         f"{len(standing.declined)} of {len(job.participants)} agents will not take part, so {end}. {why}"
-    )
-
-
-def _shut_out(tallier_id: str, agents: Sequence[str]) -> ProtocolViolation:
-    """Return the error of a round whose sum can never be made: a tallier has excluded a contributor that it reported.
-
-    An agent achieves that by sending a second, different share after its first. The contributors are permanent, so
-    waiting would not help.
-    """
-    return ProtocolViolation(
-        f"{tallier_id} shut out {', '.join(agents[:5])}, who sent it two different shares after the contributors "
-        "were agreed on, so their sum cannot be made. What was charged stands; ask that site what happened, or "
-        "revoke its keys, then submit the job again"
     )
 
 

@@ -613,12 +613,10 @@ class RoundRun:
     def held_by_all(self, tallier_ids: tuple[str, ...]) -> frozenset[str]:
         """Return agents of whose split every tallier holds a share; none while a tallier has not reported."""
         reports = [self.holdings.get(tallier_id) for tallier_id in tallier_ids]
-        if not reports or any(report is None for report in reports):
+        known = [set(report.items()) for report in reports if report is not None]
+        if not reports or len(known) < len(reports):
             return frozenset()
-        common = set((reports[0] or {}).items())
-        for report in reports[1:]:
-            common &= set((report or {}).items())
-        return frozenset(agent for agent, _ in common)
+        return frozenset(agent for agent, _ in set.intersection(*known))
 
 
 @dataclass(frozen=True)

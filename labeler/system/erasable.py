@@ -6,10 +6,10 @@ round is encrypted under a separate key. The key lies in a file outside the jour
 
     HOME/erasable/keys.json    every key by its name; rewritten, synced and renamed with each change
 
-When `erase` returns, no file of the home holds the key any more, also after a power cut. The blocks of the earlier file
-are free, but their bytes stay on the medium until they are reused; snapshots and the spare blocks of a flash disk may
-keep them longer. So take no snapshots of the folder, and encrypt the disk: old blocks then reveal nothing. Bytes in
-this process's memory vanish with the process.
+When `erase_all` returns, no file of the home holds the keys any more, also after a power cut. The blocks of the
+earlier file are free, but their bytes stay on the medium until they are reused; snapshots and the spare blocks of a
+flash disk may keep them longer. So take no snapshots of the folder, and encrypt the disk: old blocks then reveal
+nothing. Bytes in this process's memory vanish with the process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import os
 import re
 import stat
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -61,11 +60,8 @@ class ErasableKeys(Protocol):
     def draw_all(self, names: Collection[str]) -> None:
         """Draw several keys, durable together before this returns."""
 
-    def erase(self, name: str) -> None:
-        """Erase a key permanently; without such a key nothing happens."""
-
     def erase_all(self, names: Collection[str]) -> None:
-        """Erase several keys permanently, all of them before this returns."""
+        """Erase keys permanently, all of them before this returns; a missing one changes nothing."""
 
     def names(self) -> list[str]:
         """Return the names of all keys, sorted."""
@@ -94,10 +90,6 @@ class KeysInMemory:
     def read(self, name: str) -> bytes | None:
         """See ErasableKeys."""
         return self._found().get(_checked(name))
-
-    def erase(self, name: str) -> None:
-        """See ErasableKeys."""
-        self.erase_all([name])
 
     def erase_all(self, names: Collection[str]) -> None:
         """See ErasableKeys."""
@@ -239,19 +231,6 @@ def keys_in(folder: Path) -> dict[str, bytes]:
             "the file of erasable keys holds something else; put the one back that belongs to this journal, or go on "
             "without it as after a restored backup: labeler journal accept-restored"
         ) from None
-
-
-def erase_file(path: Path) -> None:
-    """Overwrite a small secret file in place, and remove it; a missing file is ignored."""
-    between("erase")
-    with suppress(FileNotFoundError):
-        handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            os.pwrite(handle, bytes(os.fstat(handle).st_size), 0)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        path.unlink()
 
 
 def _checked(name: str) -> str:

@@ -14,24 +14,6 @@ KEEP_ALIVE_S = 60.0
 """Lifetime of an idle connection; shorter than that of servers and edge."""
 
 
-def certificates_for(scheme: str, ca_file: str | None) -> ssl.SSLContext:
-    """Return a TLS context with the given authority, or the system's; for plain HTTP one that trusts nobody.
-
-    Loading the system's takes 20 ms of a core. Each command and each party on one machine would spend that on
-    connections without certificates. A TLS connection through the context for plain HTTP would be refused.
-
-    Args:
-        scheme: of the service's URL.
-        ca_file: PEM file of the authority that signed the service's certificate; None for the system's.
-
-    Raises:
-        OSError: the file cannot be read, or holds no certificates.
-    """
-    if scheme == "http" and ca_file is None:
-        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return ssl.create_default_context(cafile=ca_file)
-
-
 def is_loopback(host: str) -> bool:
     """Return whether a name or an address is loopback."""
     try:
@@ -47,11 +29,11 @@ def http_client(
 
     Args:
         url: checked by the caller; request paths are relative to it.
-        ca_file: see `certificates_for`.
+        ca_file: PEM file of the authority that signed the service's certificate; None for the system's.
         read_s: longest silence while waiting for an answer.
 
     Raises:
-        OSError: see `certificates_for`.
+        OSError: the file cannot be read, or holds no certificates.
         ImportError, ValueError: the environment names an unsupported kind of proxy.
     """
     import httpx2  # here, because a console and a coordinator start without it
@@ -62,6 +44,6 @@ def http_client(
         headers={"User-Agent": "private-labeler", **(headers or {})},
         timeout=httpx2.Timeout(read_s, connect=min(read_s, 10.0), write=min(read_s, 30.0)),
         limits=httpx2.Limits(keepalive_expiry=KEEP_ALIVE_S),
-        verify=certificates_for(base.scheme, ca_file),
+        verify=ssl.create_default_context(cafile=ca_file),
         trust_env=not is_loopback(base.host),
     )

@@ -1,7 +1,7 @@
 """The keys of one party: it signs what it sends, and opens what was sealed to it. No other module uses PyNaCl.
 
-    sign   Ed25519 over the header, which binds kind, parties, task, round, number and digest of the body
-    seal   X25519 and XSalsa20-Poly1305 to the recipient's public key, from a fresh key each time
+    sign   Ed25519 over the header, which binds kind, parties, task, round, number and digest of the body.
+    seal   X25519 and XSalsa20-Poly1305 to the recipient's public key, from a fresh key each time.
 
 A sealed box alone does not prove who made it. A relay could cut another party's sealed share out of its message and
 send it on under the relay's own name and signature, and the receiver would count it as the relay's. So sealed content
@@ -49,9 +49,6 @@ _STATEMENT = b"labeler-statement/1\n"
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 _KEYS_REMEMBERED = 4096
 """Cache of valid public keys: a party's key is checked once, and not at each of its messages."""
-
-_SIGNATURES_REMEMBERED = 128
-"""Cache of valid signatures: one is checked before its message's body is read, and again with the body."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +283,7 @@ def verify_header(header: Header, signature: bytes, verify_key: str) -> None:
         InvalidSetting: the key is invalid or weak.
     """
     try:
-        _check_signature(verify_key, _signed_bytes(header), signature)
+        _verifier(verify_key).verify(_signed_bytes(header), signature)
     except (BadSignatureError, CryptoError):
         raise Forged(
             f"the signature of a message in the name of {header.sender!r} does not hold; it was changed on "
@@ -342,12 +339,6 @@ def _verifier(key: str) -> VerifyKey:
     if not crypto_core_ed25519_is_valid_point(data):
         raise InvalidSetting("verify_key is no Ed25519 key, or a weak one; `labeler keys` makes good ones")
     return VerifyKey(data)
-
-
-@lru_cache(maxsize=_SIGNATURES_REMEMBERED)
-def _check_signature(key: str, data: bytes, signature: bytes) -> None:
-    """Raise what the library raises. Valid signatures are cached; invalid ones are always checked again."""
-    _verifier(key).verify(data, signature)
 
 
 @lru_cache(maxsize=_KEYS_REMEMBERED)

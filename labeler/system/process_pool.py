@@ -1,7 +1,7 @@
 """Processes for untrusted input: our programs without our environment, with limits that the system enforces.
 
-    caller   starts a module, perhaps with a file as its input  ----->  bounds itself (`bound_process`), works
-             checks every length before it takes anything       <-----  frames: a head in JSON, then bytes
+    caller   starts a module, perhaps with a file as its input  ----->  bounds itself (`bound_process`), works.
+             checks every length before it takes anything       <-----  frames: a head in JSON, then bytes.
 
 If a file makes a library fill its memory, hang or crash, that happens in the child process. A process serves one
 untrusted file and ends, so that no file meets the traces of another. It holds no secret, no handle of ours and no

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal, NoReturn, SupportsIndex
 
@@ -71,14 +71,8 @@ class SiteKey:
     def __repr__(self) -> str:
         return "SiteKey(<secret>)"
 
-    def __copy__(self) -> NoReturn:
-        raise TypeError("a site's key is not copied")
-
-    def __deepcopy__(self, memo: object) -> NoReturn:
-        raise TypeError("a site's key is not copied")
-
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        raise TypeError("a site's key is not pickled")
+        raise TypeError("a site's key is neither copied nor pickled")
 
 
 def as_digests(joined: bytes) -> Digests:
@@ -86,7 +80,7 @@ def as_digests(joined: bytes) -> Digests:
     return np.frombuffer(joined, dtype="<i8").astype(np.int64).reshape(-1, DIGEST_WORDS)
 
 
-def site_key(path: Path, *, random_bytes: Callable[[int], bytes] = os.urandom) -> SiteKey:
+def site_key(path: Path) -> SiteKey:
     """Return the key in a file; if there is none, create one that only its owner can read.
 
     Two processes that make it at once end up with one key.
@@ -96,7 +90,7 @@ def site_key(path: Path, *, random_bytes: Callable[[int], bytes] = os.urandom) -
         BadData: it holds no key.
     """
     if not path.exists():
-        _make(path, random_bytes(KEY_BYTES))
+        _make(path, os.urandom(KEY_BYTES))
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         raise UnsafeStorage(

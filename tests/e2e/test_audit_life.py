@@ -19,7 +19,7 @@ from workers.audit.run import default_adversaries
 
 FALSE_ALARM = 1e-6
 FOR_LIFE = audited_task(
-    method="reverse-knn", k=1, sigma_votes=2.0, life={"budget_nano": 10**9, "least_similarity": 0.9}
+    method="reverse-knn", k=1, sigma_votes=2.0, lifetime_budget={"budget_nano": 10**9, "least_similarity": 0.9}
 )
 
 

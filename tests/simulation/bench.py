@@ -20,7 +20,6 @@ from tests.simulation.campaign import (
     run_seeds,
 )
 from tests.simulation.case import case_of
-from tests.simulation.subject import service
 from workers.progress import ProgressCallback, silent
 
 QUICK_SEEDS = "0:100"
@@ -66,7 +65,7 @@ def bench_simulate(
 
 
 def cores() -> int:
-    """How many this process may use, which may be fewer than the machine has."""
+    """Return how many this process may use, which may be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -97,7 +96,7 @@ def _traced(seed: int) -> list[BenchRow]:
     logging.disable(logging.CRITICAL)
     try:
         with memory_folder() as folder:
-            outcome = Stage(folder, service()).run(seed, traced=True)
+            outcome = Stage(folder).run(seed, traced=True)
     finally:
         logging.disable(logging.NOTSET)
     console = Console(stderr=True, highlight=False)

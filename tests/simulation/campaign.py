@@ -6,8 +6,6 @@ was found, each with the command that replays it. Started again with the same fi
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import gc
 import json
 import logging
@@ -29,7 +27,7 @@ from typing import Any
 from labeler.errors import BadData, InvalidSetting, Unavailable
 from labeler.system.files import replace_file
 from tests.simulation.case import case_of
-from tests.simulation.contract import Outcome, Subject
+from tests.simulation.contract import Outcome
 from tests.simulation.homes import Templates
 from tests.simulation.world import run_case
 from workers.up.supervisor import die_with_parent
@@ -41,10 +39,6 @@ LONGEST_S = 45 * 60.0
 """No campaign runs longer; the next one goes on."""
 
 _IN_MEMORY = Path("/dev/shm")
-_PREFIX = "labeler-schedules-"
-_LOCK = "in-use"
-_BORN_S = 600.0
-"""A folder without a lock is somebody's that is just being made, for as long."""
 
 _FORMAT = "labeler-simulation/"
 _VERSION = f"{_FORMAT}5"
@@ -53,7 +47,7 @@ _VERSION = f"{_FORMAT}5"
 
 @dataclass
 class Report:
-    """What came of a range of seeds.
+    """The results of a range of seeds.
 
     Attributes:
         first, last: the range, without `last`.
@@ -81,7 +75,7 @@ class Report:
 
     @property
     def schedules(self) -> int:
-        """How many were run."""
+        """Return how many were run."""
         return self.following - self.first
 
     def add(self, outcome: Outcome) -> None:
@@ -95,41 +89,16 @@ class Report:
 
 
 def replay_command(seed: int) -> str:
-    """What shows one schedule again, step by step."""
+    """Return what shows one schedule again, step by step."""
     return f"labeler bench simulate --seeds {seed}:{seed + 1} --trace"
 
 
 @contextmanager
 def memory_folder() -> Iterator[Path]:
-    """An empty folder, in memory where the machine has such a place: a simulated disk need not survive a power cut.
-
-    What somebody who was killed has left there is removed first: memory that no process would give back.
-    """
-    place = _IN_MEMORY if _IN_MEMORY.is_dir() and os.access(_IN_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
-    remove_abandoned(place)
-    held = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
-    try:
-        with (held / _LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            folder = held / "schedules"
-            folder.mkdir()
-            yield folder
-    finally:
-        shutil.rmtree(held, ignore_errors=True)
-
-
-def remove_abandoned(place: Path) -> None:
-    """Remove the folders of those who do not live any more: the system has let go of their locks."""
-    for folder in place.glob(f"{_PREFIX}*"):
-        # Another user's cannot be opened, and somebody else may remove it at this moment.
-        with contextlib.suppress(OSError):
-            if not (folder / _LOCK).exists():
-                if time.time() - folder.stat().st_mtime > _BORN_S:
-                    shutil.rmtree(folder, ignore_errors=True)
-                continue
-            with (folder / _LOCK).open("r") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+    """Lend an empty folder, in memory where that is possible: a simulated disk need not survive a power cut."""
+    place = _IN_MEMORY if _IN_MEMORY.is_dir() and os.access(_IN_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="labeler-schedules-", dir=place, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 class Stage:
@@ -137,14 +106,11 @@ class Stage:
 
     Args:
         folder: an empty folder.
-        subject: the coordinator.
     """
 
-    def __init__(self, folder: Path, subject: Subject) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._subject = subject
-        (folder / "templates").mkdir()
-        self._templates = Templates(folder / "templates", subject.complete)
+        self._templates = Templates(folder / "templates")
 
     def run(self, seed: int, *, traced: bool = False, shorter: bool = False) -> Outcome:
         """Run the schedule of a seed, or that of its neighbour with one record less."""
@@ -152,7 +118,7 @@ class Stage:
         place.mkdir()
         case = case_of(seed)
         try:
-            return run_case(case.neighbour if shorter else case, self._templates, place, self._subject, traced=traced)
+            return run_case(case.neighbour if shorter else case, self._templates, place, traced=traced)
         finally:
             shutil.rmtree(place)
 
@@ -217,8 +183,6 @@ def run_seeds(
             "a process that ran schedules was killed, perhaps for want of memory; those before seed "
             f"{report.following} are counted, and the same command with --resume goes on behind them"
         ) from None
-    finally:
-        remove_abandoned(_IN_MEMORY)
     return report
 
 
@@ -311,12 +275,10 @@ def _run_chunk(first: int, last: int) -> Report:
 @cache
 def _stage() -> Stage:
     """Of this process, for as long as it lives."""
-    from tests.simulation.subject import service
-
     folder = memory_folder()
     place = folder.__enter__()
     multiprocessing.util.Finalize(None, folder.__exit__, (None, None, None), exitpriority=10)
-    stage = Stage(place, service())
+    stage = Stage(place)
     stage.run(0)  # what is imported when it is first used
     # It stays for good: walking through it took the garbage collector a seventh of the time.
     gc.collect()

@@ -1,4 +1,4 @@
-"""What a seed stands for: the parties, the jobs and how often what goes wrong. Everything is drawn before it begins.
+"""The case of a seed: the parties, the jobs and how often what goes wrong. Everything is drawn before it begins.
 
 Rates are drawn per schedule, most of them 0: a schedule in which everything fails at once finds less than many in which
 two or three things do (swarm testing: Groce, Zhang, Eide, Chen, Regehr 2012).
@@ -118,7 +118,7 @@ class Case:
 
     @property
     def has_reasons_to_wait(self) -> bool:
-        """Whether a job may have to wait for its deadline, or is cancelled before; all else only costs time."""
+        """Return whether a job may have to wait for its deadline, or is cancelled before; all else only costs time."""
         rates = self.rates
         is_cancelled = any(one.cancel_after is not None for one in self.jobs)
         return bool(self.absent or self.capped or rates.policy or rates.rekey or rates.leap or is_cancelled)
@@ -130,7 +130,7 @@ class Case:
 
 
 def source(seed: int, purpose: str) -> random.Random:
-    """What a schedule draws from; decides nothing that is secret."""
+    """Return what a schedule draws from; decides nothing that is secret."""
     return random.Random(f"labeler-simulation/1 {seed} {purpose}")
 
 

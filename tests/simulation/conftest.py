@@ -8,14 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from tests.simulation.campaign import Stage, memory_folder
-from tests.simulation.subject import service
 
 
 @pytest.fixture(scope="session")
 def stage() -> Iterator[Stage]:
     """One for all tests of a process: making the homes of a federation takes longer than a schedule."""
     with memory_folder() as folder:
-        yield Stage(folder, service())
+        yield Stage(folder)
 
 
 @pytest.fixture(autouse=True)

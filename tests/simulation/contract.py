@@ -1,19 +1,12 @@
-"""What a simulation runs, by which clock, and what it tells of a schedule."""
+"""The clock of a simulation, and its account of a schedule."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from labeler.driver.mail import Mailbox
-from tests.simulation.homes import START
+START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 class VirtualClock:
@@ -35,57 +28,6 @@ class VirtualClock:
     def steady_s(self) -> float:
         """Seconds that never run backwards."""
         return self.passed_s
-
-
-class Coordinator(Protocol):
-    """The coordinator while it lives."""
-
-    def tick(self) -> None:
-        """Take every step that can be taken now."""
-
-    def take(self, data: bytes) -> bytes:
-        """Take posted messages."""
-
-    def poll(self, data: bytes) -> bytes:
-        """Answer a poll."""
-
-    def submit(
-        self,
-        name: str,
-        task_digest: str,
-        questions: NDArray[np.int16],
-        *,
-        sizes: Sequence[int],
-        deadline_s: float,
-        by: str,
-    ) -> str:
-        """Take a job whose questions are prepared; its id.
-
-        Raises:
-            LabelerError: it is not taken.
-        """
-
-    def cancel(self, job_id: str) -> None:
-        """Cancel a job; nothing happens where it has ended."""
-
-    def enrol_anew(self, party_id: str, verify_key: str, seal_key: str) -> None:
-        """Give a party other keys."""
-
-    def close(self) -> None:
-        """Let go of everything; what is not on disk is lost."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """The coordinator that is looked at.
-
-    Attributes:
-        boot: makes it from its home, over a mailbox and a clock.
-        complete: makes in a home what the coordinator makes at its first start.
-    """
-
-    boot: Callable[[Path, Mailbox, VirtualClock], Coordinator]
-    complete: Callable[[Path], None]
 
 
 @dataclass(frozen=True)

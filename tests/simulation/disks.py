@@ -1,4 +1,4 @@
-"""What lies on a party's disk, read by connections of the witness's own: what is only in memory is not there.
+"""A party's disk, read by connections of the witness's own: what is only in memory is not there.
 
 What was read stays known until SQLite says that somebody else has committed to the file (`PRAGMA data_version`), which
 costs a hundredth of reading it again. So a look at every rule after every step reads what is new, and misses nothing.
@@ -10,19 +10,52 @@ from collections import Counter
 from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from labeler.errors import NotFound
 from labeler.ledger.agent_memory import AgentMemory, JournalRounds
-from labeler.ledger.chain import Entry
+from labeler.ledger.chain import Entry, entry_of
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.jobs import JobRecord, JobStore, RoundRecord
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.lifetimes import SET_ASIDE
+from labeler.ledger.schema import ledger_entries
 from labeler.ledger.tallier_memory import TallierMemory
 from labeler.ledger.tasks import TaskStore
 from labeler.system.clock import Clock
 from labeler.system.erasable import keys_in
-from tests.simulation.watched import WatchedJournal
+
+_COLUMNS = tuple(column.name for column in ledger_entries.columns)
+_ENTRIES = f"SELECT {', '.join(_COLUMNS)} FROM ledger_entries WHERE seq > ? ORDER BY seq"  # names of columns
+_LIVED = "SELECT round_digest FROM life_rounds WHERE seq > ? ORDER BY seq"
+_SPENT = "SELECT digest, spent FROM life_spends"
+
+
+class WatchedJournal:
+    """One such journal, opened for looking only by the one thread that looks: it is asked by the same connection."""
+
+    def __init__(self, database: Database) -> None:
+        with database.read() as connection:
+            self._connection: Any = connection.connection.driver_connection
+
+    def version(self) -> int:
+        """Another number whenever somebody has committed."""
+        number: int = self._connection.execute("PRAGMA data_version").fetchone()[0]
+        return number
+
+    def entries(self, *, after: int) -> list[Entry]:
+        """Entries of the ledger behind a sequence number, all of them."""
+        rows = self._connection.execute(_ENTRIES, (after,)).fetchall()
+        return [entry_of(dict(zip(_COLUMNS, row, strict=True))) for row in rows]
+
+    def spent_for_life(self, *, after: int) -> tuple[list[str], dict[bytes, int]]:
+        """Digests of the rounds that have spent votes for life behind so many, and what every image has spent now."""
+        self._connection.execute("BEGIN")  # both of one moment
+        try:
+            rounds = self._connection.execute(_LIVED, (after,)).fetchall()
+            return [digest for (digest,) in rounds], dict(self._connection.execute(_SPENT).fetchall())
+        finally:
+            self._connection.execute("COMMIT")
 
 
 class _Peek:
@@ -42,9 +75,6 @@ class _Peek:
 
     def draw_all(self, names: Collection[str]) -> None:
         raise NotImplementedError(names)
-
-    def erase(self, name: str) -> None:
-        raise NotImplementedError(name)
 
     def erase_all(self, names: Collection[str]) -> None:
         raise NotImplementedError(names)
@@ -79,7 +109,7 @@ class _Disk:
         return new
 
     def set_aside(self) -> dict[str, int]:
-        """What each account has set aside for votes for life, nano-units; in several entries, where it grew."""
+        """Return what each account has set aside for votes for life, nano-units; in several entries, where it grew."""
         aside: dict[str, int] = {}
         for entry in self.entries:
             if entry.kind == "post" and (entry.reservation_id or "").startswith(SET_ASIDE):
@@ -87,7 +117,7 @@ class _Disk:
         return aside
 
     def has_reserved(self) -> bool:
-        """Whether any account has charges that are neither final nor given back."""
+        """Return whether any account has charges that are neither final nor given back."""
         version = self.version()
         if version != self._reserved_at:
             self._reserved = any(one.reserved for one in self.ledger.balances())

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,9 @@ from labeler.setting import LEVELS
 from labeler.system.keys import PartyKeys, PublicKeys
 from labeler.system.site_key import KEY_BYTES, Digests, SiteKey
 from labeler.task import Task, parse_task
-from tests.simulation.parties import URL, Clock, boot_agent, boot_tallier, mark_records
+from tests.simulation.contract import START, VirtualClock
+from tests.simulation.parties import URL, boot_agent, boot_tallier, mark_records
+from tests.simulation.subject import complete
 from tests.simulation.ways import CLASSES, DIMENSION, LIFE_NANO, Way, attributes_of, fields_of, points
 from tests.simulation.winners import MeetingRoom
 from workers.agent.policy import Policy
@@ -38,7 +39,6 @@ from workers.tallier.peers import pin_peers
 
 RECORDS = 9
 FINGERPRINT = "simulated-backbone"
-START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 REQUESTER = "tok-simulated"
 _METHODS = ["knn", "reverse-knn", "federated", "ensemble", "blind-average", "aux-distill"]
 _LIFE_EPSILON = 9.0
@@ -53,7 +53,7 @@ _LISTEN = "127.0.0.1:{port}"
 
 @dataclass(frozen=True)
 class Shape:
-    """What federations of one template have in common."""
+    """The common settings of federations of one template."""
 
     agents: int
     talliers: int
@@ -96,7 +96,7 @@ class Template:
         return tallier_names(self.shape.talliers)
 
     def policy(self, *, is_open: bool = True, is_capped: bool = False) -> Policy:
-        """What a site allows: everything that is asked here; with `is_open` False nothing any more."""
+        """Return what a site allows: everything that is asked here; with `is_open` False nothing any more."""
         name = (is_open, is_capped)
         if name not in self.policies:
             self.policies[name] = self._policy(*name)
@@ -129,8 +129,7 @@ class Template:
 
     def shard(self, agent: str, variant: str) -> Path:
         """The records of an agent: all of them, one less, or one more."""
-        kind = {"attributes": "attributes", "lives": "images"}.get(self.shape.way, "labels")
-        return self.folder.parent / "shards" / kind / agent / variant
+        return self.folder.parent / "shards" / kind_of(self.shape.way) / agent / variant
 
     def copy(self, target: Path) -> None:
         """Copy every home, out of memory: a copy is written for every schedule, and the homes themselves are wanted
@@ -150,6 +149,11 @@ class Template:
                 (target / name).symlink_to(held)
 
 
+def kind_of(way: Way) -> str:
+    """Return the kind of records that a way of asking needs."""
+    return {"attributes": "attributes", "lives": "images"}.get(way, "labels")
+
+
 def _contents(folder: Path) -> Iterator[tuple[str, int, bytes | str | None]]:
     """Everything in a folder, each folder before what is in it."""
     for path in sorted(folder.rglob("*")):
@@ -159,12 +163,12 @@ def _contents(folder: Path) -> Iterator[tuple[str, int, bytes | str | None]]:
 
 
 def agent_names(count: int) -> tuple[str, ...]:
-    """Names of so many agents."""
+    """Names of the agents."""
     return ("east", "north", "west")[:count]
 
 
 def tallier_names(count: int) -> tuple[str, ...]:
-    """Names of so many talliers."""
+    """Names of the talliers."""
     return tuple(f"tallier-{number}" for number in range(count))
 
 
@@ -172,13 +176,12 @@ class Templates:
     """Templates by shape, made where they are first wanted.
 
     Args:
-        folder: an empty folder, best in memory.
-        complete: makes what a coordinator makes in its home at its first start.
+        folder: a new folder, best in memory.
     """
 
-    def __init__(self, folder: Path, complete: Callable[[Path], None]) -> None:
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
         self._folder = folder
-        self._complete = complete
         self._made: dict[Shape, Template] = {}
 
     def of(self, shape: Shape) -> Template:
@@ -186,7 +189,7 @@ class Templates:
         if shape not in self._made:
             _make_shards(self._folder / "shards")
             self._made[shape] = _make(self._folder / f"template-{len(self._made)}", shape, _blank(self._folder))
-            self._complete(self._made[shape].folder / "coordinator")
+            complete(self._made[shape].folder / "coordinator")
         return self._made[shape]
 
 
@@ -200,16 +203,6 @@ class _NoDoor:
         """See CoordinatorDoor."""
 
 
-class _Still:
-    """A clock that stands."""
-
-    def utc(self) -> datetime:
-        return START
-
-    def steady_s(self) -> float:
-        return 0.0
-
-
 def _blank(folder: Path) -> Path:
     """A journal in which nothing was written yet, made once: its tables take longer than all else of a home."""
     journal = folder / "blank.db"
@@ -220,7 +213,7 @@ def _blank(folder: Path) -> Path:
 
 def _make(folder: Path, shape: Shape, blank: Path) -> Template:
     folder.mkdir()
-    clock: Clock = _Still()
+    clock = VirtualClock()
     door: CoordinatorDoor = _NoDoor()
     keys = {"coordinator": PartyKeys.generate()}
     home = folder / "coordinator"
@@ -263,7 +256,7 @@ def _make(folder: Path, shape: Shape, blank: Path) -> Template:
 
 def _make_journal(home: Path, template: Template, publics: Mapping[str, PublicKeys]) -> None:
     with open_database(home / "journal.db", anchor=home / "journal.head", allow_unsynced=True) as database:
-        ledger, parties, tasks = Ledger(database, clock=_Still().utc), PartyStore(database), TaskStore(database)
+        ledger, parties, tasks = Ledger(database, clock=VirtualClock().utc), PartyStore(database), TaskStore(database)
         Sequences(database)
         for account in ("federation", *(f"agent:{name}" for name in template.agents)):
             for level in LEVELS:
@@ -304,7 +297,10 @@ def _make_shards(folder: Path) -> None:
     for kind in ("labels", "attributes", "images"):
         for name in agent_names(3):
             for variant in VARIANTS:
-                _make_shard(folder / kind / name / variant, name, variant, kind=kind)
+                target = folder / kind / name / variant
+                write_records(target, name, RECORDS + (variant == "one-more"), kind=kind)
+                if variant == "one-less":
+                    remove_first(target)
 
 
 def image_digests(name: str, count: int) -> tuple[str, Digests]:
@@ -314,10 +310,18 @@ def image_digests(name: str, count: int) -> tuple[str, Digests]:
     return key.name, key.digests("image", [f"{name}/{number}".encode() for number in copied])
 
 
-def _make_shard(target: Path, name: str, variant: str, *, kind: str) -> None:
+def write_records(target: Path, name: str, count: int, *, kind: str, is_wrong: bool = False) -> None:
+    """Write the first records of an agent.
+
+    Args:
+        kind: "labels", "attributes", or "images", which the site knows again.
+        is_wrong: every label and every attribute is another one.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
-    count = RECORDS + (variant == "one-more")
-    is_of_attributes = kind == "attributes"
+    labels = (np.arange(count) % len(CLASSES)).astype(np.int16)
+    attributes = attributes_of(name, max(count, RECORDS + 1))[:count]
+    if is_wrong:
+        attributes, labels = 1 - attributes, (labels + 1) % np.int16(len(CLASSES))
     site_key, digests = image_digests(name, count) if kind == "images" else (None, None)
     with ShardWriter(
         target,
@@ -326,20 +330,22 @@ def _make_shard(target: Path, name: str, variant: str, *, kind: str) -> None:
         dimension=DIMENSION,
         public=False,
         backbone={"kind": "pixels"},
-        attributes=is_of_attributes,
+        attributes=kind == "attributes",
         max_records=MAX_RECORDS,
         site_key=site_key,
         random_bytes=seeded_source(f"ids {name}".encode()).bytes,
     ) as writer:
-        labels = (np.arange(count) % len(CLASSES)).astype(np.int16)
         writer.append(
-            points(RECORDS + 1, f"records {name}")[:count].astype(np.float64),
-            attributes_of(name, RECORDS + 1)[:count] if is_of_attributes else labels,
+            points(max(count, RECORDS + 1), f"records {name}")[:count].astype(np.float64),
+            attributes if kind == "attributes" else labels,
             [f"{name}/{number}.png" for number in range(count)],
             image_digests=digests,
         )
         writer.finish()
     mark_records(target, name)
-    if variant == "one-less":
-        shard = Shard.open(target)
-        shard.delete(shard.record_ids[:1])
+
+
+def remove_first(target: Path) -> None:
+    """Delete the first record of a shard."""
+    shard = Shard.open(target)
+    shard.delete(shard.record_ids[:1])

@@ -10,9 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from datetime import datetime
 from pathlib import Path
-from typing import Protocol
 
 from feature_store.shard import claim
 from labeler.errors import LabelerError
@@ -25,6 +23,7 @@ from labeler.ledger.promises import PromiseStore
 from labeler.messages import Message
 from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
 from labeler.system.keys import PartyKeys
+from tests.simulation.contract import VirtualClock
 from tests.simulation.winners import MeetingRoom
 from workers.agent.decisions import Admission
 from workers.agent.driver import AgentDriver
@@ -55,26 +54,6 @@ URL = "http://127.0.0.1:1"
 """Nobody listens there; every request goes through the door."""
 
 
-class Clock(Protocol):
-    """The time in a simulation."""
-
-    def utc(self) -> datetime:
-        """The time now, with its zone."""
-
-    def steady_s(self) -> float:
-        """Seconds that never run backwards."""
-
-
-class Party(Protocol):
-    """A party that lives: made from its home by whoever boots it."""
-
-    def turn(self) -> bool:
-        """One poll and what follows; False where the process has ended by itself."""
-
-    def close(self) -> None:
-        """Let go of everything; what is not on disk is lost."""
-
-
 class TurnStop(threading.Event):
     """A process's stop signal that is given after every turn, and whose waits take no time."""
 
@@ -94,7 +73,7 @@ class TurnStop(threading.Event):
         self._is_over = True
 
     def is_set(self) -> bool:
-        """Whether the turn is over."""
+        """Return whether the turn is over."""
         return self._is_over
 
     def wait(self, timeout: float | None = None) -> bool:  # noqa: ARG002  # in virtual time nobody waits
@@ -107,8 +86,8 @@ class TurnStop(threading.Event):
         return True
 
 
-class _Conversing:
-    """The loop of a party's process, one turn at a time."""
+class Party:
+    """A party that lives: the loop of its process, one turn at a time."""
 
     def __init__(
         self,
@@ -125,14 +104,17 @@ class _Conversing:
         self._look = look
 
     def turn(self) -> bool:
-        """See Party. What an agent's thread does by the clock is done between turns."""
+        """Run one poll and what follows; False if the process has ended by itself.
+
+        What an agent's thread does by the clock is done between turns.
+        """
         self._look()
         self._stop.begin()
         converse(self._link, self, self._stop)
         return not self._stop.is_broken
 
     def close(self) -> None:
-        """See Party."""
+        """Let go of everything; what is not on disk is lost."""
         self._owned.close()
 
     # The handler, and where a turn begins to work and ends.
@@ -169,7 +151,12 @@ def _journal_of(agent_id: str) -> str:
 
 
 def boot_agent(
-    home: Path, *, door: CoordinatorDoor, policy: Callable[[], Policy], clock: Clock, keys: PartyKeys | None = None
+    home: Path,
+    *,
+    door: CoordinatorDoor,
+    policy: Callable[[], Policy],
+    clock: VirtualClock,
+    keys: PartyKeys | None = None,
 ) -> Party:
     """An agent as `workers.agent.service.run_agent` makes it from its home."""
     config = read_agent_config(home)
@@ -194,7 +181,7 @@ def boot_agent(
             coordinator_key=policy().coordinator.verify_key,
             home=home,
             database=database,
-            journal_head=ledger.known_head,
+            journal_head=ledger.head,
             check_own=ledger.check_not_behind,
             clock=clock.utc,
             facts=records.facts,
@@ -224,7 +211,7 @@ def boot_agent(
                 tick_s=0.1, estimate_s=lambda _: 0.0, started=clock.steady_s, ticks=clock.steady_s
             ),
         )
-        return _Conversing(link, driver, stop, owned.pop_all(), records.look)
+        return Party(link, driver, stop, owned.pop_all(), records.look)
 
 
 class PromptWinners(WinnerRounds):
@@ -237,7 +224,7 @@ class PromptWinners(WinnerRounds):
         self.wait(_REAL_S)
 
 
-def boot_tallier(home: Path, *, door: CoordinatorDoor, room: MeetingRoom, clock: Clock) -> Party:
+def boot_tallier(home: Path, *, door: CoordinatorDoor, room: MeetingRoom, clock: VirtualClock) -> Party:
     """A tallier as `workers.tallier.service.run_tallier` makes it from its home."""
     config = read_tallier_config(home)
     stop = TurnStop()
@@ -261,7 +248,7 @@ def boot_tallier(home: Path, *, door: CoordinatorDoor, room: MeetingRoom, clock:
             coordinator_key=config.coordinator_verify_key,
             home=home,
             database=database,
-            journal_head=ledger.known_head,
+            journal_head=ledger.head,
             check_own=ledger.check_not_behind,
             clock=clock.utc,
             facts=lambda: winners.facts,
@@ -278,7 +265,7 @@ def boot_tallier(home: Path, *, door: CoordinatorDoor, room: MeetingRoom, clock:
             winners=winners,
             clock=clock.utc,
         )
-        return _Conversing(link, driver, stop, owned.pop_all())
+        return Party(link, driver, stop, owned.pop_all())
 
 
 def _journal(home: Path, owned: ExitStack) -> Database:

@@ -1,4 +1,4 @@
-"""What lies between the parties of a simulated federation: a mailbox and a network that lose, double and delay.
+"""The connections of a simulated federation: a mailbox and a network that lose, double and delay.
 
 Nothing is ever made up or changed: that is for the tests of forgeries. What a party sends is seen by the witness at the
 moment it leaves, whatever becomes of it.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from labeler.driver.mail import MAX_MAIL_BYTES, Letter
 from labeler.driver.mail_memory import MemoryMailbox
@@ -24,8 +24,10 @@ from labeler.errors import (
     TryAgain,
     Unavailable,
 )
-from labeler.messages import Message, read_frames
+from labeler.messages import read_frames
 from tests.simulation.case import Rates
+from tests.simulation.subject import StepwiseCoordinator
+from tests.simulation.witness import Witness
 from workers.party.coordinator import Unreachable
 
 MAX_MESSAGES = 258
@@ -34,16 +36,6 @@ KEPT_OLD = 30
 
 class Killed(BaseException):
     """A simulated process dies here. No `except Exception` of the product may outlive it."""
-
-
-class Overheard(Protocol):
-    """Who sees what is sent, at the moment it leaves."""
-
-    def posted(self, sender: str, messages: list[Message]) -> None:
-        """A party posts messages."""
-
-    def mailed(self, recipient: str, messages: list[Message]) -> None:
-        """The coordinator puts messages into a party's mail: its own, and shares it passes on."""
 
 
 class LossyMailbox:
@@ -61,7 +53,7 @@ class LossyMailbox:
         draw: random.Random,
         *,
         now: Callable[[], float],
-        overheard: Overheard,
+        overheard: Witness,
         moment: Callable[[str], None],
     ) -> None:
         self._draw = draw
@@ -174,16 +166,6 @@ class LossyMailbox:
         """See Mailbox."""
 
 
-class Receiver(Protocol):
-    """The coordinator as its parties reach it."""
-
-    def take(self, data: bytes) -> bytes:
-        """Take posted messages; raises as the mailroom does. The mail that is asked for with them, if any."""
-
-    def poll(self, data: bytes) -> bytes:
-        """Answer a poll."""
-
-
 class Network:
     """Requests of the parties to the coordinator, which is there or not.
 
@@ -198,8 +180,8 @@ class Network:
         self,
         draw: random.Random,
         *,
-        overheard: Overheard,
-        reach: Callable[[], Receiver | None],
+        overheard: Witness,
+        reach: Callable[[], StepwiseCoordinator | None],
         enter: Callable[[Callable[[], bytes]], bytes],
     ) -> None:
         self._draw = draw

@@ -1,4 +1,4 @@
-"""What an account must have paid, worked out from the price of a task alone and from no ledger's own arithmetic.
+"""The right charges of an account, worked out from the price of a task alone and from no ledger's own arithmetic.
 
 A model is trained in steps of which an account pays for all with the first that it is charged for, and the least there
 is for every further one (`labeler.methods.federated`). Which step is the first, each ledger says for itself: the
@@ -39,7 +39,7 @@ class Paid:
 
 @lru_cache(maxsize=1024)
 def price(task: Task, level: Level, queries: int) -> int | None:
-    """What a round costs by itself, and the first of a model's steps; None where nothing finite is promised."""
+    """Return what a round costs by itself, and the first of a model's steps; None where nothing finite is promised."""
     event = integer_event(task, level, queries) if has_finite_price(task, level) else None
     return None if event is None else event.round_nano
 

@@ -1,4 +1,4 @@
-"""Seeds by what their schedules are, so that no test hangs on one seed: another draw gives it others of the kind."""
+"""Seeds by what their schedules are, so that no test depends on one seed: another draw gives it others of the kind."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Wanted = Callable[[Case], bool]
 
 
 def seeds_where(wanted: Wanted, most: int, *, first: int = 0) -> tuple[int, ...]:
-    """The first so many seeds of schedules that are as wanted."""
+    """The first seeds of schedules that are as wanted."""
     return tuple(islice((seed for seed in count(first) if wanted(case_of(seed))), most))
 
 
 def comes_through(case: Case) -> bool:
-    """Little stands in the way of its jobs, so that shares of all of them leave."""
+    """Little hinders its jobs, so that shares of all of them leave."""
     return not case.unnamed and ends_by_itself(case)
 
 

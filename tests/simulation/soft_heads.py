@@ -1,5 +1,5 @@
-"""What an agent of `aux-distill` must have said, worked out apart from the product: heads by Newton's method until they
-stand still, the noise of its key on their grid, and soft labels of what comes out.
+"""The right answers of an agent of `aux-distill`, worked out apart from the product: heads by Newton's method until
+they stand still, the noise of its key on their grid, and soft labels of what comes out.
 
     z = (x - mean) A, brought to one length, and a constant              A: principal axes of the public negatives
     J(B) = (1/N) sum -log softmax(B z)_y + lambda/2 |B|^2                N = max(records, n)

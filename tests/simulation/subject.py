@@ -30,11 +30,10 @@ from labeler.errors import NotReady, Unavailable
 from labeler.ledger.database import open_database
 from labeler.ledger.jobs import JobRecord
 from labeler.rounds.effects import Patience
-from labeler.system.clock import Clock
 from labeler.system.faults import fault_point
 from labeler.system.files import replace_file
 from labeler.system.keys import PartyKeys
-from tests.simulation.contract import Coordinator, Subject, VirtualClock
+from tests.simulation.contract import VirtualClock
 
 T = TypeVar("T")
 PATIENCE = Patience(patience_s=1.0, ask_again_s=2.0)
@@ -56,7 +55,7 @@ class AtOnce:
 
     @staticmethod
     def run(coroutine: Coroutine[Any, Any, T]) -> T:
-        """What comes of something that never waits, without an event loop."""
+        """Return what comes of something that never waits, without an event loop."""
         try:
             coroutine.send(None)
         except StopIteration as done:
@@ -71,20 +70,19 @@ class StepwiseCoordinator:
 
     Args:
         home: with keys.json and a journal; it may lie in memory.
-        steady: seconds that never run backwards.
     """
 
-    def __init__(self, home: Path, mailbox: Mailbox, *, clock: Clock, steady: Callable[[], float]) -> None:
+    def __init__(self, home: Path, mailbox: Mailbox, clock: VirtualClock) -> None:
         self._home = home
-        self._clock = clock
+        self._clock = clock.utc
         database = open_database(home / "journal.db", anchor=home / "journal.head", allow_unsynced=True)
         self._database = database
         try:
-            self._stores = replace(Stores.over(database, clock=clock), hand_in=self._hand_in)
+            self._stores = replace(Stores.over(database, clock=clock.utc), hand_in=self._hand_in)
             self._stores.ledger.verify()
             keys = PartyKeys.load(home / "keys.json")
             self._conductor = Conductor(
-                home=home, stores=self._stores, keys=keys, mailbox=mailbox, patience=PATIENCE, steady=steady
+                home=home, stores=self._stores, keys=keys, mailbox=mailbox, patience=PATIENCE, steady=clock.steady_s
             )
             self._driver = self._conductor.driver
             self._mailroom = Mailroom(
@@ -94,7 +92,7 @@ class StepwiseCoordinator:
                 post_office=self._conductor.post_office,
                 deliver=self._deliver,
                 relays=self._driver.relays,
-                steady=steady,
+                steady=clock.steady_s,
                 waiting=AtOnce(),
             )
         except BaseException:
@@ -112,7 +110,7 @@ class StepwiseCoordinator:
         return b"" if taken.asking is None else AtOnce.run(self._mailroom.mail_after(taken.asking)) or b""
 
     def poll(self, data: bytes) -> bytes:
-        """What waits for a party."""
+        """Return what waits for a party."""
         return AtOnce.run(self._mailroom.poll(data))
 
     def submit(
@@ -191,15 +189,7 @@ class StepwiseCoordinator:
         self.tick()
 
 
-def service() -> Subject:
-    """The coordinator of this version."""
-    return Subject(_boot, _complete)
-
-
-def _boot(home: Path, mailbox: Mailbox, clock: VirtualClock) -> Coordinator:
-    return StepwiseCoordinator(home, mailbox, clock=clock.utc, steady=clock.steady_s)
-
-
-def _complete(home: Path) -> None:
+def complete(home: Path) -> None:
+    """Make in a home what the coordinator makes at its first start."""
     clock = VirtualClock()
-    StepwiseCoordinator(home, MemoryMailbox(now=clock.unix_s), clock=clock.utc, steady=clock.steady_s).close()
+    StepwiseCoordinator(home, MemoryMailbox(now=clock.unix_s), clock).close()

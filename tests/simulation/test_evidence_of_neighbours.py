@@ -21,7 +21,6 @@ from labeler.ledger.evidence import Wanted, agent_facts, coordinator_facts
 from tests.simulation.campaign import memory_folder
 from tests.simulation.case import case_of
 from tests.simulation.homes import Templates
-from tests.simulation.subject import service
 from tests.simulation.world import World
 
 SEEDS = (3, 5)
@@ -33,7 +32,7 @@ def documents(folder: Path, seed: int, templates: Templates, *, shorter: bool) -
     folder.mkdir()
     case = case_of(seed).neighbour if shorter else case_of(seed)
     template = templates.of(case.shape)
-    world = World(case, template, folder, service())
+    world = World(case, template, folder)
     assert not world.run().violation
     return {name: made(world.folder / name, name) for name in ("coordinator", *template.agents)}
 
@@ -59,8 +58,7 @@ def without_draws(evidence: Evidence) -> Any:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_record_changes_no_document_of_any_party(seed: int) -> None:
     with memory_folder() as folder:
-        (folder / "templates").mkdir()
-        templates = Templates(folder / "templates", service().complete)
+        templates = Templates(folder / "templates")
         one = documents(folder / "one", seed, templates, shorter=False)
         other = documents(folder / "other", seed, templates, shorter=True)
     assert one.keys() == other.keys()

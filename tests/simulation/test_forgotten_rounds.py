@@ -12,7 +12,6 @@ from labeler.system.faults import listening
 from tests.simulation.campaign import memory_folder
 from tests.simulation.case import JobPlan, Rates, case_of
 from tests.simulation.homes import Templates
-from tests.simulation.subject import service
 from tests.simulation.world import COORDINATOR, World
 
 DEADLINE_S = 600.0
@@ -38,12 +37,10 @@ def test_a_round_whose_turn_comes_after_its_shares_are_erased_ends_its_job(relea
     plan = JobPlan(sizes=(2, 1), deadline_s=DEADLINE_S, at_step=0, cancel_after=None)
     quiet = replace(case_of(0), max_dropouts=0, absent=(), capped=(), rates=Rates())
     case = replace(quiet, agents=2, talliers=3, release=release, way="neighbours", jobs=(plan,))
-    subject = service()
     with memory_folder() as folder:
-        (folder / "templates").mkdir()
         shape = case.shape
-        template = Templates(folder / "templates", subject.complete).of(shape)
-        world = World(case, template, folder, subject)
+        template = Templates(folder / "templates").of(shape)
+        world = World(case, template, folder)
         try:
             with listening(world._moment):
                 until_posted(world)

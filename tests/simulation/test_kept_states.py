@@ -1,4 +1,4 @@
-"""What the coordinator has in memory after a turn is what its journal says, and a restart would owe the same.
+"""After a turn, the coordinator's memory agrees with its journal, and a restart would owe the same.
 
 Real schedules, with crashes, full disks and refused transactions. After every turn each unfinished job is read again by
 the loader: every field that is kept is the same, and `resume` of either asks for the same stores, sends and results.

@@ -1,4 +1,4 @@
-"""What anybody sees of an agent hangs on no record: worlds apart in one record, or in all of them, look alike.
+"""An observer's view of an agent depends on no record: worlds apart in one record, or in all of them, look alike.
 
 The real desks run one schedule of a seed several times, with other records at the first agent: one less; none of whose
 label or attribute is the same; one alone; fifty more, as of one person. Same are who sends what to whom at which moment
@@ -17,21 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from feature_store.shard import Shard
-from feature_store.shard_writer import ShardWriter
-from labeler.randomness import seeded_source
 from tests.simulation import lives, soft_heads, ways
 from tests.simulation.campaign import memory_folder, run_case
 from tests.simulation.case import Case, case_of
 from tests.simulation.contract import Outcome
-from tests.simulation.homes import FINGERPRINT, MAX_RECORDS, RECORDS, VARIANTS, Templates, image_digests
-from tests.simulation.parties import mark_records
+from tests.simulation.homes import RECORDS, VARIANTS, Templates, kind_of, remove_first, write_records
 from tests.simulation.seeds import comes_through, seeds_where
-from tests.simulation.subject import service
-from tests.simulation.ways import CLASSES, DIMENSION, Way, attributes_of, points
 
 ASKED = ("neighbours", "winners", "attributes", "records", "lives", "steps", "heads")
 """What is asked; of each one schedule in which shares come through."""
@@ -60,7 +53,7 @@ class _Lines(logging.Handler):
 
 @contextmanager
 def logged() -> Iterator[_Lines]:
-    """What is logged inside, of any level."""
+    """Return what is logged inside, of any level."""
     found, of_all = _Lines(), logging.getLogger("labeler")
     level = of_all.level
     logging.disable(logging.NOTSET)
@@ -83,48 +76,12 @@ def schedule(asked: str) -> Case:
     return case_of(seeds_where(is_one, 1)[0])
 
 
-def other_records(target: Path, agent: str, world: str, *, way: Way) -> None:
-    """Records of another world in the place of an agent's."""
-    shutil.rmtree(target)
-    count = WORLDS[world]
-    is_of_attributes = way == "attributes"
-    site_key, digests = image_digests(agent, count) if way == "lives" else (None, None)
-    attributes = attributes_of(agent, max(count, RECORDS + 1))[:count]
-    labels = (np.arange(count) % len(CLASSES)).astype(np.int16)
-    if world == "all wrong":
-        attributes, labels = 1 - attributes, (labels + 1) % np.int16(len(CLASSES))
-    with ShardWriter(
-        target,
-        classes=CLASSES,
-        fingerprint=FINGERPRINT,
-        dimension=DIMENSION,
-        public=False,
-        backbone={"kind": "pixels"},
-        attributes=is_of_attributes,
-        max_records=MAX_RECORDS,
-        site_key=site_key,
-        random_bytes=seeded_source(f"ids {agent}".encode()).bytes,
-    ) as writer:
-        writer.append(
-            points(max(count, RECORDS + 1), f"records {agent}")[:count].astype(np.float64),
-            attributes if is_of_attributes else labels,
-            [f"{agent}/{number}.png" for number in range(count)],
-            image_digests=digests,
-        )
-        writer.finish()
-    mark_records(target, agent)
-    if world == "one less":
-        shard = Shard.open(target)
-        shard.delete(shard.record_ids[:1])
-
-
 class Worlds:
-    """Runs a case among homes of its own, so that other tests keep their records."""
+    """Runs a case among separate homes, so that other tests keep their records."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        (folder / "templates").mkdir()
-        self._templates = Templates(folder / "templates", service().complete)
+        self._templates = Templates(folder / "templates")
 
     def seen(self, case: Case) -> Any:
         """All that anybody sees of a schedule."""
@@ -132,7 +89,7 @@ class Worlds:
         place.mkdir()
         try:
             with logged() as found:
-                outcome: Outcome = run_case(case, self._templates, place, service())
+                outcome: Outcome = run_case(case, self._templates, place)
         finally:
             shutil.rmtree(place)
         assert not outcome.violation
@@ -142,7 +99,10 @@ class Worlds:
         """Give the first agent of `case.neighbour` the records of another world."""
         agent = self._templates.of(case.shape).agents[0]
         target = self._templates.of(case.shape).shard(agent, VARIANTS[1])
-        other_records(target, agent, world, way=case.way)
+        shutil.rmtree(target)
+        write_records(target, agent, WORLDS[world], kind=kind_of(case.way), is_wrong=world == "all wrong")
+        if world == "one less":
+            remove_first(target)
         for remembered in (one for module in (ways, lives, soft_heads) for one in vars(module).values()):
             if hasattr(remembered, "cache_clear"):  # what the witness has worked out of the records at this path
                 remembered.cache_clear()

@@ -75,7 +75,7 @@ class Defect:
     among: Wanted = VOTES
 
     def seeds(self, *, first: int = 0) -> tuple[int, ...]:
-        """Those that are looked at, until it is found."""
+        """Return those that are looked at, until it is found."""
         return seeds_where(self.among, MOST, first=first)
 
 
@@ -386,7 +386,7 @@ def _go_on_with_a_full_disk(patch: Patch) -> None:
 
 
 def _loses(case: Case) -> bool:
-    """Somebody is asked again."""
+    """Some party is asked again."""
     rates = case.rates
     return rates.arm > 0 and (rates.lose > 0.1 or rates.lose_answer > 0.1 or rates.empty > 0)
 

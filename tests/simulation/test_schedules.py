@@ -32,7 +32,7 @@ def test_no_schedule_breaks_a_rule_and_every_job_ends(stage: Stage, chunk: int) 
 
 
 def test_an_agent_that_comes_in_at_a_later_step_has_paid_for_all(stage: Stage) -> None:
-    """That it does come in late shows the defect `pays for a step of training by its number`, found in these alone."""
+    """The late arrival is shown by the defect `pays for a step of training by its number`, found in these alone."""
     for seed in seeds_where(comes_late, 2):
         check(stage, range(seed, seed + 1))
 

@@ -1,4 +1,4 @@
-"""What the tasks of a schedule ask for: votes of neighbours, of attributes, of records, of records for life, of trained
+"""The questions of a schedule's tasks: votes of neighbours, of attributes, of records, of records for life, of trained
 models; a model trained in steps, one whose weights are added up at once, and soft labels of heads that carry noise.
 
 Of each, what an agent must have added up is computed here apart from the product, in the plainest way there is: by
@@ -65,7 +65,7 @@ _FIELDS: Final[dict[Way, dict[str, Any]]] = {
         "method": "reverse-knn",
         "k": 2,
         "sigma_votes": 1.0,
-        "life": {"budget_nano": LIFE_NANO, "least_similarity": 0.2, "asked_classes": CLASSES[:2]},
+        "lifetime_budget": {"budget_nano": LIFE_NANO, "least_similarity": 0.2, "asked_classes": CLASSES[:2]},
     },
     "models": {"method": "ensemble"},
     "heads": {
@@ -98,7 +98,7 @@ _FIELDS: Final[dict[Way, dict[str, Any]]] = {
 
 
 def fields_of(way: Way) -> dict[str, Any]:
-    """What a task of it says."""
+    """Return what a task of it says."""
     return {"sigma_votes": SIGMA_VOTES, "max_queries": MAX_QUERIES} | _FIELDS[way]
 
 
@@ -113,19 +113,19 @@ def sizes_of(way: Way, wished: Sequence[int]) -> tuple[int, ...]:
 
 
 def points(count: int, seed: str) -> NDArray[np.int16]:
-    """So many features, always the same."""
+    """Features, always the same."""
     numbers = np.frombuffer(seeded_source(f"simulated {seed}".encode()).bytes(8 * count * DIMENSION), dtype=np.uint64)
     unit = (numbers >> np.uint64(11)).astype(np.float64) / 2.0**53
     return quantize(unit.reshape(count, DIMENSION) - 0.5 + 1e-3)
 
 
 def questions(way: Way, job_number: int, sizes: Sequence[int]) -> NDArray[np.int16]:
-    """What a job asks about; of training the rows of the model, in each step the same, and as good as any."""
+    """Return what a job asks about; of training the rows of the model, in each step the same, and as good as any."""
     return points(ROWS if way in ("steps", "weights") else sum(sizes), f"job {job_number}")
 
 
 def attributes_of(name: str, count: int) -> NDArray[np.int16]:
-    """Which attributes so many records have, shape (count, classes)."""
+    """The attributes of some records, shape (count, classes)."""
     drawn = seeded_source(f"attributes {name}".encode()).uint64(count * len(CLASSES))
     return (drawn % np.uint64(2)).astype(np.int16).reshape(count, len(CLASSES))
 
@@ -148,7 +148,7 @@ def numbers_of(task: Task, way: Way, path: Path, asked: NDArray[np.int16], model
 
 
 def is_same(way: Way, one: NDArray[np.int64], other: NDArray[np.int64]) -> bool:
-    """Whether what was sent is what was computed."""
+    """Return whether what was sent is what was computed."""
     most = _OFF_SOFT if way == "heads" else _OFF if way in ("steps", "weights") else 0
     return bool(np.abs(one - other).max(initial=0) <= most)
 
@@ -225,7 +225,7 @@ def _weights(path: Path) -> NDArray[np.float64]:
 
 
 def _moved_by_one() -> float:
-    """How far one record moves such a model: 2 L / (n lambda), with L from fact 4 of
+    """Return how far one record moves such a model: 2 L / (n lambda), with L from fact 4 of
     `labeler.methods.blind_average`."""
     others, likely = len(CLASSES) - 1, np.exp(np.sqrt(2) * _RADIUS)
     wrong, most = others / (others + 1 / likely), 1 / (1 + others / likely)

@@ -1,4 +1,4 @@
-"""Who sees everything in a simulated federation, and says what must not happen.
+"""An observer of everything in a simulated federation, which says what must not happen.
 
 It reads every message at the moment it leaves, with the keys of all talliers, and the journals as they are on disk, by
 connections of its own: what a process only has in memory does not count. What it compares with is computed here, apart
@@ -74,7 +74,7 @@ class Violation(BaseException):
 
 
 class Witness:
-    """See the module; `tests.simulation.post.Overheard`.
+    """See the module.
 
     Args:
         folder: of the federation.
@@ -140,13 +140,13 @@ class Witness:
 
     @property
     def all_ended(self) -> bool:
-        """Whether every job has come to an end."""
+        """Return whether every job has come to an end."""
         return all(state in _FINISHED for state in self.states)
 
     # Messages.
 
     def posted(self, sender: str, messages: list[Message]) -> None:
-        """See Overheard."""
+        """Look at messages that a party posts."""
         for message in messages:
             self._record(message)
             kind, is_agent = message.header.kind, sender in self._agents
@@ -162,7 +162,7 @@ class Witness:
                 self._check_winners(message)
 
     def mailed(self, recipient: str, messages: list[Message]) -> None:  # noqa: ARG002  # it stands in the header
-        """See Overheard."""
+        """Look at messages that the coordinator puts into a party\'s mail: its own, and shares it passes on."""
         for message in messages:
             header = message.header
             if header.kind == "input-share":
@@ -226,7 +226,7 @@ class Witness:
             raise Violation("spent before sent", f"{agent} sends votes for life and has not noted what they spend")
         task, journal = self._by_digest[message.header.task_digest], self._agents[agent]
         journal.read_entries()
-        if task.life is None or sum(journal.set_aside().values()) < task.life.budget_nano:
+        if task.lifetime_budget is None or sum(journal.set_aside().values()) < task.lifetime_budget.budget_nano:
             raise Violation("paid before answered", f"{agent} votes for life and has set too little aside")
 
     def _follow_lives(self, agent: str) -> None:
@@ -260,7 +260,7 @@ class Witness:
     def _check_refusal(self, message: Message) -> None:
         agent, digest = message.header.sender, message.header.round_digest
         journal = self._agents[agent]
-        if not journal.memory.is_charged(digest):
+        if journal.memory.paid_by(digest) is None:
             return
         kept = journal.rounds.kept(digest)
         if kept is not None and (kept.stage == "erased" or kept.recipients != self._recipients):
@@ -285,13 +285,13 @@ class Witness:
                 raise Violation("stored before sent", f"{tallier} reports a share of {agent} that it has not stored")
 
     def _note_key(self, tallier: str, digest: str) -> None:
-        """What a tallier can draw its noise of a round from, as long as it is on its disk."""
+        """Return what a tallier can draw its noise of a round from, as long as it is on its disk."""
         key = self._talliers[tallier].keys.read(digest + ".shares")
         if key is not None and self._noise_keys.setdefault((tallier, digest), key) != key:
             raise Violation("one draw", f"{tallier} draws its noise of a round from another key than before")
 
     def _noise(self, tallier: str, current: RoundRecord, task: Task) -> NDArray[np.int64]:
-        """What a tallier must have added, from the key that was on its disk while the round was open."""
+        """Return what a tallier must have added, from the key that was on its disk while the round was open."""
         shape = (current.num_queries, task.num_classes)
         if task.tallier_sigma_grid is None:
             return np.zeros(shape, np.int64)
@@ -364,7 +364,7 @@ class Witness:
         return share.expand()
 
     def _contribution(self, agent: str, current: RoundRecord, task: Task) -> NDArray[np.int64]:
-        """What an agent has sent all talliers together, in grid units; its exact votes must be in it."""
+        """Return what an agent has sent all talliers together, in grid units; its exact votes must be in it."""
         digest, terms = current.round_digest, task.winner_terms
         sent = self._opened.get((agent, digest), {})
         if set(sent) != set(self._template.talliers):
@@ -408,7 +408,7 @@ class Witness:
         task: Task,
         sent: NDArray[np.int64],
     ) -> bool:
-        """Whether numbers are, to the last bit, what a version of an agent's records says, and its noise."""
+        """Return whether numbers are, to the last bit, what a version of an agent's records says, and its noise."""
         way = self._template.shape.way
         if task.noise_by == "talliers" or task.traits.has_local_noise:
             return is_same(way, sent, said)
@@ -416,7 +416,7 @@ class Witness:
         return is_same(way, sent, said + noise)
 
     def _source(self, agent: str, purpose: bytes, path: Path, current: RoundRecord, task: Task) -> ByteSource:
-        """What an agent draws its noise of a round from, with this version of its records."""
+        """Return what an agent draws its noise of a round from, with this version of its records."""
         context = (task.digest.encode(), current.batch_digest.encode(), Shard.open(path, verify=False).version.encode())
         key = derive_key(self._round_keys[agent, current.round_digest], purpose, *context)
         return keyed_source(key, is_seeded=False)
@@ -526,7 +526,7 @@ class Witness:
     # The end.
 
     def check_end(self) -> None:
-        """What has to hold when everything has come to its end."""
+        """Return what has to hold when everything has come to its end."""
         self.look()
         for agent in self._lives:
             self._follow_lives(agent)
@@ -546,7 +546,7 @@ class Witness:
                 raise Violation("erased at the end", f"{name} still has {len(left)} keys of rounds")
 
     def keeps_something(self, name: str) -> bool:
-        """Whether a party still has something to erase or to give back by its own clock."""
+        """Return whether a party still has something to erase or to give back by its own clock."""
         journal = self._agents.get(name) or self._talliers[name]
         return journal.keys.names() != ["home"] or journal.has_reserved()
 

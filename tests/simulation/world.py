@@ -15,21 +15,24 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
+from unittest.mock import patch
+
+from sqlalchemy import Engine, create_engine
 
 from labeler.errors import LabelerError, StorageFull
-from labeler.ledger.database import no_room
 from labeler.rounds.coordinator import TURN_GRACE_S
 from labeler.system.faults import listening
 from labeler.system.keys import PartyKeys
+from tests.full_disk import no_room
 from tests.simulation.case import Case, JobPlan, Rates, source
-from tests.simulation.contract import Coordinator, Outcome, Subject, VirtualClock
+from tests.simulation.contract import Outcome, VirtualClock
 from tests.simulation.homes import REQUESTER, VARIANTS, Template, Templates
 from tests.simulation.parties import Party, boot_agent, boot_tallier
 from tests.simulation.post import Door, Killed, LossyMailbox, Network
-from tests.simulation.statements import shared_statements
+from tests.simulation.subject import StepwiseCoordinator
 from tests.simulation.ways import Way, questions, sizes_of
 from tests.simulation.winners import MeetingRoom
 from tests.simulation.witness import Violation, Witness
@@ -58,7 +61,7 @@ T = TypeVar("T")
 
 @dataclass
 class _Agent:
-    """What the simulation knows of an agent beside its home."""
+    """The simulation's knowledge of an agent, apart from its home."""
 
     keys: PartyKeys | None = None
     is_open: bool = True
@@ -91,16 +94,14 @@ class World:
         case: what runs.
         template: homes of its shape.
         folder: an empty folder, best in memory.
-        subject: the coordinator.
         traced: keep a trace.
     """
 
-    def __init__(self, case: Case, template: Template, folder: Path, subject: Subject, *, traced: bool = False) -> None:
+    def __init__(self, case: Case, template: Template, folder: Path, *, traced: bool = False) -> None:
         self.case = case
         self.template = template
         self.folder = folder / "federation"
         self.clock = VirtualClock()
-        self._subject = subject
         self._draw = source(case.seed, "schedule")
         self._traced = traced
         self._trace: list[str] = []
@@ -109,7 +110,7 @@ class World:
         self._armed: dict[str, int] = {}
         self._later = source(case.seed, "later schedule")
         self._full: dict[str, int] = {}
-        self._alive: dict[str, Party | Coordinator] = {}
+        self._alive: dict[str, Party | StepwiseCoordinator] = {}
         self._agents = {
             name: _Agent(is_absent=number in case.absent, is_capped=number in case.capped)
             for number, name in enumerate(template.agents)
@@ -194,7 +195,7 @@ class World:
             self._pass(self._draw.choice((0.0, 0.1, _STEP_S, 2.0)))
 
     def _come_back(self) -> None:
-        """Who was first asked, and went away, is there again after so many steps."""
+        """Bring an agent back that went away when it was first asked."""
         if not self.mailbox.away:
             return
         if self.case.away is not None and self._steps_away == self.case.away[1]:
@@ -260,7 +261,7 @@ class World:
 
     @property
     def _must_complete(self) -> bool:
-        """Whether no job has a reason to end otherwise."""
+        """Return whether no job has a reason to end otherwise."""
         return self._must_end and not self.case.unnamed
 
     @property
@@ -280,7 +281,7 @@ class World:
                 self._turn(name)
         return had_mail
 
-    # Requesters and whoever disturbs.
+    # Requesters and disturbances.
 
     def _requests(self, step: int | None) -> None:
         for job in self._jobs:
@@ -304,7 +305,7 @@ class World:
             self.witness.submitted(job.job_id, job.number)
             self._note(f"job {job.number} is submitted")
         except Killed:
-            # Whoever submitted does not know whether it was taken: looked up by the witness.
+            # The requester does not know whether it was taken: the witness looks it up.
             found = self.witness.find_new_job()
             if found:
                 job.job_id = found
@@ -367,7 +368,7 @@ class World:
             agent.keys = keys
             self._bury(name)
 
-    def _as_coordinator(self, action: Callable[[Coordinator], None]) -> bool:
+    def _as_coordinator(self, action: Callable[[StepwiseCoordinator], None]) -> bool:
         coordinator = self._coordinator()
         if coordinator is None:
             return False
@@ -402,7 +403,7 @@ class World:
             raise Violation("a party ended by itself", f"{name}: {type(error).__name__}: {error}") from error
         self.witness.look()
 
-    def _living(self, name: str) -> Party | Coordinator | None:
+    def _living(self, name: str) -> Party | StepwiseCoordinator | None:
         """The process of a name, booted where it is not there; None where it died of that."""
         if name not in self._alive:
             try:
@@ -417,10 +418,10 @@ class World:
             self._note(f"{name} starts")
         return self._alive[name]
 
-    def _boot(self, name: str) -> Party | Coordinator:
+    def _boot(self, name: str) -> Party | StepwiseCoordinator:
         home = self.folder / name
         if name == COORDINATOR:
-            return self._subject.boot(home, self.mailbox, self.clock)
+            return StepwiseCoordinator(home, self.mailbox, self.clock)
         door = Door(self._network, name, self._moment)
         if name in self._agents:
             keys = self._agents[name].keys
@@ -431,7 +432,7 @@ class World:
         agent = self._agents[name]
         return self.template.policy(is_open=agent.is_open, is_capped=agent.is_capped)
 
-    def _coordinator(self) -> Coordinator | None:
+    def _coordinator(self) -> StepwiseCoordinator | None:
         """The coordinator, if it is there or can be started."""
         if self._stack and self._stack[-1] == COORDINATOR:
             return None
@@ -439,8 +440,8 @@ class World:
             return None
         return self._here()
 
-    def _here(self) -> Coordinator:
-        return cast(Coordinator, self._alive[COORDINATOR])
+    def _here(self) -> StepwiseCoordinator:
+        return cast(StepwiseCoordinator, self._alive[COORDINATOR])
 
     def _party(self, name: str) -> Party:
         return cast(Party, self._alive[name])
@@ -461,7 +462,7 @@ class World:
             self._stack.pop()
 
     def _moment(self, name: str) -> None:
-        """Between two effects of whoever runs."""
+        """Note a moment between two effects of the running party."""
         who = self._stack[-1] if self._stack else ""
         if not who:
             return
@@ -496,7 +497,7 @@ class World:
     # Small things.
 
     def _name_agents(self) -> None:
-        """Where the last tallier's site names the agents it sums, it names all but some."""
+        """Return where the last tallier's site names the agents it sums, it names all but some."""
         if not self.case.unnamed:
             return
         agents = self.template.agents
@@ -525,11 +526,11 @@ class World:
             self._trace.append(f"{self._counts.steps:5d} {self.clock.passed_s:10.1f} s  {text}")
 
 
-def _cancel(coordinator: Coordinator, *, job_id: str) -> None:
+def _cancel(coordinator: StepwiseCoordinator, *, job_id: str) -> None:
     coordinator.cancel(job_id)
 
 
-def _submit(coordinator: Coordinator, job: _Job, way: Way) -> str:
+def _submit(coordinator: StepwiseCoordinator, job: _Job, way: Way) -> str:
     plan = job.plan
     sizes = sizes_of(way, plan.sizes)
     return coordinator.submit(
@@ -542,8 +543,36 @@ def _submit(coordinator: Coordinator, job: _Job, way: Way) -> str:
     )
 
 
-def run_case(case: Case, templates: Templates, folder: Path, subject: Subject, *, traced: bool = False) -> Outcome:
+@contextmanager
+def shared_statements() -> Iterator[None]:
+    """Let SQLite journals that are opened meanwhile share the statements that they compile.
+
+    A compiled statement belongs to a dialect, and each engine makes one. A service opens one journal; a schedule opens
+    dozens, and would compile everything for each of them, which takes longer than what they execute.
+    """
+    first = _first()
+
+    def alike(url: str, **options: Any) -> Engine:
+        engine = create_engine(url, **options)
+        engine.dialect = first.dialect
+        engine._compiled_cache = first._compiled_cache
+        return engine
+
+    with patch("labeler.ledger.database.create_engine", alike):
+        yield
+
+
+@cache
+def _first() -> Engine:
+    """Connected once, to nothing: a dialect learns on its first connection which SQLite it speaks to."""
+    engine = create_engine("sqlite://")
+    engine.connect().close()
+    engine.dispose()
+    return engine
+
+
+def run_case(case: Case, templates: Templates, folder: Path, *, traced: bool = False) -> Outcome:
     """Run one schedule in an empty folder."""
     with shared_statements():
         template = templates.of(case.shape)
-        return World(case, template, folder, subject, traced=traced).run()
+        return World(case, template, folder, traced=traced).run()

@@ -39,7 +39,11 @@ from workers.commands.catalogue import in_option_words, load_commands
         ("plan --sigma 25 --method blind-average --axes 10 --max-records 2000000 --queries 11", "--max-records: Input"),
         ("plan --sigma 1e-9", "--sigma must be at least"),
         ("plan --sigma 25 --release votes", "--release must be one of"),
-        ("plan --epsilon 1 --sigma 3", "--epsilon (the price wanted) and --solve (what to find for it) go together"),
+        ("plan --sigma 3 --solve k", "--epsilon (the price wanted) and --solve (what to find for it) go together"),
+        (
+            "plan --epsilon 1 --sigma 3",
+            "give the price (--epsilon) or the noise (--sigma), or both and",
+        ),
         ("plan --sigma 3 --method reverse-knn --life-epsilon -1", "'--life-epsilon': Input should be greater"),
         ("plan --sigma 3 --epsilon 1 --solve sigma", "--solve sigma finds the noise for --epsilon, so do not give"),
         ("plan --sigma 3 --method reverse-knn --ballot-radius auto", "name their shard (--queries-shard)"),

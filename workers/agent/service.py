@@ -109,7 +109,7 @@ def run_agent(
             coordinator_key=policy.coordinator.verify_key,
             home=home,
             database=database,
-            journal_head=ledger.known_head,
+            journal_head=ledger.head,
             check_own=partial(ledger.check_not_behind, witness="the coordinator"),
             facts=records.facts,
             stop=stop,

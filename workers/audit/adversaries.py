@@ -93,7 +93,7 @@ class Adversary:
     name: str
     sentence: str
     prepare: Callable[[Surroundings], Attack]
-    takes: Callable[[Task], bool] = lambda task: task.life is None
+    takes: Callable[[Task], bool] = lambda task: task.lifetime_budget is None
 
 
 class SceneAttack:
@@ -208,9 +208,9 @@ class LifeAttack:
     """Games of many canaries each, played when the first of them is asked about (an `adversaries.Attack`)."""
 
     def __init__(self, around: Surroundings) -> None:
-        if around.task.life is None:
+        if around.task.lifetime_budget is None:
             raise InvalidSetting("the attack of many jobs is on votes for life, and the task casts none")
-        self._around, self._budget_nano = around, around.task.life.budget_nano
+        self._around, self._budget_nano = around, around.task.lifetime_budget.budget_nano
         self._scores: dict[int, NDArray[np.float64]] = {}
 
     moved_mu: None = None
@@ -269,7 +269,7 @@ class LifeAttack:
                 "agents": 2,
                 "colluding_agents": 1,
                 "backbone_fingerprint": "audit",
-                "life": {"budget_nano": self._budget_nano, "least_similarity": _NEAR},
+                "lifetime_budget": {"budget_nano": self._budget_nano, "least_similarity": _NEAR},
             }
         )
 
@@ -324,7 +324,7 @@ ADVERSARIES: Final[dict[str, Adversary]] = {
             "many-jobs",
             "votes for life: a hundred jobs about the same record, each chosen by the answers before",
             LifeAttack,
-            takes=lambda task: task.life is not None,
+            takes=lambda task: task.lifetime_budget is not None,
         ),
     )
 }

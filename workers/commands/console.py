@@ -92,7 +92,7 @@ def budget_table(accounts: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(show_edge=False)
     table.add_column("account", overflow="fold")
     table.add_column("level")
-    for heading in ("spent", "of", "left"):
+    for heading in ("spent", "of", "share"):
         table.add_column(heading, justify="right")
     table.add_column("", no_wrap=True)
     for one in accounts:
@@ -102,10 +102,10 @@ def budget_table(accounts: Sequence[Mapping[str, Any]]) -> Table:
             "per image" if one["level"] == "instance" else "per agent",
             "no bound" if spent is None else f"{spent:.3f}",
             "unlimited" if cap is None else f"{cap:g}",
-            "" if one["cap_nano"] is None else f"{left_fraction(one):.1%}",
+            "" if one["cap_nano"] is None else f"{1 - left_fraction(one):.1%}",
             _bar(one),
         )
-    table.caption = "epsilon; what is left is counted in mu^2, which adds up over jobs"
+    table.caption = "epsilon; the share that is spent is counted in mu^2, which adds up over jobs"
     if any(one.get("life_nano") for one in accounts):
         table.caption += (
             "; what is set aside for votes for life is counted as spent from the beginning, and no such job adds to it"

@@ -138,7 +138,7 @@ class LabelledJob:
     def evaluate(
         self,
         shards: Sequence[PathLike[str] | str],
-        out: str | PathLike[str],
+        out: str | PathLike[str] = "evaluation",
         *,
         epsilon: float = 0.1,
         delta: float = 1e-5,

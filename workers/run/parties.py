@@ -127,9 +127,6 @@ class RunParties:
         self._sent.append((job, send, head))
         return []
 
-    def forget(self, round_digests: list[str]) -> None:
-        """See Writer: there is nothing to forget."""
-
     def answer(self) -> list[Event]:
         """Do what was sent since the last call.
 

@@ -445,7 +445,7 @@ def run_tallier(home: Path, *, stop: threading.Event, clock: Clock | None = None
             coordinator_key=config.coordinator_verify_key,
             home=home,
             database=database,
-            journal_head=ledger.known_head,
+            journal_head=ledger.head,
             check_own=partial(ledger.check_not_behind, witness="the coordinator"),
             facts=lambda: winners.facts,
             stop=stop,

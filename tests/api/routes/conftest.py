@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,6 @@ from api.server import listen, serve_at
 from labeler.messages import COORDINATOR, Message, frame
 from labeler.messages.bodies import Poll
 from labeler.rounds.effects import ProposalReply
-from labeler.system.http_client import certificates_for
 from labeler.system.keys import PartyKeys
 from workers.up.redis_server import RedisServer
 
@@ -32,7 +32,7 @@ FINGERPRINT = "sha256:test-backbone"
 AGENTS = ("agent-a", "agent-b", "agent-c")
 TALLIERS = ("tallier-0", "tallier-1", "tallier-2")
 DIMENSION = 8
-NOBODY = certificates_for("http", None)
+NOBODY = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 ROLES: tuple[Role, ...] = ("viewer", "requester", "admin")
 
 

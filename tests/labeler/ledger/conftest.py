@@ -17,7 +17,7 @@ from labeler.ledger.ledger import Ledger
 
 
 def program(text: str, *arguments: object) -> subprocess.Popen[str]:
-    """Start a program of a few lines, in a process of its own; `communicate` ends its input and waits for its end."""
+    """Start a program of a few lines, in a separate process; `communicate` ends its input and waits for its end."""
     command, pipe = [sys.executable, "-c", text, *map(str, arguments)], subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=Path(__file__).parents[3])
 
@@ -37,7 +37,7 @@ class Clock:
 
 @dataclass
 class Place:
-    """Where one journal lives, and everything that was opened there."""
+    """The place of one journal, and everything that was opened there."""
 
     dialect: str
     target: str

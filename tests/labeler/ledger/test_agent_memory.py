@@ -1,4 +1,4 @@
-"""An agent pays for a round once, whatever becomes of its records, and remembers it with the charge."""
+"""An agent pays for a round once, even if its records change, and remembers it with the charge."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_a_round_is_charged_once_whatever_becomes_of_the_records_also_after_a_re
         ledger = Ledger(database, clock=clock)
         ledger.open_account("federation", "instance", 100)
         memory = AgentMemory(database, ledger, clock=clock)
-        assert memory.is_charged(f"{1:064x}") == (number > 0)
+        assert (memory.paid_by(f"{1:064x}") is not None) == (number > 0)
         assert pay(memory) == (number == 0)
         assert not pay(memory, shard_version="v2", reservation_id="round 1 v2")
-        assert memory.is_charged(f"{1:064x}")
+        assert memory.paid_by(f"{1:064x}")
         assert (spent(ledger), ledger.state("round 1 v2")) == (10, None)
         place.close()
 

@@ -1,4 +1,4 @@
-"""What is hashed and how it is spelled: others keep these hashes as witnesses, so they never change."""
+"""The bytes that are hashed: others keep these hashes as witnesses, so they never change."""
 
 from __future__ import annotations
 
@@ -72,22 +72,17 @@ def test_json_has_one_spelling_and_no_number_that_is_none() -> None:
 
 def test_a_detail_is_refused_with_what_it_may_be() -> None:
     assert (detail_text({}), detail_text({"b": 1, "a": [2]})) == ("{}", '{"a":[2],"b":1}')
-    for bad in ({"x": math.nan}, {"x": object()}, {"x": 1, 2: 3}):
-        with pytest.raises(InvalidSetting) as refusal:
+    for bad in ({"x": math.nan}, {"x": object()}, {"x": 1, 2: 3}, {1: 2}, {"salt": "00"}):
+        with pytest.raises(InvalidSetting):
             detail_text(bad)  # type: ignore[arg-type]  # the point of the test
-        assert str(refusal.value) == "the detail of a ledger entry is JSON: texts, whole and finite numbers, lists"
-    with pytest.raises(InvalidSetting) as refusal:
-        detail_text({1: 2})  # type: ignore[dict-item]  # the point of the test
-    assert str(refusal.value) == "the detail of a ledger entry has texts as keys"
 
 
 def test_a_detail_of_exactly_the_bound_is_kept_and_one_more_byte_is_refused() -> None:
     assert MAX_DETAIL_BYTES == 16384
     fits = "y" * (MAX_DETAIL_BYTES - len('{"x":""}'))
     assert len(detail_text({"x": fits})) == MAX_DETAIL_BYTES
-    with pytest.raises(TooLarge) as refusal:
+    with pytest.raises(TooLarge):
         detail_text({"x": fits + "y"})
-    assert str(refusal.value) == "the detail of a ledger entry is at most 16384 bytes, found 16385"
 
 
 def test_times_are_written_in_utc_with_microseconds_so_that_they_sort_as_texts() -> None:
@@ -98,9 +93,8 @@ def test_times_are_written_in_utc_with_microseconds_so_that_they_sort_as_texts()
     assert time_text(later) == "2026-03-01T12:00:00.000001Z" > time_text(noon)
     assert time_of(time_text(later)) == later
     assert time_of(time_text(later)).tzinfo is UTC
-    with pytest.raises(InvalidSetting) as refusal:
+    with pytest.raises(InvalidSetting):
         time_text(datetime(2026, 3, 1))  # noqa: DTZ001  # what is refused
-    assert str(refusal.value) == "the ledger's clock gives times with a time zone, such as datetime.now(UTC)"
 
 
 def test_times_are_in_utc_whatever_zone_the_machine_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,26 +108,16 @@ def test_times_are_in_utc_whatever_zone_the_machine_is_in(monkeypatch: pytest.Mo
         time.tzset()
 
 
+@pytest.mark.parametrize("seq", [-1, 1.0, True])
+def test_a_sequence_number_is_a_whole_number(seq: Any) -> None:
+    with pytest.raises(InvalidSetting):
+        Head(seq, "a" * 64)
+
+
 @pytest.mark.parametrize(
-    ("seq", "value", "said"),
-    [
-        (-1, "a" * 64, "a sequence number is a whole number of at least 0, found -1"),
-        (1.0, "a" * 64, "a sequence number is a whole number of at least 0, found 1.0"),
-        (True, "a" * 64, "a sequence number is a whole number of at least 0, found True"),
-        (1, b"a" * 64, "the hash of an entry is 64 hexadecimal digits in lower case"),
-        (1, "A" * 64, "the hash of an entry is 64 hexadecimal digits in lower case"),
-        (1, "a" * 63, "the hash of an entry is 64 hexadecimal digits in lower case"),
-        (1, "a" * 64 + "\n", "the hash of an entry is 64 hexadecimal digits in lower case"),
-        (0, "a" * 64, "the hash of all zeros belongs to sequence number 0, and to no other"),
-        (1, GENESIS, "the hash of all zeros belongs to sequence number 0, and to no other"),
-    ],
+    ("seq", "value"), [(1, b"a" * 64), (1, "A" * 64), (1, "a" * 63), (1, "a" * 64 + "\n"), (0, "a" * 64), (1, GENESIS)]
 )
-def test_a_head_that_no_ledger_has_is_refused_word_for_word(seq: Any, value: Any, said: str) -> None:
-    with pytest.raises(InvalidSetting) as refusal:
+def test_a_hash_is_64_digits_and_all_zeros_belong_to_an_empty_ledger(seq: int, value: Any) -> None:
+    with pytest.raises(InvalidSetting):
         Head(seq, value)
-    assert str(refusal.value) == said
-
-
-def test_an_empty_ledger_ends_at_zero() -> None:
-    assert (EMPTY.seq, EMPTY.hash) == (0, "0" * 64)
-    assert Head(1, "0" * 63 + "1").seq == 1
+    assert Head(0, "0" * 64) == EMPTY

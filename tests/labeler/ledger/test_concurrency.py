@@ -1,4 +1,4 @@
-"""Two hundred requests for the last unit: one gets it, whoever asks. (A second process: see test_ownership.)"""
+"""Two hundred requests for the last unit: one gets it. (A second process: see test_ownership.)"""
 
 from __future__ import annotations
 

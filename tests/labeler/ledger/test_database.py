@@ -117,7 +117,7 @@ def test_what_follows_a_commit_runs_once_and_only_after_it(with_rows: Database) 
 
 
 def test_a_step_that_fails_after_a_commit_keeps_no_other_from_following_it(with_rows: Database) -> None:
-    """The rows are durable by then: whoever waits to hear of it must not be left behind."""
+    """The rows are durable by then: a caller that waits to hear of it must be told."""
     seen: list[str] = []
 
     def anchor() -> None:

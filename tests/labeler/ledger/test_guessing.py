@@ -1,4 +1,4 @@
-"""A head is sent in clear. Whoever sees it may know all of an entry but a number, and must not find that by trying."""
+"""A head is sent in clear. An observer may know all of an entry but a number, and must not find that by trying."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reservation costs, counted and not timed: one commit, and as many statements however long the ledger is.
+"""The cost of a reservation, counted and not timed: one commit, and as many statements however long the ledger is.
 
 `labeler bench ledger` measures the seconds; on shared cores a test that asserts a ratio of them fails for no reason.
 """

@@ -1,4 +1,4 @@
-"""A journal has one owner on either database; one in PostgreSQL whose owner was cut off is written by nobody else."""
+"""A journal has one owner on either database; one whose owner was cut off is written by no other process."""
 
 from __future__ import annotations
 

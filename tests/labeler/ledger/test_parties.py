@@ -1,4 +1,4 @@
-"""Who is enrolled: one party one pair of keys, one number one tallier, and journals that never get shorter."""
+"""Enrolled parties: one party one pair of keys, one number one tallier, and journals that never get shorter."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_what_came_with_an_answer_is_seen_of_a_journal_and_only_rises(store: Par
         assert not store.is_as_far(store.get("alice"), head)
         with pytest.raises(JournalBehind, match="entry 7"):
             store.contact("alice", NOW, {}, head)
-    # A longer one may be that journal, or an older copy that has grown: its owner is told of the answer, and compares.
+    # A longer one may be that journal, or an older copy that has grown: its owner learns of the answer, and compares.
     store.contact("alice", NOW, {}, Head(9, key(90)))
     assert store.last_answer("alice") == Head(7, key(70))
     refuses(database, "DELETE FROM party_heads", "UPDATE party_heads SET seq = 6")

@@ -1,4 +1,4 @@
-"""What each requester has taken, on both databases: what is given back counts for nobody, and no sum leaves 64 bits."""
+"""The share that each requester has taken: what is given back counts for nobody, and no sum leaves 64 bits."""
 
 from __future__ import annotations
 

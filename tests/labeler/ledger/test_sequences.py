@@ -86,23 +86,6 @@ def test_threads_never_share_a_number_and_each_sees_its_own_go_up(sequences: Seq
     assert len({number for numbers in taken for number in numbers}) == 6 * 700
 
 
-def test_a_number_can_be_taken_inside_a_write_transaction(sequences: Sequences, database: Database) -> None:
-    with database.write() as connection:
-        numbers = [sequences.next("a", connection=connection) for _ in range(3)]
-    numbers += [sequences.next("a") for _ in range(3)]
-    assert numbers == sorted(set(numbers))
-    assert Sequences(database).next("a") > numbers[-1]
-
-
-def test_a_transaction_that_is_undone_does_not_make_numbers_go_down(sequences: Sequences, database: Database) -> None:
-    with suppress(KeyError), database.write() as connection:
-        lost = sequences.next("a", connection=connection)
-        raise KeyError
-    following = [sequences.next("a") for _ in range(3)]
-    assert lost < following[0]
-    assert following == sorted(set(following))
-
-
 def test_a_message_is_taken_once_and_older_ones_not_after_it(sequences: Sequences) -> None:
     sequences.check("agent", 5, verify_key=KEY)
     sequences.taken("agent", 5, verify_key=KEY)

@@ -1,4 +1,4 @@
-"""A tallier sums a round once for ever, over shares it was sent once, also when it is restarted in between.
+"""A tallier sums a round once, over shares it was sent once, also when it is restarted in between.
 
 What is refused to whom in which words is the machine's (tests/labeler/rounds/test_tallier.py); here the
 journal keeps it whatever a caller believes.
@@ -18,12 +18,13 @@ from sqlalchemy.exc import IntegrityError
 
 from labeler.errors import BadData, InvalidSetting, NotFound, PrivacyRefusal, ProtocolViolation, StorageFull
 from labeler.ledger.backup import backup
-from labeler.ledger.database import Database, no_room, open_database
+from labeler.ledger.database import Database, open_database
 from labeler.ledger.tallier_memory import KeptRound, KeptShare, TallierMemory
 from labeler.messages.bodies import OpenRound
 from labeler.system.erasable import ErasableKeys, KeyFolder, KeysInMemory, is_locked_away
 from labeler.system.faults import listening
 from labeler.tally import Round
+from tests.full_disk import no_room
 from tests.labeler.ledger.conftest import Place, refuses
 
 ROUND = Round("a" * 64, "b" * 64, num_queries=2, num_classes=2, quorum=2)
@@ -332,7 +333,7 @@ def held_in(path: Path) -> list[bytes]:
 
 
 def opened_by(keys: ErasableKeys, path: Path) -> list[object]:
-    """What somebody with a copy of the journal and these keys reads."""
+    """Return what somebody with a copy of the journal and these keys reads."""
     with open_database(path, read_only=True) as database:
         found = TallierMemory(database, keys).load(DIGEST)
     return [share.data for share in found.shares.values() if share.data] + [found.aggregate] * (not found.shares)
@@ -397,8 +398,8 @@ def test_a_start_gives_up_rounds_whose_key_is_gone_and_erases_keys_that_open_not
         journal.hold("alice", other(b"s"), digest=one.digest)
     for one in rounds[:2]:
         journal.fix(["alice"], b"sum", digest=one.digest)
-    keys.erase(rounds[0].digest + ".sum")
-    keys.erase(rounds[2].digest + ".shares")
+    keys.erase_all([rounds[0].digest + ".sum"])
+    keys.erase_all([rounds[2].digest + ".shares"])
     keys.draw("f" * 64 + ".shares")
     keys.draw("home")
     assert sorted(memory.sweep()) == sorted([rounds[0].digest, rounds[2].digest])
@@ -431,7 +432,7 @@ def test_a_round_that_an_earlier_version_has_opened_gets_the_key_of_its_sum_with
     journal = Journal(database, keys)
     journal.open(opening())
     journal.hold("alice")
-    keys.erase(DIGEST + ".sum")
+    keys.erase_all([DIGEST + ".sum"])
     assert journal.memory.sweep() == []
     journal.fix(["alice"], b"sum")
     assert journal.load().aggregate == b"sum"

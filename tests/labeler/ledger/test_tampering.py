@@ -68,7 +68,7 @@ def test_the_first_entry_that_does_not_hold_is_named(filled: Place, clock: Clock
 
 
 def test_a_chain_that_was_computed_anew_is_caught_by_the_anchor_and_by_witnesses(filled: Place, clock: Clock) -> None:
-    """Whoever edits an entry can also compute all later hashes; the head that others know does not match then."""
+    """An attacker who edits an entry can also compute all later hashes, but not change the head that others know."""
     seen = Ledger(filled.open(), clock=clock).head()
     filled.close()
     tamper(filled, f"UPDATE ledger_entries SET hash = '{'a' * 64}' WHERE seq = 8")
@@ -167,7 +167,7 @@ def test_a_journal_whose_anchor_is_missing_or_damaged_is_refused(filled: Place, 
 
 
 def test_a_journal_ahead_of_its_anchor_is_in_order(filled: Place, clock: Clock) -> None:
-    """What a crash between the commit and the anchor leaves behind."""
+    """Such a journal is left by a crash between the commit and the anchor."""
     older = filled.anchor.read_bytes()
     ledger = Ledger(filled.open(), clock=clock)
     ledger.post("job-2")
@@ -243,3 +243,52 @@ def test_an_anchor_that_cannot_be_written_is_told_and_the_step_is_kept(ledger: L
     assert ledger.reserve("job", CHARGES) == 2
     ledger.post("job")
     assert Anchor(place.anchor).read() == ledger.head()
+
+
+def test_a_journal_that_must_not_look_at_its_anchor_neither_reads_nor_writes_it(
+    sqlite_place: Place, clock: Clock
+) -> None:
+    database = sqlite_place.open()
+    Ledger(database, clock=clock, anchored=False).open_account("a", "instance", 5)
+    assert not sqlite_place.anchor.exists()
+    with pytest.raises(JournalBehind) as behind:
+        Ledger(database, clock=clock)
+    assert str(behind.value).startswith(
+        "journal.head is missing beside the journal journal.db, which has 1 entries, so nobody can tell whether it is "
+        "the newest copy. Put the file back from where the journal came from. "
+    )
+
+
+def test_a_journal_without_an_anchor_works_and_one_with_an_anchor_writes_it_unless_it_only_reads(
+    sqlite_place: Place, clock: Clock
+) -> None:
+    without = Ledger(sqlite_place.open(with_anchor=False), clock=clock)
+    assert without.head() == EMPTY
+    assert not sqlite_place.anchor.exists()
+    sqlite_place.close()
+    assert Ledger(sqlite_place.open(read_only=True), clock=clock).head() == EMPTY
+    assert not sqlite_place.anchor.exists()
+    ledger = Ledger(sqlite_place.open(), clock=clock)
+    assert Anchor(sqlite_place.anchor).read() == EMPTY
+    ledger.open_account("a", "instance", 5)
+    assert Anchor(sqlite_place.anchor).read() == ledger.head() != EMPTY
+
+
+def test_the_anchor_is_written_once_for_all_steps_of_a_transaction(
+    sqlite_place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = sqlite_place.open()
+    ledger = Ledger(database, clock=clock)
+    ledger.open_account("federation", "instance", 100)
+    written: list[Head] = []
+    remember = Anchor.remember
+
+    def noted(anchor: Anchor, head: Head) -> None:
+        written.append(head)
+        remember(anchor, head)
+
+    monkeypatch.setattr(Anchor, "remember", noted)
+    with database.write() as held:
+        for name in ("first", "second", "third"):
+            ledger.reserve(name, CHARGES, connection=held)
+    assert written == [ledger.head()] == [Anchor(sqlite_place.anchor).read()]

@@ -60,7 +60,7 @@ def parties(**changes: fx.Party | None) -> dict[str, fx.Party]:
 
 
 class Table:
-    """One job on a table: events in, effects out; whoever computes does it at once."""
+    """One job on a table: events in, effects out; computations are done at once."""
 
     def __init__(self, *, rounds: int = 1, **changes: Any) -> None:
         self.steady_s, self.wall_s = 0.0, 500_000.0
@@ -626,7 +626,7 @@ def test_questions_of_other_rounds_are_not_those_of_the_job() -> None:
 
 
 def test_rows_of_a_model_are_made_once_agents_have_said_whether_they_will() -> None:
-    """They judge themselves how many there have to be, so whoever is quicker, it is their refusal that is heard."""
+    """They judge themselves how many there have to be, so their refusal is heard in either order."""
     early, late = Table(), Table(method="blind-average", k=1, training={"min_records": 10, "regularisation": 1.0})
     assert of(early.tick(), fx.Prepare)
     assert not of(late.tick(), fx.Prepare)
@@ -640,7 +640,7 @@ def test_rows_of_a_model_are_made_once_agents_have_said_whether_they_will() -> N
 
 
 def test_nobody_is_asked_for_its_word_before_there_are_questions() -> None:
-    """A job whose images cannot be decoded ends here: a site's yes that leads to nothing is told for nothing."""
+    """A job whose images cannot be decoded ends here: a yes for nothing would reveal something for nothing."""
     table = Table()
     table.is_prepared = False
     for _ in range(3):

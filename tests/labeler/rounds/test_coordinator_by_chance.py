@@ -25,7 +25,7 @@ ENDS = ("completed", "failed", "refused", "expired")
 
 
 class Journal:
-    """What was stored, as rules of its own allow it."""
+    """The stored state, checked by independent rules."""
 
     def __init__(self, run: JobRun) -> None:
         self.run = run

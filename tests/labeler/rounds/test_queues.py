@@ -1,4 +1,4 @@
-"""Requesters take turns: whoever submits many jobs at once waits behind its own."""
+"""Requesters take turns: one that submits many jobs at once waits behind its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tallier's machine: whatever comes in whatever order, one sum for ever, over held shares and a quorum of them."""
+"""The tallier's machine: whatever comes in whatever order, one sum, over held shares and a quorum of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose turn it is to have its winners computed: some rounds at a time, and a dead one holds up nobody."""
+"""Turns of rounds to have their winners computed: some rounds at a time, and a dead one holds up nobody."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LIMIT_S, AGAIN_S = 100.0, 2.0
 
 
 class Waiting:
-    """A line with a clock of its own."""
+    """A line with its clock."""
 
     def __init__(self) -> None:
         self.now = 0.0

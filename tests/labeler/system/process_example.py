@@ -1,4 +1,4 @@
-"""A program that tests start in a process of its own: it says what it finds, and then does as it is told."""
+"""A program that tests start in a separate process: it says what it finds, and then obeys."""
 
 import json
 import os

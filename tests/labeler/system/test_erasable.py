@@ -47,7 +47,7 @@ def test_a_name_has_one_key_until_it_is_erased(folder: Path, make: Callable[[Pat
     assert keys.read(ONE) is None
     assert keys.draw(ONE) != first
     keys.erase_all([ONE, OTHER])
-    keys.erase(ONE)
+    keys.erase_all([ONE])
     assert keys.names() == []
     for name in ("", "../up", "a/b", ".hidden", "A" * 64, "n" * 101):
         with pytest.raises(InvalidSetting):
@@ -136,7 +136,7 @@ def test_a_change_that_was_refused_its_sync_is_no_change_and_can_be_made_again(
 
     with monkeypatch.context() as broken:
         broken.setattr(os, "fsync", refuse)
-        for step in (lambda: keys.draw(OTHER), lambda: keys.erase(ONE)):
+        for step in (lambda: keys.draw(OTHER), lambda: keys.erase_all([ONE])):
             with pytest.raises(OSError, match=r"keys\.json"):
                 step()
     assert keys.names() == list(keys_in(folder)) == [ONE]
@@ -164,7 +164,7 @@ def test_a_file_that_holds_something_else_is_refused_and_kept(folder: Path, data
 
 
 class SeveralObjects(RuleBasedStateMachine):
-    """Objects over one folder, of which each may be started anew, against a dictionary."""
+    """Objects over one folder, of which each may be started again, against a dictionary."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import timeit
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from labeler.errors import InvalidSetting
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Ledger
-from labeler.system.faults import FAULT_POINTS, fault_point, listening
+from labeler.system.faults import fault_point, listening
 from labeler.system.files import replace_file
 
 ROOT = Path(__file__).parent.parent.parent
@@ -80,18 +79,8 @@ def test_an_unknown_point_is_refused_whether_faults_are_on_or_not(monkeypatch: p
         fault_point("agent.snet")
 
 
-def test_every_point_says_what_has_just_happened() -> None:
-    assert all(sentence.endswith(".") and sentence[0].isupper() for sentence in FAULT_POINTS.values())
-    assert {name.partition(".")[0] for name in FAULT_POINTS} == {"coordinator", "embedder", "agent", "tallier"}
-
-
-def test_a_point_costs_little_while_faults_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LABELER_FAULTS", raising=False)
-    assert min(timeit.repeat(lambda: fault_point("agent.sent"), number=1000, repeat=5)) / 1000 < 50e-6
-
-
 class Ended(BaseException):
-    """What a simulation ends a party with."""
+    """The exception with which a simulation ends a party."""
 
 
 def test_whoever_listens_hears_of_every_moment_between_two_effects(tmp_path: Path) -> None:

@@ -61,23 +61,6 @@ def test_a_plain_message_is_signed_and_readable() -> None:
     assert RELAY.open(message) == message.body == b"hello"
 
 
-def test_a_body_is_hashed_once_for_its_signature_and_its_seal(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = share_message(body=bytes(1_000_000))
-    hashed: list[int] = []
-    real = hashlib.sha256
-
-    def counted(data: bytes = b"", **about: Any) -> Any:
-        hashed.append(len(data))
-        return real(data, **about)
-
-    monkeypatch.setattr(hashlib, "sha256", counted)
-    verify(message, AGENT.public.verify_key)
-    TALLIER.open(message)
-    assert sum(size > 1_000_000 for size in hashed) == 1
-    with pytest.raises(Forged, match="not the one that was signed"):
-        verify(replace(message, body=bytes(len(message.body))), AGENT.public.verify_key)
-
-
 def test_sealing_twice_gives_different_bytes_with_the_same_content() -> None:
     first, second = share_message(), share_message()
     assert first.body != second.body
@@ -108,23 +91,6 @@ def test_a_changed_header_is_forged(change: dict[str, Any]) -> None:
         verify(forged, AGENT.public.verify_key)
 
 
-def test_what_held_holds_again_and_only_with_exactly_its_key_header_signature_and_body() -> None:
-    message = share_message()
-    for _ in range(2):
-        verify(message, AGENT.public.verify_key)
-    signature = bytes([message.signature[0] ^ 1]) + message.signature[1:]
-    for _ in range(2):
-        for other in (
-            Message(replace(message.header, sequence=4), message.signature, message.body),
-            Message(message.header, signature, message.body),
-            Message(message.header, message.signature, message.body + b"x"),
-        ):
-            with pytest.raises(Forged):
-                verify(other, AGENT.public.verify_key)
-        with pytest.raises(Forged):
-            verify(message, RELAY.public.verify_key)
-
-
 def test_a_changed_body_is_forged() -> None:
     message = share_message()
     forged = Message(message.header, message.signature, message.body[:-1] + bytes([message.body[-1] ^ 1]))
@@ -132,15 +98,6 @@ def test_a_changed_body_is_forged() -> None:
         verify(forged, AGENT.public.verify_key)
     with pytest.raises(Forged, match="not the one that was signed"):
         TALLIER.open(forged)
-
-
-@given(st.integers(0, 63), st.integers(1, 255))
-def test_a_changed_signature_is_forged(place: int, change: int) -> None:
-    message = share_message()
-    signature = bytearray(message.signature)
-    signature[place] ^= change
-    with pytest.raises(Forged):
-        verify(Message(message.header, bytes(signature), message.body), AGENT.public.verify_key)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +111,7 @@ def test_a_changed_signature_is_forged(place: int, change: int) -> None:
     ],
 )
 def test_a_sealed_body_cannot_be_sent_on_under_another_name_or_round(change: dict[str, Any]) -> None:
-    """The relay signs a header of its own around a box it cannot open: the signature holds, the box does not fit."""
+    """The relay signs another header around a box it cannot open: the signature holds, the box does not fit."""
     message = share_message()
     header: Header = replace(message.header, **change)
     signature = RELAY._signing.sign(b"labeler-message/1\n" + header.to_bytes()).signature

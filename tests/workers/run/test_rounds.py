@@ -25,7 +25,6 @@ from labeler.task import Task
 from tests.simulation.campaign import memory_folder
 from tests.simulation.case import Case, JobPlan, Rates
 from tests.simulation.homes import Shape, Template, Templates
-from tests.simulation.subject import service
 from tests.simulation.ways import questions
 from tests.simulation.world import World
 from tests.workers.conftest import CLASSES
@@ -60,11 +59,10 @@ def test_a_run_opens_bit_for_bit_what_the_service_opens_of_the_same_task_shards_
         return computed(self, task, batch, key=key, seal=seal)
 
     with memory_folder() as folder:
-        (folder / "templates").mkdir()
-        template = Templates(folder / "templates", service().complete).of(Shape(3, talliers, release, 0))
+        template = Templates(folder / "templates").of(Shape(3, talliers, release, 0))
         with monkeypatch.context() as patched:
             patched.setattr(Agent, "computed", noting)
-            world = World(case, template, folder / "world", service())
+            world = World(case, template, folder / "world")
             assert not world.run().violation
         opened = opened_by_service(world.folder / "coordinator" / "journal.db")
         assert len(drawn) == len(SIZES) * 3
