@@ -70,13 +70,16 @@ def progress_bars(*, quiet: bool) -> Iterator[ProgressCallback]:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     known: dict[str, TaskID] = {}
     try:
-        with Progress(*columns, console=Console(stderr=True), disable=quiet) as bars:
+        if quiet:
+            yield silent
+            return
+        with Progress(*columns, console=Console(stderr=True)) as bars:
 
             def show(stage: str, done: int, total: int) -> None:
                 if stage not in known:
                     known[stage] = bars.add_task(stage, total=total)
                 bars.update(known[stage], completed=done, total=total)
 
-            yield silent if quiet else show
+            yield show
     except KeyboardInterrupt:
         raise Interrupted("interrupted; run the same command again, and it continues where it can") from None

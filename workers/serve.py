@@ -1,9 +1,7 @@
-"""HTTP servers: the coordinator behind its server, with its embedder, and a hospital's desk.
+"""The coordinator behind its HTTP server, and the edge in front of it.
 
-This is the one module of `workers` that may import `api`: coordinator and embedder share a home and settings, and the
-desk's page is an application like the coordinator's. It loads no learning library, so the process that everybody talks
-to stays small; a test checks this in a fresh interpreter. The embedder loads what its backbones need when they are
-needed.
+It loads no learning library, so the process that everybody talks to stays small; a test checks this in a fresh
+interpreter.
 
 **The edge** is Caddy in front of the coordinator, for everything that is reached from other machines. It speaks HTTPS,
 ends slow heads and idle connections, refuses ambiguous requests, and passes on one clean request at a time; the
@@ -149,34 +147,6 @@ def _settle_in() -> None:
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(_SWITCH_S)
-
-
-def run_desk(
-    home: Path, *, host: str, port: int, stop: threading.Event, on_ready: Callable[[str], None] = lambda _: None
-) -> None:
-    """Serve the desk of an agent's home on this machine, until told to stop; with the agent running, or without.
-
-    Raises:
-        InvalidSetting: the folder is no agent's home, or the address is not this machine's alone.
-        Unavailable: the address is taken.
-    """
-    from api.console.site import serve_desk
-    from workers.agent.site import SiteConsole
-
-    serve_desk(SiteConsole(home), host=host, port=port, stop=stop, on_ready=on_ready)
-
-
-def run_home_embedder(home: Path, *, stop: threading.Event) -> None:
-    """Embed what the coordinator of this home asks for, until told to stop.
-
-    Raises:
-        InvalidSetting: the settings cannot be used.
-    """
-    from workers.embedder.service import run_embedder
-
-    settings = read_settings(home)
-    backbones = {fingerprint: settings.backbone(fingerprint) or "" for fingerprint in settings.backbones}
-    run_embedder(settings.home, settings.redis_url, backbones, stop=stop)
 
 
 FOLDER: Final = "edge"

@@ -36,10 +36,14 @@ class Federation:
         shards = [part for path in self.agents for part in ("--shard", path)]
         return [*shards, "--images", self.root / "public.shard"]
 
+    @property
+    def scored(self) -> tuple[object, object]:
+        """The option that has a student scored."""
+        return "--test", self.root / "test.shard"
+
     def run(self, labeler: RunCommand, task: Path, out: Path, *more: object) -> Any:
-        """Run a job to its end, scored on the test shard; what it tells."""
-        scored = ("--test", self.root / "test.shard")
-        result = labeler("run", task, *self.run_arguments, *scored, "--out", out, "--json", *more)
+        """Run a job to its end; what it tells."""
+        result = labeler("run", task, *self.run_arguments, "--out", out, "--json", *more)
         assert result.code == 0, result.err
         return result.document
 

@@ -35,12 +35,12 @@ def loaded_at_once(module: str) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("epochs", "accuracy"), [(10, 0.8), pytest.param(DIGITS_CONFIG.epochs, 0.85, marks=pytest.mark.long)]
+    ("epochs", "accuracy"), [(5, 0.7), pytest.param(DIGITS_CONFIG.epochs, 0.85, marks=pytest.mark.long)]
 )
 def test_the_demo_labels_real_digits_well_at_a_small_price(
     labeler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int, accuracy: float
 ) -> None:
-    """Pretrained for a fifth of its epochs, which are two thirds of its time, it labels nearly as well."""
+    """Pretrained for a tenth of its epochs, which are two thirds of its time, it labels most images right."""
     shorter = DIGITS_CONFIG.model_copy(update={"epochs": epochs})
     monkeypatch.setattr("feature_store.backbones.simclr.DIGITS_CONFIG", shorter)
     out = tmp_path / "demo"

@@ -49,7 +49,7 @@ def test_a_model_trained_in_steps_labels_images_and_all_of_it_is_charged_with_th
     labeler, federation, tmp_path
 ) -> None:
     out = tmp_path / "job"
-    summary = federation.run(labeler, task_file(tmp_path), out, "--seed", 1)
+    summary = federation.run(labeler, task_file(tmp_path), out, "--seed", 1, *federation.scored)
     assert summary["labels"]["accuracy"] > 0.85
     assert summary["student"]["accuracy"] > 0.8
     task = parse_task(json.loads((out / ".job" / "plan.json").read_text())["plan"]["task"])

@@ -38,7 +38,7 @@ def task_file(folder: Path, method: str, **fields: object) -> Path:
 @pytest.mark.parametrize("method", SETTINGS)
 def test_agents_that_train_label_the_public_images(labeler, federation, tmp_path, method) -> None:
     out = tmp_path / "job"
-    summary = federation.run(labeler, task_file(tmp_path, method), out, "--seed", 1)
+    summary = federation.run(labeler, task_file(tmp_path, method), out, "--seed", 1, *federation.scored)
     assert summary["labels"]["asked"] == summary["labels"]["answered"] == 120
     assert summary["labels"]["accuracy"] > 0.8
     assert summary["student"]["accuracy"] > 0.8
@@ -98,7 +98,7 @@ def test_a_model_looks_along_public_axes_and_its_file_labels_as_the_job_did(labe
 def test_class_means_along_public_axes_are_one_noisy_sum_that_labels_every_image(labeler, federation, tmp_path) -> None:
     out, task = tmp_path / "job", task_file(tmp_path, "blind-average", epsilon=4.0)
     task.write_text(task.read_text().replace(TRAINING, '[task.training]\nlearner = "means"\naxes = 10\n'))
-    summary = federation.run(labeler, task, out, "--seed", 1)
+    summary = federation.run(labeler, task, out, "--seed", 1, *federation.scored)
     assert summary["privacy"]["instance"]["epsilon"] <= 4.0
     assert summary["labels"]["accuracy"] > 0.8
     assert summary["student"]["accuracy"] > 0.8

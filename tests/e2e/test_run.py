@@ -31,7 +31,7 @@ from workers.run.labelling import open_run_journal
 def test_a_job_gives_back_labels_a_student_and_a_report(labeler, federation, tmp_path) -> None:
     task = federation.task_file(tmp_path, colluding_agents=1)
     out = tmp_path / "job"
-    summary = federation.run(labeler, task, out)
+    summary = federation.run(labeler, task, out, *federation.scored)
     assert summary["labels"] | {"accuracy": None} == {
         "asked": 120, "answered": 120, "abstained": 0, "refused_budget": 0, "failed_quorum": 0, "accuracy": None,
     }  # fmt: skip

@@ -13,6 +13,7 @@ import pytest
 
 from labeler.errors import Unavailable
 from tests.processes import is_gone, wait_until
+from workers.homes.new import make_coordinator_home
 from workers.up.supervisor import (
     LONGEST_PAUSE_S,
     LOOK_AT_LOGS_S,
@@ -276,10 +277,7 @@ def test_a_role_dies_with_its_supervisor(tmp_path: Path) -> None:
         "    time.sleep(120)\n"
     )
     home = tmp_path / "home"
-    made = subprocess.run(
-        [sys.executable, "-m", "workers.cli", "serve", "--home", str(home), "--init"], capture_output=True, check=True
-    )
-    assert made.returncode == 0
+    make_coordinator_home(home)
     # A coordinator without a redis-server waits for it: long enough to see it end with its supervisor.
     with subprocess.Popen(
         [sys.executable, str(script), str(home), str(tmp_path / "log")], stdout=subprocess.PIPE, text=True

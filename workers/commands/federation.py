@@ -222,8 +222,11 @@ def embedder(home: Home) -> None:
 
     Example: `labeler embedder --home coordinator`
     """
-    from workers.serve import run_home_embedder
+    from workers.embedder.service import run_embedder
+    from workers.serve import read_settings
     from workers.service_process import configure_logging
 
     configure_logging()
-    run_home_embedder(home, stop=stop_signal())
+    settings = read_settings(home)
+    backbones = {fingerprint: settings.backbone(fingerprint) or "" for fingerprint in settings.backbones}
+    run_embedder(settings.home, settings.redis_url, backbones, stop=stop_signal())

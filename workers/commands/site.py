@@ -185,13 +185,14 @@ def desk(
 
     Example: `labeler agent desk --home hospital-a --port 8600`
     """
-    from workers.serve import run_desk
+    from api.console.site import serve_desk
+    from workers.agent.site import SiteConsole
 
     def ready(address: str) -> None:
         said = "The desk is open, until Ctrl-C, for whoever has this address:"
         tell({"url": address}, said, f"  {address}", as_json=as_json)
 
-    run_desk(home, host=host, port=port, stop=stop_signal(), on_ready=ready)
+    serve_desk(SiteConsole(home), host=host, port=port, stop=stop_signal(), on_ready=ready)
 
 
 def _check_agents(home: Path) -> None:

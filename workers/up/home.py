@@ -39,9 +39,9 @@ from feature_store.backbones import BackboneSpec, load_backbone, read_spec
 from feature_store.backbones.spec import packaged_name
 from feature_store.embedding import embed_source
 from feature_store.shard import Shard, check_served
-from labeler.errors import BadData, InvalidSetting, JournalInUse, LabelerError, MixedShards, NotFound, ProtocolViolation
+from labeler.errors import BadData, InvalidSetting, JournalInUse, LabelerError, MixedShards, ProtocolViolation
 from labeler.ledger.database import Database, open_database
-from labeler.ledger.parties import PartyStore
+from labeler.ledger.parties import PartyStore, Role
 from labeler.ledger.tokens import TokenStore
 from labeler.methods import METHODS
 from labeler.settings import describe_validation
@@ -315,8 +315,9 @@ def _read_state(home: Path) -> _State | None:
 def prepare_journal(federation: LocalFederation) -> tuple[str, bool]:
     """Enrol the federation's parties in its coordinator's journal, and find or make its administrator's token.
 
-    The token is kept in a file of the home, so that every start prints the same one. The file gives the home's owner no
-    new access: the keys of every party are in the same home.
+    A party that an administrator revoked stays revoked, and is turned away. The token is kept in a file of the home, so
+    that every start prints the same one. The file gives the home's owner no new access: the keys of every party are in
+    the same home.
 
     Returns:
         The token, and whether it was made now.
@@ -326,9 +327,20 @@ def prepare_journal(federation: LocalFederation) -> tuple[str, bool]:
         JournalInUse: a coordinator runs on this home.
     """
     with closing(_journal(federation.coordinator)) as database:
-        _enrol(federation, PartyStore(database), database)
-        store = TokenStore(database)
-        file = federation.home / TOKEN_FILE
+        parties, numbers = PartyStore(database), {name: number for number, name in enumerate(federation.talliers)}
+        with database.write() as connection:
+            revoked = {one.party_id for one in parties.list(connection=connection) if one.state == "revoked"}
+            for name, home in (federation.talliers | federation.agents).items():
+                if name in revoked:
+                    continue
+                keys = _public(home)
+                role: Role = "tallier" if name in numbers else "agent"
+                known = (keys.verify_key, keys.seal_key)
+                try:
+                    parties.enrol(name, role, *known, tallier=numbers.get(name), connection=connection)
+                except ProtocolViolation as error:
+                    raise BadData(f"{name} cannot be enrolled: {error}") from None
+        store, file = TokenStore(database), federation.home / TOKEN_FILE
         try:
             kept = file.read_text(encoding="ascii").strip() if file.exists() else ""
         except (OSError, UnicodeDecodeError):
@@ -339,24 +351,6 @@ def prepare_journal(federation: LocalFederation) -> tuple[str, bool]:
         made = store.create(FIRST_TOKEN, "admin")[1]
         replace_file(file, f"{made}\n".encode(), mode=0o600)
         return made, True
-
-
-def _enrol(federation: LocalFederation, parties: PartyStore, database: Database) -> None:
-    """Enrol parties that are not enrolled. A party that an administrator revoked stays revoked, and is turned away."""
-    with database.write() as connection:
-        numbers = {name: number for number, name in enumerate(federation.talliers)}
-        for name, home in (federation.talliers | federation.agents).items():
-            keys, number = _public(home), numbers.get(name)
-            role: Literal["agent", "tallier"] = "agent" if number is None else "tallier"
-            try:
-                if parties.get(name, connection=connection).state == "revoked":
-                    continue
-            except NotFound:
-                pass
-            try:
-                parties.enrol(name, role, keys.verify_key, keys.seal_key, tallier=number, connection=connection)
-            except ProtocolViolation as error:
-                raise BadData(f"{name} cannot be enrolled: {error}") from None
 
 
 def _journal(home: Path) -> Database:
