@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
@@ -73,6 +74,26 @@ def test_the_command_shows_one_schedule_step_by_step() -> None:
     assert {"schedules", "turns", "rules broken"} <= metrics
     several = CliRunner().invoke(app, ["bench", "simulate", "--seeds", "3:5", "--trace"])
     assert isinstance(several.exception, InvalidSetting)
+
+
+def test_what_a_killed_campaign_has_left_in_memory_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaign, "_IN_MEMORY", tmp_path)
+    with campaign.memory_folder() as used:
+        held = used.parent
+        assert list(tmp_path.iterdir()) == [held]
+        shutil.copytree(held, tmp_path / "labeler-schedules-dead")  # whoever held its lock is gone
+        (tmp_path / "labeler-schedules-new").mkdir()  # and one that is just being made
+        (tmp_path / "somebody else's").mkdir()
+        with campaign.memory_folder() as other:
+            assert {one.name for one in tmp_path.iterdir()} == {
+                held.name,
+                other.parent.name,
+                "labeler-schedules-new",
+                "somebody else's",
+            }
+    assert {one.name for one in tmp_path.iterdir()} == {"labeler-schedules-new", "somebody else's"}
 
 
 @pytest.mark.long

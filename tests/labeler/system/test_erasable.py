@@ -74,21 +74,6 @@ def test_nothing_is_left_of_erased_keys_in_any_file_and_the_others_stay(folder: 
         assert KeyFolder(folder).read(name) == (None if is_erased else drawn[name])
 
 
-def test_many_keys_are_drawn_and_erased_with_one_file_and_none_is_written_for_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys, synced = KeyFolder(folder), list[int]()
-    real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(handle), real(handle)))
-    for step in (keys.draw_all, keys.erase_all):
-        synced.clear()
-        step(MANY)
-        assert len(synced) == 2, "the file and its folder"
-        synced.clear()
-        step(MANY[::2])
-        assert synced == []
-
-
 @pytest.mark.parametrize(("step", "left"), [("erase_all(['a'])", ["a", "b"]), ("draw('c')", ["a", "b"])])
 def test_a_process_that_dies_before_the_new_file_has_its_name_changes_nothing_and_leaves_nothing(
     folder: Path, step: str, left: list[str]
