@@ -327,12 +327,7 @@ class Client:
         return self._download(f"{_job_path(job_id)}/labels", path, params={"format": format, "of": of})
 
     def student(self, job_id: str, path: Path) -> Path:
-        """Download the student that labeled a job's images; waits until it is trained.
-
-        Raises:
-            InvalidSetting: there is no folder to put it in.
-            ServiceProblem: the job is not completed.
-        """
+        """Download the student that labeled a job's images; waits until it is trained. Raises as `labels`."""
         return self._download(f"{_job_path(job_id)}/student", path)
 
     def evaluation(self, job_id: str) -> dict[str, Any]:
@@ -409,12 +404,7 @@ class Client:
         )
 
     def model(self, job_id: str, path: Path) -> Path:
-        """Download the model that a completed job released; the file appears under its name once it is whole.
-
-        Raises:
-            InvalidSetting: there is no folder to put it in.
-            ServiceProblem: the job is not completed, or asked for labels.
-        """
+        """Download the model that a completed job released; raises as `labels`, also where it asked for labels."""
         return self._download(f"{_job_path(job_id)}/model", path)
 
     def thumbnails(self, job_id: str, sources: Sequence[str]) -> dict[str, bytes | None]:

@@ -63,13 +63,15 @@ def answers(
         is_open: the route takes no token.
         other: further answers, by "status_NNN".
     """
-    content = {"application/json": {"example": _guarded(example)}}
+    content = {"application/json": {"example": _swapped(example, None, _NULL)}}
     documented: Answers = {status: {"description": description, "content": content}}
     # A route that may refuse a body's type may also receive malformed JSON.
     of_body = (400,) if 415 in problems else ()
     every = (*of_body, *problems) if is_open else (*of_body, 401, 403, 429, 503, *problems)
     documented.update({code: problem(code) for code in sorted(every)})
-    documented.update({int(name.removeprefix("status_")): _guarded(answer) for name, answer in other.items()})
+    documented.update(
+        {int(name.removeprefix("status_")): _swapped(answer, None, _NULL) for name, answer in other.items()}
+    )
     return documented
 
 
@@ -106,7 +108,8 @@ def document(app: FastAPI, *extra_models: type[BaseModel]) -> dict[str, Any]:
     components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer", "bearerFormat": "lab_..."}}
     for path, operations in made["paths"].items():
         for method, operation in operations.items():
-            need = _need(method.upper(), path)
+            named = (method.upper(), path)
+            need = ACCESS.get(named) or ACCESS.get((named[0], path.replace("}", ":path}")))
             operation["x-least-role"] = need
             if path.startswith(VERSIONED):
                 # Every route may receive an unknown parameter.
@@ -115,7 +118,7 @@ def document(app: FastAPI, *extra_models: type[BaseModel]) -> dict[str, Any]:
                 # Every route that writes may find the disk full.
                 operation["responses"].setdefault("507", problem(507))
             operation["security"] = _SECURITY.get(need or "open", [{"token": []}])
-    freed: dict[str, Any] = _freed(made)
+    freed: dict[str, Any] = _swapped(made, _NULL, None)
     app.openapi_schema = freed
     return freed
 
@@ -130,25 +133,13 @@ _WRITING = frozenset({"post", "put", "patch", "delete"})
 _NULL = "(null)"
 
 
-def _guarded(node: Any) -> Any:
-    """Replace nulls of an example by a word, because FastAPI drops nulls, and with them required members."""
+def _swapped(node: Any, old: str | None, new: str | None) -> Any:
+    """Replace a value in an example: FastAPI drops nulls, and with them required members, so a word stands for them."""
     if isinstance(node, dict):
-        return {name: _guarded(value) for name, value in node.items()}
+        return {name: _swapped(value, old, new) for name, value in node.items()}
     if isinstance(node, list):
-        return [_guarded(value) for value in node]
-    return _NULL if node is None else node
-
-
-def _freed(node: Any) -> Any:
-    if isinstance(node, dict):
-        return {name: _freed(value) for name, value in node.items()}
-    if isinstance(node, list):
-        return [_freed(value) for value in node]
-    return None if node == _NULL else node
-
-
-def _need(method: str, path: str) -> Need | None:
-    return ACCESS.get((method, path)) or ACCESS.get((method, path.replace("}", ":path}")))
+        return [_swapped(value, old, new) for value in node]
+    return new if node == old else node
 
 
 MAX_PAGE = 200
@@ -202,8 +193,10 @@ def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader  # imported here: a coordinator starts without it
 
     made = Environment(loader=PackageLoader("api", "templates"), autoescape=True, trim_blocks=True)
-    made.filters |= {"kind": kind_of, "pretty": _pretty, "ways": ways_of, "fields": fields_of}
-    made.filters |= {"anchor": anchor_of, "prose": prose}
+    made.filters |= {"kind": kind_of, "ways": ways_of, "fields": fields_of, "anchor": anchor_of, "prose": prose}
+    made.filters["pretty"] = lambda value: (
+        value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+    )
     return made
 
 
@@ -277,7 +270,3 @@ def fields_of(schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], b
     """Return (name, schema, is required) of each field."""
     required = set(schema.get("required", ()))
     return [(name, one, name in required) for name, one in schema.get("properties", {}).items()]
-
-
-def _pretty(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)

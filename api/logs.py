@@ -109,7 +109,9 @@ def describe(error: BaseException) -> str:
 
 
 WINDOW_S: Final = 60.0
+"""How long repeats are counted until a line with their number is written."""
 FIRST: Final = 5
+"""How many of a kind are written in a window."""
 MOST_KINDS: Final = 1000
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "request_id", "taskName"}
@@ -117,7 +119,7 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 
 @dataclass
 class _Seen:
-    until: float
+    until_s: float
     last: logging.LogRecord
     count: int = 0
 
@@ -128,24 +130,20 @@ class CountRepeats(logging.Handler):
     Args:
         inner: the handler that writes.
         clock: seconds that never run backwards.
-        window_s: how long repeats are counted until a line with their number is written.
-        first: how many of a kind are written in a window.
     """
 
-    def __init__(
-        self, inner: logging.Handler, *, clock: Callable[[], float], window_s: float = WINDOW_S, first: int = FIRST
-    ) -> None:
+    def __init__(self, inner: logging.Handler, *, clock: Callable[[], float]) -> None:
         super().__init__()
         self._inner = inner
         self._clock = clock
-        self._window_s = window_s
-        self._first = first
         self._seen: OrderedDict[tuple[object, ...], _Seen] = OrderedDict()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, or count it."""
-        now = self._clock()
-        self._tell(lambda seen: seen.until <= now)
+        now_s = self._clock()
+        # Ordered by start, so finished windows come first.
+        while self._seen and next(iter(self._seen.values())).until_s <= now_s:
+            self._tell()
         if record.levelno < logging.WARNING:
             self._inner.handle(record)
             return
@@ -153,17 +151,17 @@ class CountRepeats(logging.Handler):
         seen = self._seen.get(kind)
         if seen is None:
             if len(self._seen) >= MOST_KINDS:
-                oldest = next(iter(self._seen.values()))
-                self._tell(lambda one: one is oldest)
-            seen = self._seen[kind] = _Seen(now + self._window_s, record)
+                self._tell()
+            seen = self._seen[kind] = _Seen(now_s + WINDOW_S, record)
         seen.last = record
         seen.count += 1
-        if seen.count <= self._first:
+        if seen.count <= FIRST:
             self._inner.handle(record)
 
     def close(self) -> None:
         """Write the counts that are still pending."""
-        self._tell(lambda _: True)
+        while self._seen:
+            self._tell()
         self._inner.close()
         super().close()
 
@@ -171,20 +169,16 @@ class CountRepeats(logging.Handler):
         """Flush the inner handler."""
         self._inner.flush()
 
-    def _tell(self, is_over: Callable[[_Seen], bool]) -> None:
-        # Ordered by start, so finished windows come first; stop at the first that is not finished.
-        while self._seen:
-            kind, seen = next(iter(self._seen.items()))
-            if not is_over(seen):
-                return
-            del self._seen[kind]
-            more = seen.count - self._first
-            if more > 0:
-                told = logging.makeLogRecord(seen.last.__dict__)
-                told.exc_info, told.exc_text, told.stack_info = None, None, None
-                words = seen.last.getMessage()
-                told.msg, told.args = f"{words} ... happened {more} more times in {self._window_s:.0f} s", None
-                self._inner.handle(told)
+    def _tell(self) -> None:
+        """End the oldest window, and write how many records of its kind were only counted."""
+        _, seen = self._seen.popitem(last=False)
+        more = seen.count - FIRST
+        if more > 0:
+            told = logging.makeLogRecord(seen.last.__dict__)
+            told.exc_info, told.exc_text, told.stack_info = None, None, None
+            words = seen.last.getMessage()
+            told.msg, told.args = f"{words} ... happened {more} more times in {WINDOW_S:.0f} s", None
+            self._inner.handle(told)
 
 
 def _kind(record: logging.LogRecord) -> tuple[object, ...]:

@@ -243,7 +243,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - installed for this type only
     listed, status = [], 422
     for field in error.errors():
-        reason = field["msg"]
+        reason = field["msg"].removeprefix("Value error, ")
         if field.get("type") == "json_invalid":
             status = 400
             if why := field.get("ctx", {}).get("error"):

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from PIL import Image
 from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting
 from labeler.randomness import seeded_source
-from labeler.system.files import replace_file
 from labeler.system.site_key import KEY_BYTES, SiteKey
 from workers.progress import ProgressCallback, silent
 
@@ -41,11 +40,6 @@ CIFAR10_BACKBONE: dict[str, Any] = {
     "transform": {"resize": 128, "crop": 128, "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"},
 }
 """MobileNetV2 trained on ImageNet, on CIFAR-10 images enlarged to 128 x 128: 1,280 features."""
-
-CIFAR10_LITE2: dict[str, Any] = CIFAR10_BACKBONE | {"architecture": "tf_efficientnet_lite2", "options": {}}
-"""EfficientNet-Lite2 (extra `lite2`), the best frozen network that packages carry, in the same way."""
-
-Cifar10Backbone = Literal["mobilenetv2", "efficientnet-lite2"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,11 +92,9 @@ def usps(root: Path) -> DataSet:
     return DataSet(_usps(folder / "zip.train.gz"), _usps(folder / "zip.test.gz"))
 
 
-def cifar10_features(
-    root: Path, *, backbone: Cifar10Backbone = "mobilenetv2", progress: ProgressCallback = silent
-) -> DataSet:
+def cifar10_features(root: Path, *, progress: ProgressCallback = silent) -> DataSet:
     """CIFAR-10 (Krizhevsky 2009) as features of a frozen network, computed once (in ten to twenty minutes)."""
-    folder = _cifar10_folder(root, ("train", "test"), progress, backbone)
+    folder = _cifar10_folder(root, ("train", "test"), progress)
     return DataSet(_features(folder / "cifar10-train"), _features(folder / "cifar10-test"))
 
 
@@ -139,41 +131,17 @@ def embedded(
     return Shard.open(out, verify=False)
 
 
-def _cifar10_folder(
-    root: Path, splits: Sequence[str], progress: ProgressCallback, network: Cifar10Backbone = "mobilenetv2"
-) -> Path:
+def _cifar10_folder(root: Path, splits: Sequence[str], progress: ProgressCallback) -> Path:
     """Return the folder of the features of these splits, embedded now if they are missing."""
-    spec = CIFAR10_BACKBONE if network == "mobilenetv2" else CIFAR10_LITE2
-    weights = _mobilenet_weights(root) if network == "mobilenetv2" else _lite2_weights()
-    made_by = hashlib.sha256(json.dumps(spec, sort_keys=True).encode() + weights.read_bytes()).hexdigest()
-    folder = cache_folder() / made_by[:16]
-    missing = [split for split in splits if not (folder / f"cifar10-{split}").exists()]
-    if missing:
-        _embed_cifar10(root, spec | {"weights": weights}, folder, missing, progress)
-    return folder
-
-
-def _mobilenet_weights(root: Path) -> Path:
     weights = root / "backbones" / "mobilenetv2_100.safetensors"
     if not weights.is_file():
         raise InvalidSetting(f"{root} holds no backbones/mobilenetv2_100.safetensors; name the folder with --data")
-    return weights
-
-
-def _lite2_weights() -> Path:
-    """Return the packaged weights as a safetensors file in the cache, for a transform that is not the published one."""
-    path = cache_folder() / "efficientnet-lite2.safetensors"
-    if not path.is_file():
-        from safetensors.torch import save
-
-        from feature_store.backbones.network import create_timm, load_packaged
-        from feature_store.backbones.spec import PACKAGED
-
-        module = create_timm(CIFAR10_LITE2["architecture"], {}, pretrained=False)
-        load_packaged(module, PACKAGED["efficientnet-lite2"])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, save({name: tensor.contiguous() for name, tensor in module.state_dict().items()}))
-    return path
+    made_by = hashlib.sha256(json.dumps(CIFAR10_BACKBONE, sort_keys=True).encode() + weights.read_bytes()).hexdigest()
+    folder = cache_folder() / made_by[:16]
+    missing = [split for split in splits if not (folder / f"cifar10-{split}").exists()]
+    if missing:
+        _embed_cifar10(root, CIFAR10_BACKBONE | {"weights": weights}, folder, missing, progress)
+    return folder
 
 
 def _embed_cifar10(

@@ -14,7 +14,7 @@ The coins are privacy: they come from the same kind of secret source as noise, o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -66,9 +66,27 @@ def private_sum(
     return spec.open(unshard(totals))
 
 
-_GRID_ALLOWANCE = 1.0015
-_STEP = 1.001
-_TRIES = 40
+_TRIES = 60
+
+
+def least_noise(price: Callable[[float], float], epsilon: float, *, start: float) -> float:
+    """Return the least sigma, within a thousandth, whose price is at most epsilon.
+
+    Args:
+        price: of a sigma; it falls at least as fast as 1 / sigma.
+        epsilon: the budget, positive.
+        start: what the continuous mechanism needs; the grid costs a little, so sigma grows from here.
+    """
+    sigma = start
+    for _ in range(_TRIES):
+        found = price(sigma)
+        if found <= epsilon:
+            return sigma
+        if math.isinf(found):
+            break
+        # Nine tenths of the way, so as not to overshoot.
+        sigma *= max(1 + 1e-5, 1 + 0.9 * min(1.0, found / epsilon - 1))
+    raise UnsafeGrid(f"no such sum is certified at epsilon {epsilon:g}; the price found last is {found:g}")
 
 
 @dataclass(frozen=True)
@@ -80,21 +98,17 @@ class SampledSum:
         level: what is sampled and protected: "instance", records; "agent", whole agents.
         sampling_probability: q, in (0, 1].
         rounds: T.
-        failure_probability: of a round in which some agent sends zeros for lack of room (F of the accounting).
     """
 
     spec: VectorSum
     level: Level
     sampling_probability: float
     rounds: int
-    failure_probability: float = 0.0
 
     @cached_property
     def accounted(self) -> SampledRounds:
         """The rounds as the accountant prices them."""
-        return SampledRounds(
-            self.spec.event(self.level), self.sampling_probability, self.rounds, self.failure_probability
-        )
+        return SampledRounds(self.spec.event(self.level), self.sampling_probability, self.rounds)
 
     def epsilon(self, delta: float) -> float:
         """Return the certified price of all rounds, an upper bound for the integer mechanism."""
@@ -120,18 +134,11 @@ def with_budget(plan: SampledSum, epsilon: float, delta: float) -> SampledSum:
     """
     moved = plan.spec.sensitivity if plan.level == "instance" else plan.spec.largest_norm
     multiplier = noise_multiplier_of(epsilon, delta, sampling_probability=plan.sampling_probability, rounds=plan.rounds)
-    sigma = multiplier * moved * _GRID_ALLOWANCE
-    for _ in range(_TRIES):
-        candidate = replace(plan, spec=replace(plan.spec, sigma=sigma))
-        price = candidate.epsilon(delta)
-        if price <= epsilon:
-            return candidate
-        if math.isinf(price):
-            break
-        sigma *= _STEP
-    raise UnsafeGrid(
-        f"no such sum is certified at epsilon {epsilon:g} and delta {delta:g}; the price found last is {price:g}"
-    )
+
+    def at(sigma: float) -> SampledSum:
+        return replace(plan, spec=replace(plan.spec, sigma=sigma))
+
+    return at(least_noise(lambda sigma: at(sigma).epsilon(delta), epsilon, start=multiplier * moved))
 
 
 def poisson_sample(source: ByteSource, count: int, probability: float) -> NDArray[np.bool_]:
@@ -150,17 +157,6 @@ def poisson_sample(source: ByteSource, count: int, probability: float) -> NDArra
     words = source.uint64(count)
     threshold = math.floor(probability * 2.0**64)
     return np.ones(count, dtype=np.bool_) if threshold >= 2**64 else words < np.uint64(threshold)
-
-
-def random_places(source: ByteSource, count: int, capacity: int) -> NDArray[np.int64]:
-    """Draw distinct places below the capacity, in uniformly random order, whatever is put there.
-
-    Leaving one element out leaves the law of the others' places as it is. So the sampled rows of a batch are placed
-    this way: `benchmarks.learning.gradients` says what for.
-    """
-    if not 0 <= count <= capacity:
-        raise InvalidSetting(f"{count} elements do not fit {capacity} places")
-    return np.argsort(source.uint64(capacity), kind="stable")[:count].astype(np.int64)
 
 
 def run_round(task: Task, batch: QueryBatch, agents: Sequence[tuple[Agent, bytes]]) -> Release:

@@ -68,7 +68,7 @@ def command_line() -> dict[str, str]:
         page = f"cli/{title.split()[0].lower()}.md"
         parts = [f"# {title}\n"]
         lead += [f"## [{title}]({page})\n", "| command | what |", "|---|---|"]
-        for name in names.split():
+        for name in names:
             parts += _command([name], commands[name])
             lead.append(f"| [`labeler {name}`]({page}#labeler-{name}) | {CATALOGUE[name].summary} |")
         made[f"reference/{page}"] = "\n".join(parts)

@@ -93,19 +93,15 @@ def decode_image(data: bytes | Path, *, max_pixels: int = MAX_PIXELS) -> Image.I
     """Decode one image to RGB.
 
     16-bit grey is scaled to 8 bits; a palette is looked up; transparent pixels are laid on white; an animation gives
-    its first frame; the EXIF orientation is applied. DICOM and
-    HEIC need the extras of those names.
-
-    Args:
-        data: the bytes of a file, or its path.
-        max_pixels: most width times height.
+    its first frame; the EXIF orientation is applied. DICOM and HEIC need the extras of those names.
 
     Raises:
         UnreadableImage: no image, truncated, too large, or of floating-point pixels whose range nobody knows.
     """
     file = data if isinstance(data, Path) else io.BytesIO(data)
     try:
-        head = _head(file)
+        with data.open("rb") if isinstance(data, Path) else io.BytesIO(data) as opened:
+            head = opened.read(_HEAD_BYTES)
         if is_dicom(head):
             return read_dicom(data, max_pixels=max_pixels).convert("RGB")
         with _opened(file, head) as image:
@@ -139,13 +135,6 @@ def header_pixels(data: bytes) -> int:
         with _opened(io.BytesIO(data), data) as image:
             return int(image.size[0] * image.size[1])
     return 0
-
-
-def _head(file: Path | io.BytesIO) -> bytes:
-    if isinstance(file, io.BytesIO):
-        return file.getbuffer()[:_HEAD_BYTES].tobytes()
-    with file.open("rb") as opened:
-        return opened.read(_HEAD_BYTES)
 
 
 def _opened(file: Path | io.BytesIO, head: bytes) -> Image.Image:

@@ -160,12 +160,19 @@ def _square(frames: Frames, transform: Transform, height: int, width: int) -> ND
 def _main(arguments: str, out: BinaryIO) -> None:
     settings = json.loads(arguments)
     limits = PixelLimits(**settings["limits"])
-    _bound(limits)
+    # Room for one of the largest images, and for a small one at the same time.
+    bound_process(ROOM_BYTES + BYTES_PER_PIXEL * (max(limits.max_pixels, LARGE_PIXELS) + LARGE_PIXELS))
+    # Pillow's own bound warns at a size that is allowed here; ours is checked before anything is decoded.
+    Image.MAX_IMAGE_PIXELS = max(limits.max_pixels, 1)
     try:
         source = ParquetSource(Path(settings["path"]), max_pixels=limits.max_pixels)
         rows = settings["rows"]
         if rows is None and not settings["start"]:
-            check_job_pixels(source, limits)
+            total = 0
+            for index in range(len(source.names)):
+                total += header_pixels(source.file(index))
+                if total > limits.max_job_pixels:
+                    raise TooLarge(job_pixels_refusal(index + 1, total, limits.max_job_pixels))
         transform = Transform.model_validate(settings["transform"])
         for head, data in _decoded(
             source, transform, limits, range(settings["start"], len(source.names)) if rows is None else rows
@@ -174,19 +181,6 @@ def _main(arguments: str, out: BinaryIO) -> None:
         write_frame(out, {"kind": "end"})
     except LabelerError as error:
         write_frame(out, {"kind": "refused", "problem": error.problem_type, "sentence": str(error)[:_MOST_LETTERS]})
-
-
-def check_job_pixels(source: ParquetSource, limits: PixelLimits) -> None:
-    """Add up what the headers say, before anything is decoded.
-
-    Raises:
-        TooLarge: more than one job may have.
-    """
-    total = 0
-    for index in range(len(source.names)):
-        total += header_pixels(source.file(index))
-        if total > limits.max_job_pixels:
-            raise TooLarge(job_pixels_refusal(index + 1, total, limits.max_job_pixels))
 
 
 def _decoded(
@@ -217,14 +211,6 @@ def _decoded(
                 yield waiting.popleft().result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _bound(limits: PixelLimits) -> None:
-    """Bound memory to one of the largest images and a small one at the same time."""
-    most = max(limits.max_pixels, LARGE_PIXELS) + LARGE_PIXELS
-    bound_process(ROOM_BYTES + BYTES_PER_PIXEL * most)
-    # Pillow's own bound warns at a size that is allowed here; ours is checked before anything is decoded.
-    Image.MAX_IMAGE_PIXELS = max(limits.max_pixels, 1)
 
 
 if __name__ == "__main__":

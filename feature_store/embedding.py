@@ -43,7 +43,7 @@ from feature_store.sources import AttributeSource, ImageSource, PersonColumn, im
 from labeler.errors import BadData, InvalidSetting, StorageFull, UnreadableImage
 from labeler.settings import check_names_are_text, misspelt
 from labeler.system.files import PRIVATE_FILE, is_full, replace_file
-from labeler.system.site_key import KEY_BYTES, SITE_KEY_FILE, Digests, SiteKey, as_digests, site_key
+from labeler.system.site_key import SITE_KEY_FILE, Digests, SiteKey, as_digests, site_key
 
 _THUMBNAIL_PIXELS = 64
 
@@ -149,12 +149,6 @@ def loaded_batches(
 
     Each batch but the last has `batch_size` images that can be used, and what lies between them that cannot: a forward
     pass costs the same however many images it has.
-
-    Args:
-        load: makes an image of an index; runs in any thread.
-        indices: in the source's order.
-        batch_size: usable images of a batch.
-        threads: that load.
     """
     remaining = iter(indices)
     waiting: deque[Future[list[Loaded]]] = deque()
@@ -212,12 +206,7 @@ def digested(images: ImageSource, digester: SiteKey, batch: Embedded) -> Embedde
 
 
 def append_batch(writer: ShardWriter, records: Records, batch: Embedded) -> None:
-    """Add a batch to a shard that is being written; when this returns it survives a crash.
-
-    Args:
-        writer: its position is that of the batch.
-        batch: what follows next in the source.
-    """
+    """Add a batch to a shard that is being written; when this returns it survives a crash."""
     images, items = records.images, batch.items
     skipped = list(images.left_out) if writer.position == 0 else []
     skipped += [Skipped(images.names[item.index], item.reason) for item in items if item.pixels is None]
@@ -244,8 +233,6 @@ Duplicates = Literal["refuse", "keep-first", "keep-all"]
 """The treatment of private images that are there more than once."""
 
 Progress = Callable[[int, int], None]
-Loader = Callable[[int], Generator[list[Loaded]]]
-"""Gives the images of a source from an index on, in batches of any size, in order."""
 
 Embedder = Callable[[Backbone, Callable[[int], Loaded], range], Generator[Embedded]]
 """Loads images with what it is given, a function that can be sent elsewhere, and embeds them, in order."""
@@ -255,8 +242,6 @@ CHECKPOINT = 32
 however little was computed."""
 
 _COMPARED = 64  # of a shard that is there, with the images that it is said to be made of
-_PUBLIC_KEY = SiteKey(bytes(KEY_BYTES))
-"""Of public images digests are only compared, and not kept."""
 
 
 def all_cores() -> int:
@@ -313,7 +298,6 @@ def embed_source(
     scanned: Progress | None = None,
     max_records: int | None = None,
     random_bytes: Callable[[int], bytes] = os.urandom,
-    loader: Loader | None = None,
     embedder: Embedder | None = None,
 ) -> EmbedReport:
     """Embed every image of a source into a shard.
@@ -344,9 +328,7 @@ def embed_source(
         max_records: a public bound on the records of a private shard, declared in advance and kept by it: more are
             refused. Tasks whose models need half the noise where it is kept name it (labeler.setting).
         random_bytes: source of record ids and row order; the operating system's except in simulations.
-        loader: reads and prepares public images elsewhere (feature_store.decode_process); threads of this process when
-            None. Such images are compared by their features alone.
-        embedder: loads and embeds elsewhere (feature_store.cluster.embedding); this process when None.
+        embedder: loads and embeds elsewhere (feature_store.cluster.embedding, decode_process); this process when None.
 
     Raises:
         BadData: no image could be read; private images without a label or with one outside `classes`, or without a
@@ -364,10 +346,6 @@ def embed_source(
         raise InvalidSetting("pictures are kept in public shards only; leave thumbnails out for private images")
     if public and (persons is not None or duplicates not in (None, "keep-all")):
         raise InvalidSetting("of public images nobody is a person to protect, and every one is kept and asked about")
-    if loader is not None and not public:
-        raise InvalidSetting(
-            "a loader reads public images only: those of a site are read, and compared, in its own process"
-        )
     path = Path(out)
     if path.exists() and not (path / MANIFEST_NAME).is_file():
         # Before the site's key is made in the same folder, and before anything is read.
@@ -391,22 +369,17 @@ def embed_source(
     network = backbone() if callable(backbone) else backbone
     passes = -(-(batch_size or (CHECKPOINT if network.batch_size == 1 else 1)) // network.batch_size)
 
-    digester = _PUBLIC_KEY if public else _site_key(path, key)
+    digester = None if public else _site_key(path, key)
     sent = partial(load_image, images, transform=network.transform, keep_thumbnail=keep_thumbnails)
-    one = partial(sent, digester=digester)
 
-    def load(indices: range) -> Generator[list[Loaded]]:
-        return loaded_batches(one, indices, batch_size=passes * network.batch_size, threads=threads or all_cores())
-
-    def embedded(indices: range) -> Generator[Embedded]:
-        if embedder is not None:
-            with closing(embedder(network, sent, indices)) as elsewhere:
-                yield from (digested(images, digester, batch) for batch in elsewhere)
-            return
-        with closing(load(indices) if loader is None else loader(indices.start)) as batches:
+    def here(indices: range) -> Generator[Embedded]:
+        one, size = partial(sent, digester=digester), passes * network.batch_size
+        with closing(loaded_batches(one, indices, batch_size=size, threads=threads or all_cores())) as batches:
             yield from embedded_batches(network, batches)
 
-    people = None if named_people is None else digester.digests("person", [name.encode() for name in named_people])
+    people = None
+    if named_people is not None and digester is not None:
+        people = digester.digests("person", [name.encode() for name in named_people])
     job = _job_digest(images, network, names, labels, public=public, thumbnails=keep_thumbnails, people=people)
     if path.exists():
         return _report_finished(path, job, images, notes, policy, max_records, digester)
@@ -420,7 +393,7 @@ def embed_source(
             public=public,
             backbone=network.spec,
             job=job,
-            site_key=None if public else digester.name,
+            site_key=None if digester is None else digester.name,
             max_records=max_records,
             attributes=isinstance(images, AttributeSource),
             random_bytes=random_bytes,
@@ -428,11 +401,14 @@ def embed_source(
     ):
         resumed_from = writer.position
         total = len(images.names)
-        if policy == "refuse" and not resumed_from:
+        if policy == "refuse" and digester is not None and not resumed_from:
             refuse_same_bytes(images, labels, people, digester, scanned)
         rows = Records(images, labels, people, keep_thumbnails)
-        with closing(embedded(range(writer.position, total))) as batches:
+        left = range(writer.position, total)
+        with closing(here(left) if embedder is None else embedder(network, sent, left)) as batches:
             for batch in batches:
+                if embedder is not None and digester is not None:
+                    batch = digested(images, digester, batch)
                 append_batch(writer, rows, batch)
                 if progress is not None:
                     progress(writer.position, total)
@@ -568,7 +544,7 @@ def _report_finished(
     notes: tuple[str, ...],
     policy: Duplicates,
     max_records: int | None,
-    digester: SiteKey,
+    digester: SiteKey | None,
 ) -> EmbedReport:
     shard = Shard.open(path)
     if shard.job != job or not _holds(shard, images, digester):
@@ -605,9 +581,9 @@ def _report_finished(
     )
 
 
-def _holds(shard: Shard, images: ImageSource, digester: SiteKey) -> bool:
+def _holds(shard: Shard, images: ImageSource, digester: SiteKey | None) -> bool:
     """Tell whether some of a private shard's records are still these images: two sites may use the same names."""
-    if shard.image_digests is None or shard.site_key != digester.name:
+    if shard.image_digests is None or digester is None or shard.site_key != digester.name:
         return True  # it kept nothing to compare them by
     place = {name: index for index, name in enumerate(images.names)}
     sources = shard.sources

@@ -317,6 +317,10 @@ def _parquet(path: Path) -> dict[str, NDArray[Any]]:
     for name, column in zip((table := pq.read_table(path)).column_names, table.columns, strict=True):
         values = column.to_pylist()
         is_row = bool(values) and isinstance(values[0], list)
+        for number, value in enumerate(values if is_row else ()):
+            if not isinstance(value, list) or len(value) != len(values[0]):
+                had = f"{len(value)} numbers" if isinstance(value, list) else "none"
+                raise BadData(f"{path.name!r}, {name}: row 0 has {len(values[0])} numbers, row {number} has {had}")
         found[name] = np.array(values) if is_row else np.array(values, dtype=object)
     return found
 

@@ -127,20 +127,13 @@ def select_queries(
         assignment = _along_neighbors(public_features, count, seed, progress)
     else:
         directions = _leading_directions(public_features, count // 4, seed)
-        # Loaded where it is wanted: many an embedder never clusters, and starts seconds earlier without.
-        from sklearn.cluster import KMeans
-
-        clusters = KMeans(count, n_init=10 if num_images <= 5000 else 2, random_state=seed).fit(directions)
-        assignment = clusters.labels_.astype(np.int64)
+        assignment = _k_means(directions, count, seed)
     features = _centres(public_features, assignment, count)
     return QuerySet(features, np.full(count, -1, dtype=np.int64), assignment, strategy, seed)
 
 
 def model_rows(dimension: int) -> NDArray[np.int16]:
     """The unit vectors of feature space, then zero: there a linear model's scores are its weights and its intercept.
-
-    Args:
-        dimension: of the features.
 
     Returns:
         int16, shape (dimension + 1, dimension), quantised like shards.
@@ -379,6 +372,7 @@ def _solve(graph: Any, wanted: int, seed: int) -> tuple[NDArray[np.float64], NDA
 
 
 def _k_means(rows: Floats, count: int, seed: int, *, weights: NDArray[np.integer] | None = None) -> NDArray[np.int64]:
+    # Loaded where it is wanted: many an embedder never clusters, and starts seconds earlier without.
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 

@@ -238,12 +238,7 @@ def named(same: Sequence[SameImages], sources: Sequence[str]) -> Twice:
 
 
 def refusal(said: Twice, state: str) -> IdenticalImages:
-    """The refusal of them all.
-
-    Args:
-        said: see `named`.
-        state: how far the embedding has come.
-    """
+    """The refusal of them all."""
     files = sum(len(names) for names, _ in said)
     labels = sum("label" in how for _, how in said)
     return IdenticalImages(

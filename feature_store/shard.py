@@ -344,9 +344,6 @@ def check_labels(
 def check_compatible(shards: Sequence[Shard]) -> None:
     """Check that shards can take part in one task.
 
-    Args:
-        shards: private and public ones; a public shard without a class list goes with any.
-
     Raises:
         MixedShards: two differ in backbone, dimension or class list; the message names them.
         InvalidSetting: no shard at all.

@@ -172,7 +172,7 @@ class ShardWriter:
             thumbnails: PNG bytes per record; public shards only, and for all batches or none.
             persons: whose record each is, shape (n, 2), digests under the site's key; private shards only, and for all
                 batches or none.
-            image_digests: of each image, likewise; of public images only to find equal ones: they are not kept.
+            image_digests: of each image, likewise.
             skipped: images of this batch that were left out.
             position: how far the caller has come in its source; handed back on resuming.
 
@@ -193,12 +193,12 @@ class ShardWriter:
             raise InvalidSetting("pictures are kept in public shards only; a private shard holds features and no image")
         if thumbnails is not None and len(thumbnails) != len(labels):
             raise BadData(f"found {len(thumbnails)} thumbnails for {len(labels)} records")
-        if persons is not None and self._public:
-            raise InvalidSetting("whose images they are is kept in private shards only")
+        if self._public and (persons is not None or image_digests is not None):
+            raise InvalidSetting("digests of persons and images are kept in private shards only")
         for digests in (persons, image_digests):
             if digests is not None and (digests.shape != (len(labels), DIGEST_WORDS) or digests.dtype != np.int64):
                 raise BadData(f"found digests of shape {digests.shape} for {len(labels)} records")
-            if digests is not None and not self._public and self._site_key is None:
+            if digests is not None and self._site_key is None:
                 raise InvalidSetting("digests of persons and images are kept with the name of the key they are under")
         self._extend("features", np.ascontiguousarray(rows, dtype="<i2").tobytes())
         self._extend("labels", np.ascontiguousarray(labels, dtype="<i2").tobytes())
@@ -264,7 +264,7 @@ class ShardWriter:
         has_digests = False
         for part in ("persons", "image_digests"):
             digests = self._digests(part)
-            if digests is not None and not self._public:
+            if digests is not None:
                 np.save(final / f"{part}.npy", digests[order])
                 has_digests = True
         manifest = Manifest(

@@ -512,10 +512,6 @@ def is_celeba(folder: Path) -> bool:
 def read_attributes(path: Path, wanted: frozenset[str]) -> AttributeTable:
     """Read a table whole, checking every line, and keep the rows of some images.
 
-    Args:
-        path: a CSV file (`.csv`), or one in CelebA's layout.
-        wanted: names of images.
-
     Raises:
         BadData: a line is malformed; the line is named by its number.
         InvalidSetting: it cannot be read.

@@ -155,7 +155,7 @@ def question_charges(task: Task, queries: int) -> dict[Level, int]:
     votes for life each image pays for its own votes, and nobody learns how many. All of it follows from the task and
     the number alone, never from a vote.
     """
-    if task.traits.single_round or task.life is not None or task.release == "winner":
+    if task.traits.single_round or task.lifetime_budget is not None or task.release == "winner":
         return {}
     return {level: -(-nano // queries) for level, nano in total_charges(task, round_sizes(task, queries)).items()}
 
@@ -166,8 +166,8 @@ def mu_squared_of(task: Task, queries: int) -> dict[str, dict[Level, float] | No
     For votes for life: the total of all such jobs together.
     """
     whole = total_charges(task, round_sizes(task, queries))
-    if task.life is not None:
-        whole = {"instance": task.life.budget_nano}
+    if task.lifetime_budget is not None:
+        whole = {"instance": task.lifetime_budget.budget_nano}
     each = question_charges(task, queries)
     return {
         "job": {level: nano / NANO for level, nano in whole.items()},

@@ -3,17 +3,17 @@
 Convergence of an optimizer depends on the records, so a learner that is refused without convergence reveals them. Here
 the number of steps follows from public numbers, every step is a contraction, and the bound holds after each.
 
-**The mechanism.** Losses of a record z at weights w have gradients of norm at most L and are smooth with constant b;
+**The mechanism.** Losses of a record z at weights w have gradients of norm at most L and are smooth with constant b.
 
-    F_D(w) = (1/N) sum_{z in D} loss(w; z) + (lambda/2) |w|^2,        N = max(|D|, n),
+    F_D(w) = (1/N) sum_{z in D} loss(w; z) + (lambda/2) |w|^2,        N = max(|D|, n).
 
-with n public, "the least number of records". A smaller set is still divided by n, so that no agent is refused, or seen
-to be refused, for the size of a private set. Public examples, the same for everybody, may be added to the records, in D
-and in n. From w = 0, `iterations` times, on all records at once,
+Here n is public, "the least number of records". A smaller set is still divided by n, so that no agent is refused, or
+seen to be refused, for the size of a private set. Public examples, the same for everybody, may be added to the records,
+in D and in n. From w = 0, `iterations` times, on all records at once,
 
-    w <- project(w - a grad F_D(w)),        a = 2 / (b + 2 lambda),
+    w <- project(w - a grad F_D(w)),        a = 2 / (b + 2 lambda).
 
-where project cuts to a ball, or to a product of balls, of radius min(R, L/lambda). No record has a place in an order:
+Here project cuts to a ball, or to a product of balls, of radius min(R, L/lambda). No record has a place in an order:
 only D and the public terms decide the weights. If a public bound on |D| is kept the denominator is public, which halves
 the sensitivity: see "With a public denominator".
 
@@ -35,9 +35,9 @@ the weights by at most m times as much.
 |D| <= n_max (`most`): the site declares it, and its import refuses any excess. So no set in question is larger, no cut
 ever binds, and no record takes the place of another. Then N = n whatever |D| is. With r = n_max / n,
 
-    F_D(w) = (1/n) sum_{z in D} loss(w; z) + (lambda/2) |w|^2,        a = 2 / (r b + 2 lambda),
+    F_D(w) = (1/n) sum_{z in D} loss(w; z) + (lambda/2) |w|^2,        a = 2 / (r b + 2 lambda).
 
-projected onto radii of min(R, r L/lambda). Neighbors' gradients differ by one summand, (1/n) grad loss(w; z), of norm
+Radii to project onto are min(R, r L/lambda). Neighbors' gradients differ by one summand, (1/n) grad loss(w; z), of norm
 at most L/n at every w. lambda is not divided, and the whole w is regularized, with the weight that carries the
 intercept, so that the rest cancels. F without its quadratic part is convex and smooth with constant b |D| / n <= r b.
 So by fact 2 every step contracts by 1 - a lambda on every possible set. With a step for b alone, a set larger than n

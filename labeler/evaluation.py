@@ -192,8 +192,9 @@ class Evaluation:
                     number(counts + spread * rng.standard_normal((min(at_once, DRAWS - start), *counts.shape)))
                     for start in range(0, DRAWS, at_once)
                 ]
-                kept = np.clip(np.nan_to_num(np.concatenate(draws)), 0.0, 1.0)
-                low, high = np.quantile(kept, [0.025, 0.975])
+                drawn = np.nan_to_num(np.concatenate(draws))
+                beyond = (middle := np.median(drawn)) - np.clip(middle, 0.0, 1.0)  # as in `share`
+                low, high = np.clip(np.quantile(drawn - beyond, [0.025, 0.975]), 0.0, 1.0)
                 found.append((float(low), float(high)))
             value = min(1.0, max(0.0, float(number(counts[None])[0])))
         return Estimate(value, *found)
@@ -329,8 +330,10 @@ def share(right: float, wrong: float, right_cells: int, wrong_cells: int, sigma:
     total = right + wrong
     if total <= Z * sigma * math.sqrt(right_cells + wrong_cells):
         return Estimate(None)
-    bounds = (_interval(right, total, right_cells, wrong_cells, sigma, sampled=sampled) for sampled in (0.0, total))
-    return Estimate(min(1.0, max(0.0, right / total)), *bounds)
+    # Noise may take the estimate out of [0, 1]: the interval moves to the edge with it, and so never has width zero.
+    inside = min(total, max(0.0, right))
+    bounds = (_interval(inside, total, right_cells, wrong_cells, sigma, sampled=sampled) for sampled in (0.0, total))
+    return Estimate(inside / total, *bounds)
 
 
 def _interval(

@@ -2,17 +2,17 @@
 
 Nothing here reads a private record, asks anybody or is charged for. Two facts are known beforehand: the number of votes
 per question, and the noise added to each count. Let M be the votes of one question, sigma the whole noise of one
-count and p the share of the votes that its class gets. The class stands out by d = M (p - (1 - p) / (C - 1)) / sigma,
-and an answer is right with probability
+count and p the share of the votes that its class gets. The class stands out by d = M (p - (1 - p) / (C - 1)) / sigma.
+With phi and Phi of the normal distribution an answer is right with this probability.
 
-    W(d) = integral of phi(t) Phi(t + d)^(C - 1) dt,
+    W(d) = integral of phi(t) Phi(t + d)^(C - 1) dt.
 
-phi and Phi of the normal distribution: the right class carries more noisy votes than each other one. A student
-does better than single answers, because a class is spread over about Q / C questions whose noise averages out. So
+The right class carries more noisy votes than each other one. A student does better than single answers, because a class
+is spread over about Q / C questions whose noise averages out. Two cases are stated.
 
-    low:  single answers, p = UNLIKE;        high:  d sqrt(Q / C), p = ALIKE,
+    low:  single answers, p = UNLIKE;        high:  d sqrt(Q / C), p = ALIKE.
 
-    accuracy = W p + (1 - W) (1 - p) / (C - 1):    if another class won, the label is right as often as its share.
+    accuracy = W p + (1 - W) (1 - p) / (C - 1).    If another class won, the label is right as often as its share.
 
 If public images are at hand their geometry replaces the bounds (feature_store.students.labeling).
 
@@ -25,11 +25,11 @@ choosing costs nothing. Asking less makes each count stand out of its noise; ask
 of images. With M the votes that are expected for one class and sigma the whole noise of one count, both known before
 anybody is asked, the ratio rho = M / sigma decides. The rule, for C classes:
 
-    C questions if rho < FEW: only which group is which class can be learned, and each group must be heard;
-    2 C max(1, sqrt(rho / 10)) beyond: noise matters less and less, and groups may be finer,
+    C questions if rho < FEW: only which group is which class can be learned, and each group must be heard.
+    2 C max(1, sqrt(rho / 10)) beyond: noise matters less and less, and groups may be finer.
 
-at most one for FEWEST_IMAGES public images (or C). The price of reverse-knn is the same for any number. M is private:
-RECORDS_EACH of an agent are assumed, or the caller's number. The constants were chosen on Office-Caltech10 and
+There is at most one for FEWEST_IMAGES public images (or C). The price of reverse-knn is the same for any number. M is
+private: RECORDS_EACH of an agent are assumed, or the caller's number. The constants were chosen on Office-Caltech10 and
 CIFAR-10.
 """
 

@@ -3,7 +3,7 @@
     the coordinator, for one name and one role        the site
     invitation, signed, with a one-use token  ----->  its people type the phrase they hear; makes its keys
     checks token and signature                <-----  enrolment: its public keys, signed by them
-    the token is used, permanently by these keys      a poll, signed and sealed both ways, shows that all of it fits
+    the token is used, permanently by these keys      a poll, signed and sealed both ways, shows that all of it fits.
 
 Anybody may read everything in the file except the token: the first to have it can enrol keys under that one name and
 role. The site is then refused and says so, and the administrator revokes the name; nothing of a site leaves before its

@@ -1,6 +1,6 @@
 """The model that a blind-average or federated task releases, and the labels it gives.
 
-    released rows (units of the sensitivity s, summed)  --x s / contributors-->  mean weights  --scores-->  labels
+    released rows (units of the sensitivity s, summed)  --x s / contributors-->  mean weights  --scores-->  labels.
 
 With the learner "means" the sum of each class is scaled to length one, so that its scores are cosines.
 

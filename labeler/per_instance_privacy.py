@@ -155,7 +155,7 @@ def own_losses(owner: str, task: Task, batch: QueryBatch, records: Records, inde
     """
     plain = task.records_per_person is None and task.max_agent_records is None and task.ballot_radius is None
     plain = plain and task.attributes_per_record is None
-    if not (task.traits.has_k and plain and task.life is None):
+    if not (task.traits.has_k and plain and task.lifetime_budget is None):
         raise InvalidSetting(
             "what single records are told of is computed for knn and reverse-knn without caps, ball, attributes or "
             "votes for life; for other tasks the price is what there is"

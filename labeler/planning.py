@@ -402,9 +402,11 @@ def price(task: Task, *, queries: int | None = None) -> Price:
         )
     instance = statement(task, "instance", asked)
     life = None
-    if task.life is not None:
-        vote, budget = vote_nano(task), task.life.budget_nano
-        life = LifePrice(budget, vote, budget // vote, min(task.k, task.max_queries), task.life.least_similarity)
+    if task.lifetime_budget is not None:
+        vote, budget = vote_nano(task), task.lifetime_budget.budget_nano
+        life = LifePrice(
+            budget, vote, budget // vote, min(task.k, task.max_queries), task.lifetime_budget.least_similarity
+        )
     pooled = None
     if task.dishonest_talliers == 1 and (event := integer_event(task, "instance", asked)) is not None:
         # One private image's price if two talliers pool what they know and the task counted on one.
@@ -427,7 +429,7 @@ def price(task: Task, *, queries: int | None = None) -> Price:
             task, finite(instance.participant_epsilon), instance.histogram_epsilon, two_talliers_epsilon=pooled
         )
         # These words are shown with the number, so they also state its scope.
-        + ("" if task.life is None else f" {FOR_LIFE}"),
+        + ("" if task.lifetime_budget is None else f" {FOR_LIFE}"),
         noise_by=task.noise_by,
         dishonest_talliers=task.dishonest_talliers,
         person=None if task.records_per_person is None else statement(task, "person", asked),
@@ -492,18 +494,9 @@ def price_of_paper_shares(
 
     Returns:
         The exact epsilon for continuous noise.
-
-    Raises:
-        InvalidSetting: an argument is outside its range.
     """
-    left = agents - colluding_agents - max_dropouts
-    if colluding_agents < 0 or max_dropouts < 0 or left < 1:
-        raise InvalidSetting(
-            "colluding_agents and max_dropouts must be at least 0 and together "
-            f"below agents {agents}, found {colluding_agents} and {max_dropouts}"
-        )
     known = GaussianSum(squared_sensitivity, sigma_votes)
-    return epsilon_of_delta(delta, math.sqrt(known.mu_squared * agents / left))
+    return epsilon_of_delta(delta, math.sqrt(known.mu_squared * agents / (agents - colluding_agents - max_dropouts)))
 
 
 def _noise_factors(task: Task) -> NoiseFactors:
@@ -532,7 +525,7 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
     if event is None:
         none = math.inf
         reason = NO_BOUND if "ballot_radius" in task.traits.takes else NO_BOUND.replace("ballot_radius, or ", "")
-        reason = reason if task.life is None else NO_BOUND_FOR_LIFE
+        reason = reason if task.lifetime_budget is None else NO_BOUND_FOR_LIFE
         return PrivacyStatement(level, none, none, none, none, none, None, none, None, reason)
     squared = Fraction(event.squared_sensitivity)
     if not task.traits.counts:
@@ -576,7 +569,7 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
         mu=mu,
         charge_nano=event.charge_nano,
         reason=None if math.isfinite(certified) else _OUT_OF_REACH,
-        method=METHOD_FOR_LIFE if task.life is not None else method,
+        method=METHOD_FOR_LIFE if task.lifetime_budget is not None else method,
         histogram_epsilon=None if sums is None else _certified(sums, task.delta),
     )
 

@@ -53,7 +53,7 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool, not_covered: str 
         "guarantees": guarantees,
         "holds_against": price.holds_against,
         **({"not_covered": not_covered} if not_covered else {}),
-        "accounting": METHOD if task.life is None and not task.traits.is_sampled else price.instance.method,
+        "accounting": METHOD if task.lifetime_budget is None and not task.traits.is_sampled else price.instance.method,
         "system": task.traits.system,
         "method": task.method,
         "contribution": contribution_in_words(task),
@@ -65,7 +65,7 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool, not_covered: str 
         **({} if task.records_per_person is None else {"records_per_person": task.records_per_person}),
         # Only if it differs from that of every learner without a kept bound: other cards stay as they always were.
         **({"one_record": price.one_record} if says_what_a_record_moves else {}),
-        **({} if task.life is None else {"life": task.life.model_dump(mode="json")}),
+        **({} if task.lifetime_budget is None else {"lifetime_budget": task.lifetime_budget.model_dump(mode="json")}),
         "training": None if task.training is None else task.training.model_dump(mode="json"),
         "backbone_fingerprint": task.backbone_fingerprint,
         "task_digest": task.digest,

@@ -10,7 +10,7 @@ records, and the treatment of a block follows from its place alone.
 
 **Axes.** A public map before a linear model: features less a public center, along public axes, scaled to one length.
 
-    x -> z = A (x - m) -> z / |z|            rows of A and m are sent as the questions of a blind-average task
+    x -> z = A (x - m) -> z / |z|            rows of A and m are sent as the questions of a blind-average task.
 
 Features of a network are positive and share a large mean, along which noise on a model's weights moves all images
 together. Most of their directions say nothing about classes, but carry noise like all others. The requester chooses the

@@ -5,7 +5,7 @@ place where anybody can see a ballot. Secret shares cannot be inspected later, s
 larger than its task allows: the price was computed for those bounds and for nothing beyond.
 
 **Release.** `open_histogram` combines the talliers' sums and returns the noisy histogram. A winner release gives
-one number per query. With s_c the noisy sum of class c, and T the threshold if the task has one,
+one number per query. Let s_c be the noisy sum of class c, and T the threshold if the task has one.
 
     label(q) = the lowest c with s_c = max s,    or -1 if max s < T.
 
@@ -275,8 +275,6 @@ def _check_shares(aggregate_shares: Sequence[AggregateShare], task: Task) -> Agg
             raise ProtocolViolation("the talliers summed different agents; nothing can be opened")
         if share.sharings_digest != first.sharings_digest:
             raise ProtocolViolation("the talliers summed shares of different splits; nothing can be opened")
-        if share.words.shape != (first.round.num_queries, first.round.num_classes):
-            raise ProtocolViolation("a tallier's sum does not have the shape of the round")
     _check_count(first.contributors, task)
     return first
 

@@ -138,12 +138,8 @@ def _fields_at(model: type[BaseModel], loc: Loc) -> set[str]:
     """Return names of the fields of the model at a place within a model."""
     kinds: list[Any] = [model]
     for part in loc:
-        kinds = [
-            inner
-            for kind in _models(kinds)
-            if (field := kind.model_fields.get(str(part))) is not None
-            for inner in [field.annotation]
-        ] or _inner(kinds)
+        named = [kind.model_fields[str(part)] for kind in _models(kinds) if str(part) in kind.model_fields]
+        kinds = [field.annotation for field in named] or _inner(kinds)
     return {name for kind in _models(kinds) for name in kind.model_fields}
 
 

@@ -289,7 +289,7 @@ class WantedTask(PlainNumbers):
         epsilon: the wanted instance-level price; the noise is solved for it.
         colluding_agents: participants that may know their own noise, because they read the release or collude; if
             absent, `labeler.planning.resolve_colluding_agents` decides.
-        life: votes for life; only in a service, whose agents remember.
+        lifetime_budget: votes for life; only in a service, whose agents remember.
         classes: public class names in label order; those of the answering parties when absent.
     """
 
@@ -309,7 +309,7 @@ class WantedTask(PlainNumbers):
     ballot_radius: Annotated[int, Field(ge=1, le=2**40)] | None = None
     records_per_person: Annotated[int, Field(ge=1, le=2**40)] | None = None
     attributes_per_record: Annotated[int, Field(ge=1, le=MOST_CLASSES)] | None = None
-    life: LifeRequest | None = None
+    lifetime_budget: LifeRequest | None = None
     training: Training | None = None
     dishonest_talliers: Literal[1, 2] | None = None
     abstain_below: Annotated[int, Field(ge=0, le=2**40)] | None = None
@@ -318,10 +318,10 @@ class WantedTask(PlainNumbers):
     def _noise_or_price(self) -> WantedTask:
         if (self.sigma_votes is None) == (self.epsilon is None):
             raise ValueError("give exactly one of sigma_votes (the noise) and epsilon (the price to solve it for)")
-        if self.life is not None and self.epsilon is not None:
+        if self.lifetime_budget is not None and self.epsilon is not None:
             raise ValueError(
-                "give sigma_votes with life, not epsilon: whatever the noise, all votes for life together cost one "
-                "price; the noise decides how many votes an image has"
+                "give sigma_votes with lifetime_budget, not epsilon: whatever the noise, all votes for life together "
+                "cost one price; the noise decides how many votes an image has"
             )
         return self
 

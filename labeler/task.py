@@ -114,8 +114,8 @@ class Task(PlainNumbers):
         attributes_per_record: tau: classes are attributes, of which a record may have any number. It votes for
             the first tau of those that it has, in the order of `classes` (labeler.methods.knn.attribute_ballots).
             Public; None if each record is of exactly one class.
-        life: reverse-knn only: each record votes within a budget for its whole life, at queries that are near enough.
-            The task costs what that promises, however many tasks there are (labeler.accounting.lifetime).
+        lifetime_budget: reverse-knn only: each record votes within a budget for its whole life, at queries that are
+            near enough. The task costs what that promises, however many tasks there are (labeler.accounting.lifetime).
         training: how an agent fits what it answers with; for blind-average and aux-distill, whose price depends on it.
         abstain_below: winner only: a query whose best noisy sum is below this many votes gets the answer -1.
         talliers: how many parties hold one secret share of each ballot; the winner needs 3.
@@ -143,7 +143,7 @@ class Task(PlainNumbers):
     ballot_radius: Annotated[int, Field(ge=1, le=2**40)] | None = None
     records_per_person: Annotated[int, Field(ge=1, le=2**40)] | None = None
     attributes_per_record: Annotated[int, Field(ge=1, le=MOST_CLASSES)] | None = None
-    life: Life | None = None
+    lifetime_budget: Life | None = None
     training: Training | None = None
     abstain_below: Annotated[int, Field(ge=0, le=2**40)] | None = None
     talliers: Literal[2, 3] = 3
@@ -188,7 +188,7 @@ class Task(PlainNumbers):
         for name in ("max_agent_records", "ballot_radius"):
             if getattr(self, name) is not None and name not in self.traits.takes:
                 raise ValueError(f"{name} only means something for method {_methods_that_take(name)}")
-        if self.life is not None:
+        if self.lifetime_budget is not None:
             self._check_life()
         if self.attributes_per_record is not None:
             self._check_attributes()
@@ -265,23 +265,24 @@ class Task(PlainNumbers):
             )
 
     def _check_life(self) -> None:
-        if "life" not in self.traits.takes:
+        if "lifetime_budget" not in self.traits.takes:
             raise ValueError(
-                f"life only means something for method {_methods_that_take('life')}: of {self.method} nobody has "
-                "proved what a record costs that has spent its budget and falls silent"
+                f"lifetime_budget only means something for method {_methods_that_take('lifetime_budget')}: of "
+                f"{self.method} nobody has proved what a record costs that has spent its budget and falls silent"
             )
         if self.a_record_may_be_replaced:
             raise ValueError(
-                "life goes with neither max_agent_records nor records_per_person: under a cap a record that leaves "
-                "lets another in, which has a budget of its own to spend"
+                "lifetime_budget goes with neither max_agent_records nor records_per_person: under a cap a record that "
+                "leaves lets another in, which has a budget of its own to spend"
             )
-        asked = () if self.life is None or self.life.asked_classes is None else self.life.asked_classes
+        budget = self.lifetime_budget
+        asked = () if budget is None or budget.asked_classes is None else budget.asked_classes
         if len(set(asked)) != len(asked) or not set(asked) <= set(self.classes):
-            raise ValueError("life.asked_classes must be different classes of the task")
+            raise ValueError("lifetime_budget.asked_classes must be different classes of the task")
         if self.ballot_radius is not None:
             raise ValueError(
-                "life does not go with ballot_radius: drawn onto a ball, every count of an agent moves with each "
-                "record, and a record pays for its own votes alone"
+                "lifetime_budget does not go with ballot_radius: drawn onto a ball, every count of an agent moves with "
+                "each record, and a record pays for its own votes alone"
             )
 
     @model_serializer(mode="wrap")
@@ -289,7 +290,7 @@ class Task(PlainNumbers):
         # A task without such a field is written, and hashed, as it was before the field existed.
         fields: dict[str, Any] = dump(self)
         for name in (
-            "records_per_person", "ballot_radius", "attributes_per_record", "life", "dishonest_talliers",
+            "records_per_person", "ballot_radius", "attributes_per_record", "lifetime_budget", "dishonest_talliers",
         ):  # fmt: skip
             if getattr(self, name) is None:
                 fields.pop(name, None)

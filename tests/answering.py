@@ -158,7 +158,7 @@ class AnsweringAgent(Agent):
         stored = self._rounds.stored(digest, recipients)
         if stored is not None:
             return stored
-        if task.life is not None:
+        if task.lifetime_budget is not None:
             # A store of answers alone would forget what this one spends.
             raise PrivacyRefusal(f"agent {self.agent_id}: {NO_SPENDS}")
         # Nothing of this round has left, so whatever the records are now, this is its first answer.

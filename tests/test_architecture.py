@@ -29,25 +29,13 @@ PLANTED = {
     "faiss outside its door": ("workers/agent/driver.py", "import faiss", "faiss has one door"),
     "llvmlite beside its door": ("feature_store/index/engine_int16.py", "import llvmlite", "llvmlite has one door"),
     "timm outside its door": ("feature_store/shard.py", "import timm", "timm and torchvision have one door"),
-    "torchvision outside its door": (
-        "workers/agent/driver.py",
-        "import torchvision",
-        "timm and torchvision have one door",
-    ),
     "sql outside its door": ("workers/agent/driver.py", "import sqlalchemy", "SQL has one door"),
-    "postgresql outside its door": ("workers/agent/driver.py", "import psycopg", "SQL has one door"),
     "sql in the coordinator's decisions": ("api/coordinator/service.py", "import sqlalchemy", "SQL has one door"),
     "fastapi outside its door": ("workers/agent/driver.py", "import fastapi", "fastapi and uvicorn have one door"),
     "redis outside its door": ("feature_store/shard.py", "import redis", "redis has one door"),
     "redis in the coordinator's decisions": ("api/coordinator/service.py", "import redis", "redis has one door"),
     "nacl beside its door": ("labeler/driver/mail_redis.py", "import nacl", "PyNaCl has one door"),
-    "nacl in the coordinator's mail": ("api/coordinator/mailroom.py", "import nacl.public", "PyNaCl has one door"),
-    "redis beside its door": ("labeler/ledger/database.py", "import redis.asyncio", "redis has one door"),
-    "redis in the mailbox of one process": ("labeler/driver/mail_memory.py", "import redis", "redis has one door"),
-    "redis at a party": ("workers/party/link.py", "import redis", "redis has one door"),
-    "sqlite outside its door": ("labeler/driver/mail_redis.py", "import sqlite3", "SQL has one door"),
     "postgresql in a route": ("api/routes/parties.py", "import psycopg", "SQL has one door"),
-    "nacl outside its door": ("workers/agent/driver.py", "import nacl", "PyNaCl has one door"),
     "a benchmark in the product": ("workers/agent/driver.py", "import benchmarks.speed.speed", "uses no benchmark"),
     "a benchmark behind a command": ("workers/commands/jobs.py", "from benchmarks import speed", "uses no benchmark"),
     "dp-accounting in a price": ("labeler/planning.py", "import dp_accounting", "dp-accounting has one door"),
@@ -114,49 +102,28 @@ def test_a_planted_violation_is_caught(planted: dict[str, str], plant: str) -> N
 
 
 LEARNING = ("torch", "timm", "faiss", "llvmlite", "sklearn", "torchvision", "matplotlib")
+DECISIONS = sorted(f"api.coordinator.{path.stem}" for path in (ROOT / "api" / "coordinator").glob("[!_]*.py"))
+LOADS_NONE = {
+    "prices and shards": ("labeler.planning, labeler.tally, labeler.release, feature_store.shard", ()),
+    "the coordinator": (", ".join(("workers.serve", "api.app", "api.server", "api.client", *DECISIONS)), ()),
+    # They keep counts and sums; scipy alone takes longer than all the rest.
+    "a tallier and a ledger": ("workers.tallier.service, labeler.ledger.ledger", ("scipy",)),
+    "an agent": ("workers.agent.service", ("scipy.optimize", "scipy.stats")),
+    "the reader of strangers' files": (
+        "api.coordinator.parquet_reader",
+        ("scipy", "pydantic", "sqlalchemy", "fastapi", "redis", "nacl"),
+    ),
+    "the command line": ("workers.commands.catalogue", ()),
+}
+"""What begins without any learning library, and what else it does without."""
 
 
-def learning_libraries_after(imports: str, libraries: tuple[str, ...] = LEARNING) -> list[str]:
-    """Learning libraries that a fresh interpreter has loaded after a line of imports."""
-    code = f"import sys\n{imports}\nprint(*sorted(set({libraries!r}) & set(sys.modules)))"
+@pytest.mark.parametrize("what", LOADS_NONE)
+def test_who_learns_nothing_begins_without_a_learning_library(what: str) -> None:
+    modules, others = LOADS_NONE[what]
+    code = f"import sys\nimport {modules}\nprint(*sys.modules.keys() & {(*LEARNING, *others)!r})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    return result.stdout.split()
-
-
-def test_labeler_and_shards_load_without_any_learning_library() -> None:
-    modules = "labeler.planning, labeler.tally, labeler.release, labeler.release, feature_store.shard"
-    assert learning_libraries_after(f"import {modules}") == []
-
-
-def test_the_coordinator_loads_without_any_learning_library() -> None:
-    parts = sorted(path.stem for path in (ROOT / "api" / "coordinator").glob("*.py") if path.stem != "__init__")
-    modules = ", ".join(
-        ("workers.serve", "api.app", "api.server", "api.client", *(f"api.coordinator.{part}" for part in parts))
-    )
-    assert learning_libraries_after(f"import {modules}") == []
-
-
-def test_a_tallier_loads_without_any_learning_library() -> None:
-    assert learning_libraries_after("import workers.tallier.service") == []
-
-
-def test_a_tallier_and_a_ledger_begin_without_the_libraries_that_prices_need() -> None:
-    """They keep counts and sums; scipy alone takes longer than all the rest."""
-    assert learning_libraries_after("import workers.tallier.service, labeler.ledger.ledger", ("scipy",)) == []
-
-
-def test_an_agent_starts_without_the_libraries_that_only_solving_and_learning_need() -> None:
-    heavy = (*LEARNING, "scipy.optimize", "scipy.stats")
-    assert learning_libraries_after("import workers.agent.service", heavy) == []
-
-
-def test_the_reader_of_strangers_files_loads_little() -> None:
-    heavy = (*LEARNING, "scipy", "pydantic", "sqlalchemy", "fastapi", "redis", "nacl")
-    assert learning_libraries_after("import api.coordinator.parquet_reader", heavy) == []
-
-
-def test_the_command_line_loads_without_any_learning_library() -> None:
-    assert learning_libraries_after("import workers.commands.catalogue") == []
+    assert result.stdout.split() == []
 
 
 LONG = 600

@@ -35,7 +35,8 @@ def _run() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # otherwise nobody reads the stream
             stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter still gets the rest
-    if not all(map(_is_unicode, sys.argv)):
+    # Undecodable bytes come as halves of surrogate pairs, which no library writes.
+    if any("\ud800" <= letter <= "\udfff" for argument in sys.argv for letter in argument):
         _complain("an argument is not UTF-8; rename that file in UTF-8, because tables and manifests hold names")
         sys.exit(InvalidSetting.exit_code)
     try:
@@ -51,11 +52,6 @@ def _run() -> None:
             sys.exit(StorageFull.exit_code)
         _complain(f"cannot read or write {name}: {error.strerror or error}")
         sys.exit(1)
-
-
-def _is_unicode(argument: str) -> bool:
-    """True for text; undecodable bytes come as halves of surrogate pairs, which no library writes."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in argument)
 
 
 def _complain(sentence: str) -> None:

@@ -92,18 +92,12 @@ def zip_images(source: Path, out: Path, *, count: int) -> None:
 
 
 def _write_images(path: Path, images: NDArray[np.float64], labels: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
-    table = pa.table(
-        {
-            "id": [f"digit-{row:04d}" for row in rows.tolist()],
-            "image": pa.array([_png(image) for image in images], pa.binary()),
-            "label": [CLASSES[label] for label in labels.tolist()],
-        }
-    )
+    pictures = []
+    for image in images:
+        buffer = io.BytesIO()
+        Image.fromarray((image * (255 / 16)).round().astype(np.uint8)).save(buffer, format="PNG")
+        pictures.append(buffer.getvalue())
+    names = [f"digit-{row:04d}" for row in rows.tolist()]
+    columns = {"id": names, "image": pa.array(pictures, pa.binary()), "label": [CLASSES[one] for one in labels]}
     with replacing(path) as temporary:
-        pq.write_table(table, temporary)
-
-
-def _png(image: NDArray[np.float64]) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray((image * (255 / 16)).round().astype(np.uint8)).save(buffer, format="PNG")
-    return buffer.getvalue()
+        pq.write_table(pa.table(columns), temporary)

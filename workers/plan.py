@@ -203,11 +203,15 @@ def _life(request: PlanRequest) -> Life | None:
     try:
         return Life(budget_nano=budget, least_similarity=request.least_similarity)
     except ValidationError as error:
-        raise InvalidSetting(describe_validation(error, "life")) from None
+        raise InvalidSetting(describe_validation(error, "lifetime_budget")) from None
 
 
 def solve_request(request: PlanRequest) -> Task:
     """Return the task a request describes."""
+    if request.epsilon is not None and request.sigma is not None and request.solve is None:
+        raise InvalidSetting(
+            "give the price (`epsilon`) or the noise (`sigma`), or both and what to find: `solve` queries or k"
+        )
     if (request.epsilon is None) != (request.solve is None):
         raise InvalidSetting("`epsilon` (the price wanted) and `solve` (what to find for it) go together")
     if request.solve == "sigma" and request.sigma is not None:
@@ -236,7 +240,7 @@ def solve_request(request: PlanRequest) -> Task:
         "training": request.training,
         "records_per_person": request.records_per_person,
         "attributes_per_record": request.attributes_per_record,
-        "life": _life(request),
+        "lifetime_budget": _life(request),
     }
     if request.dishonest_talliers is None:
         task = parse_task(fields)

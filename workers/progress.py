@@ -67,27 +67,16 @@ def progress_bars(*, quiet: bool) -> Iterator[ProgressCallback]:
     Raises:
         Interrupted: the user pressed Ctrl-C.
     """
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    known: dict[str, TaskID] = {}
     try:
-        with _silence() if quiet else _bars() as progress:
-            yield progress
+        with Progress(*columns, console=Console(stderr=True), disable=quiet) as bars:
+
+            def show(stage: str, done: int, total: int) -> None:
+                if stage not in known:
+                    known[stage] = bars.add_task(stage, total=total)
+                bars.update(known[stage], completed=done, total=total)
+
+            yield silent if quiet else show
     except KeyboardInterrupt:
         raise Interrupted("interrupted; run the same command again, and it continues where it can") from None
-
-
-@contextmanager
-def _silence() -> Iterator[ProgressCallback]:
-    yield silent
-
-
-@contextmanager
-def _bars() -> Iterator[ProgressCallback]:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=False) as bars:
-        known: dict[str, TaskID] = {}
-
-        def show(stage: str, done: int, total: int) -> None:
-            if stage not in known:
-                known[stage] = bars.add_task(stage, total=total)
-            bars.update(known[stage], completed=done, total=total)
-
-        yield show

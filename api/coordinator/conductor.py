@@ -61,7 +61,6 @@ from labeler.task import Task
 log = logging.getLogger("labeler.conductor")
 
 _AFTER_DEFECT_S = 1.0
-_MOST_ASKED = 10_000
 
 
 class Conductor:
@@ -95,8 +94,6 @@ class Conductor:
             backbone_of=backbone_of,
             max_pixels=max_pixels,
             max_job_pixels=max_job_pixels,
-            ask_again_s=patience.ask_again_s,
-            steady=steady,
         )
         self.post_office = PostOffice(keys=keys, sequences=stores.sequences)
         self.driver = CoordinatorDriver(
@@ -157,8 +154,7 @@ class Preparation:
     Args:
         is_wanted: whether a job still waits for questions; work for other jobs stops.
         on_end: called with the job when its questions, or the reason it gets none, may be there.
-        backbone_of, max_pixels, max_job_pixels, steady: see Conductor.
-        ask_again_s: pause between two requests for the same job.
+        backbone_of, max_pixels, max_job_pixels: see Conductor.
     """
 
     def __init__(
@@ -170,8 +166,6 @@ class Preparation:
         backbone_of: Callable[[str], str | None],
         max_pixels: int,
         max_job_pixels: int,
-        ask_again_s: float,
-        steady: Callable[[], float],
     ) -> None:
         self._jobs = home / "jobs"
         self._board = EmbedBoard(home)
@@ -179,9 +173,6 @@ class Preparation:
         self._on_end = on_end
         self._backbone_of = backbone_of
         self._max_pixels, self._max_job_pixels = max_pixels, max_job_pixels
-        self._ask_again_s = ask_again_s
-        self._steady = steady
-        self._asked: dict[str, tuple[str, float]] = {}
         self._choosers = FairPool("choosing", threads=PROCESSES)
         self._stopping = threading.Event()
 
@@ -194,11 +185,8 @@ class Preparation:
         path = self._jobs / job.job_id / QUESTIONS
         self._check_failure(job)
         if not path.exists():
-            self._ask_in_time(job, task)
-        if not path.exists():
-            return None
-        self._asked.pop(job.job_id, None)
-        return read_questions(path)
+            self.ask(job, task)
+        return read_questions(path) if path.exists() else None
 
     def has_features(self, job: JobRecord, task: Task) -> bool:
         """Return whether a job's upload has features; request them if not.
@@ -207,9 +195,9 @@ class Preparation:
             LabelerError: it cannot have any; TryAgain if it may later.
         """
         self._check_failure(job)
-        if self._step(job) != "features":
+        if not self._lacks_features(job):
             return True
-        self._ask_in_time(job, task)
+        self.ask(job, task)
         return False
 
     def read(self, job_id: str) -> NDArray[np.int16]:
@@ -221,14 +209,14 @@ class Preparation:
         return read_questions(self._jobs / job_id / QUESTIONS)
 
     def ask(self, job: JobRecord, task: Task) -> None:
-        """Request what is missing, even if requested before; from a few vectors, choose before returning.
+        """Request what is missing; from a few vectors, choose before returning. A repeated request changes nothing.
 
         Raises:
             LabelerError: questions cannot be made; TryAgain if they may be later.
         """
         folder = self._jobs / job.job_id
         fingerprint = task.backbone_fingerprint
-        if self._step(job) == "features":
+        if self._lacks_features(job):
             request = EmbedRequest(
                 fingerprint=fingerprint, max_pixels=self._max_pixels, max_job_pixels=self._max_job_pixels
             )
@@ -267,53 +255,44 @@ class Preparation:
         self._stopping.set()
         self._choosers.stop()
 
-    def _step(self, job: JobRecord) -> str:
-        """Return which of the two a job waits for: "features" or "questions"."""
-        waits = job.source == "images" and not (self._jobs / job.job_id / SHARD).exists()
-        return "features" if waits else "questions"
+    def _lacks_features(self, job: JobRecord) -> bool:
+        return job.source == "images" and not (self._jobs / job.job_id / SHARD).exists()
 
     def _check_failure(self, job: JobRecord) -> None:
         failure = self._jobs / job.job_id / FAILURE
         if failure.exists():
-            self._asked.pop(job.job_id, None)
             raise read_failure(failure)
 
-    def _ask_in_time(self, job: JobRecord, task: Task) -> None:
-        step, now_s = self._step(job), self._steady()
-        known = self._asked.get(job.job_id)
-        if known is None or known[0] != step or now_s - known[1] >= self._ask_again_s:
-            if len(self._asked) >= _MOST_ASKED:
-                self._asked.pop(next(iter(self._asked)))
-            # Recorded only after success: a request that failed (a full disk) is repeated at the job's next look.
-            self.ask(job, task)
-            self._asked[job.job_id] = (step, now_s)
-
     def _choose(self, job_id: str, request: QuestionRequest, size: int) -> None:
-        """Choose in a process, then call `on_end`; after a defect the conductor asks again."""
+        """Choose in a process, then call `on_end`; after a defect or on a full disk the conductor asks again."""
         try:
-            self._run_chooser(job_id, request, size)
+            is_over = self._run_chooser(job_id, request, size)
         except Exception:
             log.exception("questions could not be chosen", extra={"job_id": job_id})
-        self._on_end(job_id)
+            return
+        if is_over:
+            self._on_end(job_id)
 
-    def _run_chooser(self, job_id: str, request: QuestionRequest, size: int) -> None:
+    def _run_chooser(self, job_id: str, request: QuestionRequest, size: int) -> bool:
         folder = self._jobs / job_id
         if (folder / QUESTIONS).exists() or not self._is_wanted(job_id):
-            return
+            return True
         process = start_process(_MODULE, str(folder), request.model_dump_json(), str(size))
         try:
             while process.poll() is None:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_LOOK_S)
                 if self._stopping.is_set() or not self._is_wanted(job_id):
-                    return
+                    return True
         finally:
             process.kill()
             process.wait()
         if process.returncode == DISK_IS_FULL:
             log.warning("questions wait for room on the disk", extra={"job_id": job_id})
-        elif process.returncode:
+            return False
+        if process.returncode:
             write_failure(folder, BadData(_TOO_MUCH))
+        return True
 
     def _name_of(self, fingerprint: str) -> str:
         """Return the backbone's name for people; empty if only the requester has it."""

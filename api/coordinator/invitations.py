@@ -86,7 +86,7 @@ class Invitations:
             tallier = self._place(request, connection)
             talliers = self._roster(connection)
             if request.role == "agent":
-                self._check_complete(talliers, request.party_id)
+                self._check_complete(talliers, request.party_id, connection)
             record, token = self._store.create(
                 request.party_id,
                 request.role,
@@ -245,11 +245,8 @@ class Invitations:
             return None
         enrolled = {one.tallier: one.party_id for one in known.values() if one.state == "active"}
         # Open invitations reserve their numbers: talliers are usually all invited before the first has joined.
-        invited = {
-            one.tallier: one.party_id
-            for one in self._store.list(connection=connection)
-            if one.is_open(self._clock()) and one.party_id != request.party_id
-        }
+        held = self._open_numbers(connection)
+        invited = {number: party_id for number, party_id in held.items() if party_id != request.party_id}
         numbers = range(self._config.talliers)
         free = [number for number in numbers if number not in enrolled.keys() | invited.keys()]
         number = request.tallier if request.tallier is not None else next(iter(free), None)
@@ -280,16 +277,25 @@ class Invitations:
             for one in sorted(talliers, key=lambda one: one.tallier or 0)
         )
 
-    def _check_complete(self, talliers: tuple[RosterTallier, ...], party_id: str) -> None:
+    def _check_complete(self, talliers: tuple[RosterTallier, ...], party_id: str, connection: Connection) -> None:
         missing = sorted(set(range(self._config.talliers)) - {one.number for one in talliers})
         if missing:
             have = ", ".join(f"{one.number} ({one.party_id})" for one in talliers) or "none"
+            open_ = self._open_numbers(connection)
+            invited = [f"{open_[number]} has the invitation of {number}" for number in missing if number in open_]
+            free = [number for number in missing if number not in open_]
+            first = f"invite them first (labeler invite NAME --role tallier --number {free[0]}), " if free else ""
             raise NotReady(
                 f"not all {self._config.talliers} talliers are enrolled; enrolled: {have}; missing: "
-                f"{', '.join(map(str, missing))}. A hospital pins all of them when it joins, so invite them first "
-                f"(labeler invite NAME --role tallier --number {missing[0]}), wait until they have joined, and then "
-                f"invite {party_id!r} again"
+                f"{', '.join(map(str, missing))}{''.join(f'; {one}' for one in invited)}. A hospital pins all of them "
+                f"when it joins, so {first}wait until they have joined, and then invite {party_id!r} again"
             )
+
+    def _open_numbers(self, connection: Connection) -> dict[int | None, str]:
+        """Return the parties of open invitations by the number that each reserves."""
+        return {
+            one.tallier: one.party_id for one in self._store.list(connection=connection) if one.is_open(self._clock())
+        }
 
 
 def _as_what(party: PartyRecord) -> str:

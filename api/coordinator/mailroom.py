@@ -25,11 +25,10 @@ import asyncio
 import logging
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -98,10 +97,7 @@ MAX_MAIL = 200
 """Most messages delivered at once; parties read 256, including the coordinator's own."""
 
 CONTACT_S = 5.0
-"""A party's last contact is stored at most this often; in memory it is exact."""
-
-SMALL_BYTES = 256 * 1024
-"""Messages up to this total size are checked on the event loop; more would delay every other request."""
+"""A party's last contact is stored at most this often."""
 
 
 @dataclass(frozen=True)
@@ -163,17 +159,10 @@ class Mailroom:
         self._clock = stores.clock
         self._lock = threading.Lock()
         self._polled: dict[str, int] = {}
-        self._contacts: dict[str, datetime] = {}
         self._written: dict[str, tuple[float, Poll]] = {}
         self.taken: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.witnesses = Witnesses(stores.ledger, keys.public.verify_key)
-
-    def fresh(self, party: PartyRecord) -> PartyRecord:
-        """Return a party with its last contact as this process knows it."""
-        seen = self._contacts.get(party.party_id)
-        is_newer = seen is not None and (party.last_contact is None or party.last_contact < seen)
-        return replace(party, last_contact=seen) if is_newer else party
 
     async def take(self, data: bytes) -> Taken:
         """Take messages of one party: all of them, or those before the first refused one.
@@ -187,10 +176,7 @@ class Mailroom:
             Unavailable: the mailbox or the journal cannot take it now; send again.
         """
         try:
-            if len(data) <= SMALL_BYTES:
-                messages, error, asking = self._checked(data)
-            else:
-                messages, error, asking = await self._waiting.aside(partial(self._checked, data))
+            messages, error, asking = await self._waiting.aside(partial(self._checked, data))
             if not messages:
                 # Anybody can send nothing, or messages that fail these checks: they must not start or delay a turn.
                 if error is not None:
@@ -265,10 +251,7 @@ class Mailroom:
             if sequence <= self._polled.get(party.party_id, 0):
                 raise Replayed(f"poll {sequence} of {party.party_id!r} was seen before")
             self._polled[party.party_id] = sequence
-        if not (self._is_written(party, poll) and self.witnesses.is_held(party.party_id, poll)):
-            await self._waiting.aside(partial(self._compare, asking))
-        # Only now, when its facts are stored: a task may name a live party at once.
-        self._contacts[party.party_id] = self._clock()
+        await self._waiting.aside(partial(self._compare, asking))
         mail = await self._mailbox.receive(party.party_id, poll.after, poll.wait_s, MAX_MAIL)
         if not mail:
             self._relays.emptied(party.party_id)
@@ -285,17 +268,14 @@ class Mailroom:
         check_facts(poll.facts)
         return Asking(message, poll, party, proof)
 
-    def _is_written(self, party: PartyRecord, poll: Poll) -> bool:
-        written_at, before = self._written.get(party.party_id, (-CONTACT_S, None))
-        is_news = before is None or (before.facts, before.program) != (poll.facts, poll.program)
-        is_recent = self._steady() - written_at < CONTACT_S
-        return not is_news and is_recent and self._parties.is_as_far(party, _own_head(poll))
-
     def _compare(self, asking: Asking) -> None:
         """Compare the head that a party has seen with the journal, and store its facts and its own head."""
         poll, party, sequence = asking.poll, asking.party, asking.message.header.sequence
         self.witnesses.compare(party.party_id, poll, asking.proof)
-        if self._is_written(party, poll):
+        written_s, before = self._written.get(party.party_id, (-CONTACT_S, None))
+        is_news = before is None or (before.facts, before.program) != (poll.facts, poll.program)
+        is_recent = self._steady() - written_s < CONTACT_S
+        if is_recent and not is_news and self._parties.is_as_far(party, _own_head(poll)):
             return
         numbered = f"poll:{party.party_id}"
         with self._database.write() as connection:
@@ -309,7 +289,6 @@ class Mailroom:
 
     def _answer(self, asking: Asking, mail: Sequence[tuple[str, bytes]]) -> bytes:
         poll, head = asking.poll, self._ledger.head()
-        self.witnesses.told(head)
         after = mail[-1][0] if mail else poll.after
         own = self._parties.last_answer(asking.party.party_id)
         body = Mail(
@@ -351,10 +330,6 @@ def _own_head(poll: Poll) -> Head:
     return Head(poll.journal_seq, poll.journal_hash) if poll.journal_seq else EMPTY
 
 
-MAX_KNOWN = 4096
-"""Most cached heads: found in the journal or told to parties, so they need not be looked up again."""
-
-
 class Witnesses:
     """Compares the heads that parties have seen with the journal.
 
@@ -368,7 +343,6 @@ class Witnesses:
         self._lock = threading.Lock()
         self._behind: dict[str, tuple[int, bool]] = {}
         """Party -> the entry that it has seen and the journal does not hold, and whether it has proven so."""
-        self._known: OrderedDict[tuple[int, str], None] = OrderedDict()
 
     @property
     def sentence(self) -> str:
@@ -408,8 +382,6 @@ class Witnesses:
         """
         if not poll.coordinator_seq or self._holds(Head(poll.coordinator_seq, poll.coordinator_hash)):
             self.forget(party_id)
-            if poll.coordinator_seq:
-                self.told(Head(poll.coordinator_seq, poll.coordinator_hash))
             return
         seen = self._signed(proof)
         if seen is not None and not self._holds(seen):
@@ -425,20 +397,6 @@ class Witnesses:
             "restore its coordinator.proof, or tell the operator. If the journal was restored, the site has to consent "
             "to it (labeler journal trust-restored)"
         )
-
-    def is_held(self, party_id: str, poll: Poll) -> bool:
-        """Return whether a party's head was found in the journal before, so that it need not be looked up again."""
-        with self._lock:
-            if party_id in self._behind:
-                return False
-            return not poll.coordinator_seq or (poll.coordinator_seq, poll.coordinator_hash) in self._known
-
-    def told(self, head: Head) -> None:
-        """Cache a head that parties get now, because they will report it back."""
-        with self._lock:
-            self._known[head.seq, head.hash] = None
-            while len(self._known) > MAX_KNOWN:
-                self._known.popitem(last=False)
 
     def _note(self, party_id: str, seq: int, *, is_proven: bool) -> None:
         with self._lock:

@@ -28,9 +28,8 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -102,21 +101,15 @@ class Keeper:
         # Held by writers and removers: a label file must not appear in a folder that is being removed.
         self._pen = threading.Lock()
         self._settled: set[str] = set()
-        self._unreadable: set[str] = set()
-        self._rests: dict[str, datetime] = {}
-        """Job id -> the time before which it needs no work, so that a sweep skips it."""
+        """Jobs of which only results are left, so that a sweep skips them."""
 
     def run(self, stop: threading.Event) -> None:
         """Sweep every few seconds, and when woken, until `stop` is set."""
-        said = ""
         while not stop.is_set():
             try:
                 self.sweep()
-                said = ""
             except LabelerError as error:
-                if error.problem_type != said:
-                    log.warning("what ended jobs left is kept for now", extra={"problem": error.problem_type})
-                said = error.problem_type
+                log.warning("what ended jobs left is kept for now", extra={"problem": error.problem_type})
             except Exception:
                 log.exception("what ended jobs left could not be swept")
             self._bell.wait(SWEEP_S)
@@ -208,8 +201,13 @@ class Keeper:
 
     def sweep(self) -> None:
         """Check every stored job once."""
-        self._stop_work()
-        for names in _chunks(self._unsettled()):
+        for names in _chunks(self._board.all_jobs()):
+            records = self._jobs.many(names)
+            for name in names:
+                if name not in records or records[name].state != "queued":
+                    self._board.withdraw(name)
+        names_there = [path.name for path in self._folder.iterdir()] if self._folder.exists() else []
+        for names in _chunks([name for name in names_there if name not in self._settled]):
             records = self._jobs.many(names)
             gone = self._forgotten.at(names)
             for name in names:
@@ -220,23 +218,11 @@ class Keeper:
             with self._pen:
                 self._remove(job_id)
 
-    def _stop_work(self) -> None:
-        for names in _chunks(iter(self._board.all_jobs())):
-            records = self._jobs.many(names)
-            for name in names:
-                if name not in records or records[name].state != "queued":
-                    self._board.withdraw(name)
-
-    def _unsettled(self) -> Iterator[str]:
-        now = self._clock()
-        with suppress(FileNotFoundError):
-            for entry in os.scandir(self._folder):
-                if entry.name not in self._settled and not now < self._rests.get(entry.name, now):
-                    yield entry.name
-
     def _keep(self, name: str, job: JobRecord | None, *, is_forgotten: bool) -> None:
         if job is None:
-            if self._age_s(name) >= ORPHAN_S:
+            with suppress(FileNotFoundError):
+                if self._clock().timestamp() - (self._folder / name).stat().st_mtime < ORPHAN_S:
+                    return
                 log.warning("a folder without a job is removed", extra={"folder": name[:100]})
                 with self._pen:
                     self._remove(name)
@@ -259,13 +245,9 @@ class Keeper:
             raise
         except LabelerError as error:
             # One unreadable job must not hold up the others; its folder stays for inspection.
-            if job.job_id not in self._unreadable:
-                log.warning("labels cannot be kept", extra={"job_id": job.job_id, "problem": error.problem_type})
-            self._unreadable.add(job.job_id)
+            log.warning("labels cannot be kept", extra={"job_id": job.job_id, "problem": error.problem_type})
             return
-        following = job.updated_at + timedelta(seconds=self._retention.questions_s)
-        if self._clock() < following:
-            self._rests[job.job_id] = following
+        if self._clock() < job.updated_at + timedelta(seconds=self._retention.questions_s):
             return
         if (folder / QUESTIONS).exists() and not is_labelled(folder):
             with suppress(BadData):
@@ -297,12 +279,6 @@ class Keeper:
     def _remove(self, name: str) -> None:
         _delete(self._folder / name)
         self._settled.discard(name)
-        self._rests.pop(name, None)
-
-    def _age_s(self, name: str) -> float:
-        with suppress(FileNotFoundError):
-            return self._clock().timestamp() - (self._folder / name).stat().st_mtime
-        return 0.0
 
 
 def _delete(path: Path) -> None:
@@ -314,9 +290,8 @@ def _delete(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _chunks(names: Iterator[str]) -> Iterator[list[str]]:
-    while chunk := list(islice(names, _AT_ONCE)):
-        yield chunk
+def _chunks(names: list[str]) -> Iterator[list[str]]:
+    return (names[start : start + _AT_ONCE] for start in range(0, len(names), _AT_ONCE))
 
 
 SMALL_BYTES = 8 * 2**20

@@ -29,7 +29,7 @@ from labeler.untrusted import MOST_PROBE_CHARACTERS, check_digest, check_list, c
 
 if TYPE_CHECKING:  # the mailroom reads facts
     from api.coordinator.invitations import Invitations
-    from api.coordinator.mailroom import Mailroom, Witnesses
+    from api.coordinator.mailroom import Witnesses
 
 
 class Roster:
@@ -37,7 +37,7 @@ class Roster:
 
     Args:
         own: the coordinator's public keys.
-        mailroom: knows when each party was last heard from.
+        witnesses: knows what parties claim about the journal.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Roster:
         config: CoordinatorConfig,
         stores: Stores,
         own: PublicKeys,
-        mailroom: Mailroom,
+        witnesses: Witnesses,
         invitations: Invitations,
         *,
         clock: Clock,
@@ -53,7 +53,7 @@ class Roster:
         self._config = config
         self._stores = stores
         self._own = own
-        self._mailroom = mailroom
+        self._witnesses = witnesses
         self._invitations = invitations
         self._clock = clock
 
@@ -81,7 +81,7 @@ class Roster:
         # First, so that no earlier invitation brings the party back.
         self._invitations.withdraw(party_id)
         record = self._stores.parties.revoke(party_id)
-        self._mailroom.witnesses.forget(party_id)
+        self._witnesses.forget(party_id)
         return self._view(record)
 
     def party_list(self, *, to_the_minute: bool = False) -> PartiesView:
@@ -108,9 +108,8 @@ class Roster:
         )
 
     def active(self, role: PartyRole) -> list[PartyRecord]:
-        """Return active parties with their last contact as this process knows it, fresher than the stored one."""
-        found = [self._mailroom.fresh(one) for one in self._stores.parties.list(role=role)]
-        return [party for party in found if party.state == "active"]
+        """Return active parties."""
+        return [party for party in self._stores.parties.list(role=role) if party.state == "active"]
 
     def is_live(self, party: PartyRecord) -> bool:
         """Return whether a party was heard from lately."""
@@ -118,23 +117,22 @@ class Roster:
         return age is not None and age <= timedelta(seconds=self._config.timing.live_s)
 
     def _view(self, record: PartyRecord) -> PartyView:
-        fresh = self._mailroom.fresh(record)
-        facts = facts_of(fresh.facts)
+        facts = facts_of(record.facts)
         return PartyView(
-            party_id=fresh.party_id,
-            role=fresh.role,
-            tallier=fresh.tallier,
-            verify_key=fresh.verify_key,
-            seal_key=fresh.seal_key,
-            fingerprint=PublicKeys(fresh.verify_key, fresh.seal_key).fingerprint,
-            state=fresh.state,
-            enrolled_at=fresh.enrolled_at,
-            last_contact=fresh.last_contact,
-            is_live=fresh.state == "active" and self.is_live(fresh),
+            party_id=record.party_id,
+            role=record.role,
+            tallier=record.tallier,
+            verify_key=record.verify_key,
+            seal_key=record.seal_key,
+            fingerprint=PublicKeys(record.verify_key, record.seal_key).fingerprint,
+            state=record.state,
+            enrolled_at=record.enrolled_at,
+            last_contact=record.last_contact,
+            is_live=record.state == "active" and self.is_live(record),
             backbone_fingerprint=facts.backbone_fingerprint,
             classes=facts.classes,
             version=facts.version,
-            claim=self._mailroom.witnesses.claim(fresh.party_id),
+            claim=self._witnesses.claim(record.party_id),
         )
 
 

@@ -132,6 +132,7 @@ class Coordinator:
         )
         self._owners = Owners(stores.tasks, stores.jobs, stores.shares)
         self.prices = Prices()
+        self._submissions = submission.Submissions(config, stores, self._owners, self.prices, self._taken)
         self.estimates = Estimates(config, stores, self._owners, self.prices)
         self.invitations = Invitations(
             config,
@@ -141,7 +142,7 @@ class Coordinator:
             open_accounts=lambda agent_id: open_accounts(stores.ledger, config, [agent_id]),
             clock=clock,
         )
-        self.roster = Roster(config, stores, keys.public, self.mailroom, self.invitations, clock=clock)
+        self.roster = Roster(config, stores, keys.public, self.mailroom.witnesses, self.invitations, clock=clock)
         self.health = Health(
             config,
             stores.ledger,
@@ -244,11 +245,7 @@ class Coordinator:
         return self._task_views([record], reader)[0]
 
     def unshare_task(self, task_id: str, token_id: str, *, reader: Reader) -> TaskView:
-        """Stop a token from submitting more jobs into a task; its earlier jobs stay its own.
-
-        Raises:
-            NotAllowed: see `share_task`.
-        """
+        """Stop a token from submitting more jobs into a task; its earlier jobs stay its own. Raises as `share_task`."""
         record = self._owners.own_task(reader, task_id)
         self.stores.shares.remove(record.digest, token_id)
         return self._task_views([record], reader)[0]
@@ -265,17 +262,7 @@ class Coordinator:
             JournalBehind: charges are missing from the journal, so no bound can be promised.
         """
         self.health.check_trusted()
-        return submission.submit(
-            request,
-            upload,
-            reader=reader,
-            owners=self._owners,
-            idempotency_key=idempotency_key,
-            config=self.config,
-            stores=self.stores,
-            prices=self.prices,
-            on_taken=self._taken,
-        )
+        return self._submissions.submit(request, upload, reader=reader, idempotency_key=idempotency_key)
 
     def _hand_in(self, errand: Errand) -> None:
         if self._thread.ident is not None:
@@ -425,17 +412,14 @@ class Coordinator:
 
     # Budgets.
 
-    def budget(self) -> BudgetView:
-        """Return every account."""
-        return budget_view(self.ledger, self.config.delta)
-
-    def agent_budget(self, agent_id: str) -> BudgetView:
-        """Return the accounts of one agent.
+    def budget(self, agent_id: str | None = None) -> BudgetView:
+        """Return every account, or those of one agent.
 
         Raises:
             NotFound: there is no such agent.
         """
-        return budget_view(self.ledger, self.config.delta, account=agent_account(agent_id))
+        account = None if agent_id is None else agent_account(agent_id)
+        return budget_view(self.ledger, self.config.delta, account=account)
 
     def ledger_page(
         self, after: int, limit: int, account: str | None, search: str | None, *, reader: Reader

@@ -65,55 +65,160 @@ class _Order:
     idempotency: Idempotency | None
 
 
-def submit(
-    request: JobRequest,
-    upload: Upload | None,
-    *,
-    reader: Reader,
-    owners: Owners,
-    idempotency_key: str | None,
-    config: CoordinatorConfig,
-    stores: Stores,
-    prices: Prices | None = None,
-    on_taken: Callable[[str], None] | None = None,
-) -> JobView:
-    """Accept a job, or refuse it.
+@dataclass(frozen=True)
+class Submissions:
+    """Takes jobs, or refuses them.
 
-    Args:
-        upload: images or vectors sent with the request; None if the vectors are in the request itself.
-        reader: the requester; the job will belong to its token.
-        owners: looks up the tasks that it may use.
-        idempotency_key: the same key with the same request gives the same job.
+    Attributes:
         config: home, limits, deadlines, backbones.
+        owners: looks up the tasks that a reader may use.
         prices: queue for prices that take seconds; without it they are computed here.
         on_taken: called with the id of a new and durable job; not called for a repeated request.
-
-    Returns:
-        The job, which may be an earlier one made under this key.
-
-    Raises:
-        NotFound: there is no such task, or this reader may not use it.
-        InvalidSetting, InvalidTask, TooLarge, BadData: the request does not fit the task.
-        IdempotencyMismatch: the key was used for another request.
-        BudgetExceeded: an account does not cover it. The job is stored as "refused", and `problem_of` gives its id.
-        PrivacyRefusal: too many jobs of this token ended before any agent was asked.
-        TooManyRequests, PricesWait: its price takes seconds, and others are before it.
     """
-    try:
-        upload = _only_upload(request, upload, config)
-        record = owners.task(reader, request.task_id)
-        by = reader.token_id
-        order = _order(request, upload, record, by=by, key=idempotency_key, config=config, stores=stores)
-        # A known key is looked up before the upload is moved.
-        taken = _known(order, stores) or _take(order, upload, config, stores, prices)
-        if isinstance(taken, Idempotency):
-            return _again(taken, stores)
-        if on_taken is not None:
-            on_taken(taken.job_id)
-        return taken
-    finally:
-        if upload is not None:
-            upload.discard()
+
+    config: CoordinatorConfig
+    stores: Stores
+    owners: Owners
+    prices: Prices | None = None
+    on_taken: Callable[[str], None] = lambda _: None
+
+    def submit(
+        self, request: JobRequest, upload: Upload | None, *, reader: Reader, idempotency_key: str | None = None
+    ) -> JobView:
+        """Accept a job, or refuse it.
+
+        Args:
+            upload: images or vectors sent with the request; None if the vectors are in the request itself.
+            reader: the requester; the job will belong to its token.
+            idempotency_key: the same key with the same request gives the same job.
+
+        Returns:
+            The job, which may be an earlier one made under this key.
+
+        Raises:
+            NotFound: there is no such task, or this reader may not use it.
+            InvalidSetting, InvalidTask, TooLarge, BadData: the request does not fit the task.
+            IdempotencyMismatch: the key was used for another request.
+            BudgetExceeded: an account does not cover it. The job is stored as "refused", and `problem_of` gives its id.
+            PrivacyRefusal: too many jobs of this token ended before any agent was asked.
+            TooManyRequests, PricesWait: its price takes seconds, and others are before it.
+        """
+        try:
+            upload = _only_upload(request, upload, self.config)
+            record = self.owners.task(reader, request.task_id)
+            order = self._order(request, upload, record, by=reader.token_id, key=idempotency_key)
+            # A known key is looked up before the upload is moved.
+            taken = _known(order, self.stores) or self._take(order, upload)
+            if isinstance(taken, Idempotency):
+                return _again(taken, self.stores)
+            self.on_taken(taken.job_id)
+            return taken
+        finally:
+            if upload is not None:
+                upload.discard()
+
+    def _order(self, request: JobRequest, upload: Upload, record: TaskRecord, *, by: str, key: str | None) -> _Order:
+        task = record.task
+        num_queries = _num_queries(request, upload, task)
+        _check_backbone(request, upload, record, self.config)
+        _check_dimension(upload, record, self.stores.parties)
+        if task.traits.evaluates:
+            _check_model(upload, task)
+        _check_probe(request, upload, record, self.stores.parties)
+        if num_queries > task.max_queries:
+            raise InvalidSetting(
+                f"{num_queries} queries are more than the {task.max_queries} of the task; ask fewer (selection.count), "
+                "or make a larger task"
+            )
+        if task.traits.single_round and num_queries != task.max_queries:
+            raise InvalidTask(
+                f"a {task.method} task is asked all its {task.max_queries} queries at once, because its price is for "
+                f"all of them together; this job has {num_queries}. Make a task with max_queries = {num_queries}, or "
+                f"choose {task.max_queries} queries (selection.count)"
+            )
+        now = self.stores.clock()
+        deadline_s = self.config.timing.job_deadline_s if request.deadline_s is None else request.deadline_s
+        job = JobRecord(
+            job_id=f"job-{secrets.token_hex(10)}",
+            task_digest=record.digest,
+            name=request.name,
+            state="queued",
+            images=upload.count,
+            num_queries=num_queries,
+            first_query=0,
+            strategy="weights" if task.traits.asks_for_a_model else request.selection.strategy,
+            count=(task.training.axes if task.training else None)
+            if task.traits.asks_for_a_model
+            else request.selection.count,
+            seed=request.selection.seed,
+            source=upload.source,
+            created_at=now,
+            updated_at=now,
+            expires_at=now + timedelta(seconds=deadline_s),
+            created_by=by,
+        )
+        check_round_fits(task, num_queries)
+        sizes = round_sizes(task, num_queries, batch_queries=batch_queries_of(task, upload.dimension))
+        idempotency = None
+        if key is not None:
+            if not 1 <= len(key) <= MAX_KEY_LENGTH or not key.isprintable():
+                raise InvalidSetting(f"an idempotency key is a printable text of 1 to {MAX_KEY_LENGTH} characters")
+            idempotency = Idempotency(
+                token_id=by, key=key, body_digest=request_digest(request, upload), job_id=job.job_id
+            )
+        return _Order(job, record, sizes, idempotency)
+
+    def _take(self, order: _Order, upload: Upload) -> JobView | Idempotency:
+        """Move the upload to its place and write the job.
+
+        Returns:
+            The job, or the key's stored outcome if another request was faster.
+        """
+        target = self.config.home / "jobs" / order.job.job_id / "upload.parquet"
+        accepted = False
+        # Moved first, so that an existing job always has its upload.
+        upload.move_to(target)
+        try:
+            taken = _accept(order, self.stores, most=self.config.limits.max_unasked_jobs_per_day, prices=self.prices)
+            accepted = isinstance(taken, JobView)
+            return taken
+        except BudgetExceeded as error:
+            if not error.account:
+                raise
+            error.last_spenders = own_spenders(error.last_spenders, order.job.created_by, self.stores.jobs.creators)
+            return self._refuse(order, error)
+        finally:
+            if not accepted and not _is_kept(order, self.stores):
+                target.unlink(missing_ok=True)
+                with suppress(OSError):
+                    target.parent.rmdir()
+
+    def _refuse(self, order: _Order, error: BudgetExceeded) -> Idempotency:
+        """Store the refused job with its reason and its key, and raise the reason.
+
+        Returns:
+            The key's stored outcome if another request was faster.
+
+        Raises:
+            BudgetExceeded: the refusal.
+        """
+        job = order.job
+        # As the estimate states it: without the rounding of single rounds, 0 for a level without a finite price.
+        error.asked = charge_at(price_view(order.task.task, job.num_queries), error.level) or 0
+        worded = refusal(error, queries=job.num_queries, delta=self.config.delta)
+        problem = problem_of(worded, delta=self.config.delta, job_id=job.job_id)
+
+        def step(connection: Connection) -> Idempotency | None:
+            known = _known(order, self.stores, connection=connection)
+            if known is None:
+                refused = replace(job, state="refused", problem=problem)
+                self.stores.jobs.add(refused, [], idempotency=order.idempotency, connection=connection)
+            return known
+
+        known = self.stores.write(step)
+        if known is not None:
+            return known
+        raise KeptRefusal(problem)
 
 
 def cancel(job_id: str, *, stores: Stores) -> JobView:
@@ -148,65 +253,6 @@ def _only_upload(request: JobRequest, upload: Upload | None, config: Coordinator
     if upload is not None:
         raise InvalidSetting("the request holds feature vectors and also came with files; send one of the two")
     return upload_of_features(request.features, request.query_ids, folder=config.home / INCOMING, limits=config.limits)
-
-
-def _order(
-    request: JobRequest,
-    upload: Upload,
-    record: TaskRecord,
-    *,
-    by: str,
-    key: str | None,
-    config: CoordinatorConfig,
-    stores: Stores,
-) -> _Order:
-    task = record.task
-    num_queries = _num_queries(request, upload, task)
-    _check_backbone(request, upload, record, config)
-    _check_dimension(upload, record, stores.parties)
-    if task.traits.evaluates:
-        _check_model(upload, task)
-    _check_probe(request, upload, record, stores.parties)
-    if num_queries > task.max_queries:
-        raise InvalidSetting(
-            f"{num_queries} queries are more than the {task.max_queries} of the task; ask fewer (selection.count), or "
-            "make a larger task"
-        )
-    if task.traits.single_round and num_queries != task.max_queries:
-        raise InvalidTask(
-            f"a {task.method} task is asked all its {task.max_queries} queries at once, because its price is for all "
-            f"of them together; this job has {num_queries}. Make a task with max_queries = {num_queries}, or choose "
-            f"{task.max_queries} queries (selection.count)"
-        )
-    now = stores.clock()
-    deadline_s = config.timing.job_deadline_s if request.deadline_s is None else request.deadline_s
-    job = JobRecord(
-        job_id=f"job-{secrets.token_hex(10)}",
-        task_digest=record.digest,
-        name=request.name,
-        state="queued",
-        images=upload.count,
-        num_queries=num_queries,
-        first_query=0,
-        strategy="weights" if task.traits.asks_for_a_model else request.selection.strategy,
-        count=(task.training.axes if task.training else None)
-        if task.traits.asks_for_a_model
-        else request.selection.count,
-        seed=request.selection.seed,
-        source=upload.source,
-        created_at=now,
-        updated_at=now,
-        expires_at=now + timedelta(seconds=deadline_s),
-        created_by=by,
-    )
-    check_round_fits(task, num_queries)
-    sizes = round_sizes(task, num_queries, batch_queries=batch_queries_of(task, upload.dimension))
-    idempotency = None
-    if key is not None:
-        if not 1 <= len(key) <= MAX_KEY_LENGTH or not key.isprintable():
-            raise InvalidSetting(f"an idempotency key is a printable text of 1 to {MAX_KEY_LENGTH} characters")
-        idempotency = Idempotency(token_id=by, key=key, body_digest=request_digest(request, upload), job_id=job.job_id)
-    return _Order(job, record, sizes, idempotency)
 
 
 def _num_queries(request: JobRequest, upload: Upload, task: Task) -> int:
@@ -344,34 +390,6 @@ def _again(known: Idempotency, stores: Stores) -> JobView:
     return read_view(known.job_id, stores)
 
 
-def _take(
-    order: _Order, upload: Upload, config: CoordinatorConfig, stores: Stores, prices: Prices | None
-) -> JobView | Idempotency:
-    """Move the upload to its place and write the job.
-
-    Returns:
-        The job, or the key's stored outcome if another request was faster.
-    """
-    target = config.home / "jobs" / order.job.job_id / "upload.parquet"
-    accepted = False
-    # Moved first, so that an existing job always has its upload.
-    upload.move_to(target)
-    try:
-        taken = _accept(order, stores, most=config.limits.max_unasked_jobs_per_day, prices=prices)
-        accepted = isinstance(taken, JobView)
-        return taken
-    except BudgetExceeded as error:
-        if not error.account:
-            raise
-        error.last_spenders = own_spenders(error.last_spenders, order.job.created_by, stores.jobs.creators)
-        return _refuse(order, error, config=config, stores=stores)
-    finally:
-        if not accepted and not _is_kept(order, stores):
-            target.unlink(missing_ok=True)
-            with suppress(OSError):
-                target.parent.rmdir()
-
-
 def _is_kept(order: _Order, stores: Stores) -> bool:
     """Return whether the job is in the journal although its submission failed, in a step after the commit.
 
@@ -447,31 +465,3 @@ def _check_unasked(job: JobRecord, most: int, stores: Stores, connection: Connec
             f"anybody was asked; at most {most} may, since each leaves entries in the ledgers of all sites. Submit "
             "again tomorrow, or ask the operator to raise limits.max_unasked_jobs_per_day"
         )
-
-
-def _refuse(order: _Order, error: BudgetExceeded, *, config: CoordinatorConfig, stores: Stores) -> Idempotency:
-    """Store the refused job with its reason and its key, and raise the reason.
-
-    Returns:
-        The key's stored outcome if another request was faster.
-
-    Raises:
-        BudgetExceeded: the refusal.
-    """
-    job = order.job
-    # As the estimate states it: without the rounding of single rounds, 0 for a level without a finite price.
-    error.asked = charge_at(price_view(order.task.task, job.num_queries), error.level) or 0
-    worded = refusal(error, queries=job.num_queries, delta=config.delta)
-    problem = problem_of(worded, delta=config.delta, job_id=job.job_id)
-
-    def step(connection: Connection) -> Idempotency | None:
-        known = _known(order, stores, connection=connection)
-        if known is None:
-            refused = replace(job, state="refused", problem=problem)
-            stores.jobs.add(refused, [], idempotency=order.idempotency, connection=connection)
-        return known
-
-    known = stores.write(step)
-    if known is not None:
-        return known
-    raise KeptRefusal(problem)

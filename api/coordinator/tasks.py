@@ -70,8 +70,8 @@ def describe_task(
         "talliers": config.talliers,
         "nonce": nonce,
     }
-    if request.life is not None:
-        decided["life"] = _life(request.life, config, request.delta)
+    if request.lifetime_budget is not None:
+        decided["lifetime_budget"] = _life(request.lifetime_budget, config, request.delta)
     if METHODS[request.method].is_reverse and request.k > request.max_queries:
         raise InvalidTask(f"k is {request.k} queries per record, but max_queries is only {request.max_queries}")
     task = request.settled(decided, agents=len(agents))
@@ -113,8 +113,9 @@ def _life(request: LifeRequest, config: CoordinatorConfig, delta: float) -> dict
     most = min((0 if nano is None else nano for nano in aside), default=0)
     if most == 0:
         raise InvalidTask(
-            "life: this federation has set nothing aside for votes for life; its operator does so with life_epsilon in "
-            "[federation] and [agents] of coordinator.toml, and each site with life_epsilon in its policy"
+            "lifetime_budget: this federation has set nothing aside for votes for life; its operator does so with "
+            "life_epsilon in [federation] and [agents] of coordinator.toml, and each site with life_epsilon in its "
+            "policy"
         )
     budget = most if request.budget_nano is None else request.budget_nano
     if request.epsilon is not None:
@@ -126,11 +127,13 @@ def _life(request: LifeRequest, config: CoordinatorConfig, delta: float) -> dict
     if budget > most:
         if request.epsilon is not None:
             raise InvalidTask(
-                f"life.epsilon: {request.epsilon:g} for the life of an image, but the federation has set aside epsilon "
-                f"{say_epsilon(epsilon_spent(most, delta))} (at delta {delta:g}; {most} nano-units of mu^2); ask for "
-                "less, or leave it out for all of it"
+                f"lifetime_budget.epsilon: {request.epsilon:g} for the life of an image, but the federation has set "
+                f"aside epsilon {say_epsilon(epsilon_spent(most, delta))} (at delta {delta:g}; {most} nano-units "
+                "of mu^2); ask for less, or leave it out for all of it"
             )
-        raise InvalidTask(f"life.budget_nano: {budget} nano-units a record, but the federation has set aside {most}")
+        raise InvalidTask(
+            f"lifetime_budget.budget_nano: {budget} nano-units a record, but the federation has set aside {most}"
+        )
     return request.model_dump(exclude={"epsilon"}) | {"budget_nano": budget}
 
 

@@ -93,7 +93,7 @@ def cost_view(job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord) -
     prices = round_prices(task, [one.num_queries for one in rounds], job.num_queries)
     nano = {level: sum(one[level] for one, is_paid in zip(prices, posted, strict=True) if is_paid) for level in LEVELS}
     price, delta = price_view(task.task, job.num_queries), task.task.delta
-    of_life = task.task.life is not None and nano["instance"] > 0
+    of_life = task.task.lifetime_budget is not None and nano["instance"] > 0
     return CostView(
         questions=sum(one.num_queries for one, is_paid in zip(rounds, posted, strict=True) if is_paid),
         instance_nano=_finite(nano["instance"]),

@@ -38,7 +38,7 @@ def budget_routes(coordinator: Coordinator) -> APIRouter:
         responses=answers("The agent's accounts", examples.AGENT_BUDGET, problems=(404, 422)),
     )
     def read_agent_budget(agent_id: AgentId) -> BudgetView:
-        return coordinator.agent_budget(agent_id)
+        return coordinator.budget(agent_id)
 
     @router.get(
         "/v1/ledger",

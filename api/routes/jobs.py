@@ -262,12 +262,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         responses=_model_answers("The model"),
     )
     def model(job_id: JobId, who: Who) -> Response:
-        disposition = f'attachment; filename="{job_id}-model.safetensors"'
-        return Response(
-            coordinator.model(job_id, reader=who),
-            media_type=MODEL_MEDIA_TYPE,
-            headers={"Content-Disposition": disposition},
-        )
+        return _safetensors(coordinator.model(job_id, reader=who), f"{job_id}-model")
 
     @router.get(
         "/v1/jobs/{job_id}/student",
@@ -279,10 +274,8 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         responses=_model_answers("The student"),
     )
     def student(job_id: JobId, who: Who) -> Response:
-        disposition = f'attachment; filename="{job_id}-student.safetensors"'
         with labelling.hold(who.token_id):
-            data = coordinator.results(job_id, reader=who).student(job_id)
-        return Response(data, media_type=MODEL_MEDIA_TYPE, headers={"Content-Disposition": disposition})
+            return _safetensors(coordinator.results(job_id, reader=who).student(job_id), f"{job_id}-student")
 
     @router.get(
         "/v1/jobs/{job_id}/evaluation",
@@ -335,6 +328,11 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
             await asyncio.sleep(0)
 
     return router
+
+
+def _safetensors(data: bytes, name: str) -> Response:
+    disposition = f'attachment; filename="{name}.safetensors"'
+    return Response(data, media_type=MODEL_MEDIA_TYPE, headers={"Content-Disposition": disposition})
 
 
 def _download(what: str, content: dict[str, Any]) -> dict[int | str, dict[str, Any]]:

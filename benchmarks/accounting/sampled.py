@@ -10,12 +10,10 @@ numbers and for integers on a grid. It also has the certified profile that is re
 order. Exact shares are within e^(+-Tc) of them, c = m (tau + 2 kappa) for m coordinates a round (there, and
 `labeler.accounting.integer`). If P, Q satisfy (e0, d0), then exact shares satisfy (e0 + 2Tc, e^(Tc) d0).
 
-**The sampler, and rounds that fail.** Every one of the T m h unknown shares is within total variation t of exact. An
-agent may also send zero in place of its vector in rounds of small probability (more records were sampled than fit its
-batch). Let F bound that probability, summed over agents, for one round, on both inputs. Replacing the real transcript
-by the ideal one costs r = T (m h t + F) in total variation on either side, so delta grows by at most (1 + e^epsilon) r.
-A millionth of delta is set aside for r; a bound that needs more is reported as infinite. Epsilon is enlarged by one
-part in a million.
+**The sampler.** Every one of the T m h unknown shares is within total variation t of exact. Replacing the real
+transcript by the ideal one costs r = T m h t in total variation on either side, so delta grows by at most (1 +
+e^epsilon) r. A millionth of delta is set aside for r; a bound that needs more is reported as infinite. Epsilon is
+enlarged by one part in a million.
 
 A task is charged `labeler.accounting.sampled.IntegerSampled` instead, whose mu^2 adds up with everything else that a
 ledger holds; the bound here is about these rounds alone.
@@ -51,21 +49,16 @@ class SampledRounds:
         sampling_probability: q, in (0, 1]. Fixed-size samples, shuffled batches and published samples are other
             mechanisms, and are not covered.
         rounds: T, at least 1.
-        failure_probability: F, of a round in which an agent sends zero in place of what was defined, all agents
-            together; see the module.
     """
 
     event: IntegerSum
     sampling_probability: float
     rounds: int
-    failure_probability: float = 0.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.event, IntegerSum):
             raise PrivacyRefusal(f"sampling is proved for an IntegerSum, found {type(self.event).__name__}")
         _check_sampling(self.sampling_probability, self.rounds)
-        if not 0 <= self.failure_probability < 1:
-            raise InvalidSetting(f"failure_probability must be in [0, 1), found {self.failure_probability}")
 
     @property
     def noise_multiplier(self) -> float:
@@ -92,7 +85,7 @@ def epsilon_bound(rounds: SampledRounds, delta: float, *, total_variation: float
     shares_error = sum_of_shares_error(event.share_sigma_grid, event.noise_contributors)
     error = rounds.rounds * event.coordinates * (shares_error + smoothing_error())
     unknown = event.coordinates * event.noise_contributors
-    drift = rounds.rounds * (unknown * total_variation + rounds.failure_probability)
+    drift = rounds.rounds * unknown * total_variation
     left = delta * (1 - _SET_ASIDE) * math.exp(-error) if error < 700 else 0.0
     if left < LEAST_DELTA:
         return math.inf

@@ -17,23 +17,15 @@ removes noise at no cost.
 References: McMahan et al. 2017 (FedAvg); McMahan et al. 2018, algorithm 1, flat clipping and the estimator with the
 expected denominator (DP-FedAvg); Geyer et al. 2017.
 
-**DP-FedSGD** is private for every record:
+**DP-FedSGD** trains a linear model, and is private for every record:
 
     each step: coins per record --> clipped per-record gradients, summed at the agent --> summed privately over agents
                --> divided by the public expected batch --> one step of the server's model.
 
-Every record of every agent is in a step's batch with probability q, independently, and nobody sees which are. A record
-in the batch moves its agent's sum by at most `sum_sensitivity(C)`, floats included. The `SampledSum` of level
-"instance" with that sensitivity is the price of all steps. The proof is about what runs only with these two measures:
-
-* *Places.* The batch has a fixed, public number of places, and sampled records take places in uniformly random order
-  (`benchmarks.sums.random_places`). Without a record, the others' places have the same law. Pairing equal places, only
-  the record's own place differs, and `benchmarks.learning.gradients` bounds what that does.
-* *Room.* If more records are sampled than there are places, the agent sends zeros. `plan_fed_sgd` makes that as rare as
-  `_FAILURES` over the whole training for agents of up to `most_records` records, and the accountant pays for it.
-
-The number of records is private at instance level: the server divides by a public number, and an agent with more
-records than `most_records` is refused.
+Every record of every agent is in a step's sum with probability q, independently, and nobody sees which are. It moves
+its agent's sum by at most `sum_sensitivity(C)`, floats included (`benchmarks.learning.gradients`). So the `SampledSum`
+of level "instance" with that sensitivity is the price of all steps. The number of records is private at instance level:
+the server divides by a public number, and an agent with more records than `most_records` is refused.
 
 References: Truex et al. 2019 and Peterson et al. 2019 (DP-FedSGD); Abadi et al. 2016, algorithm 1 (noisy SGD).
 """
@@ -44,18 +36,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import binom
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.learning.gradients import clipped_gradient_sums, flatten, sum_sensitivity, unflatten
+from benchmarks.learning.gradients import flatten, linear_gradient_sums, sum_sensitivity, unflatten
 from benchmarks.learning.together import Parameters, Training, apply_together, batches, of_each
-from benchmarks.sums import SampledSum, poisson_sample, private_sum, random_places, with_budget
+from benchmarks.sums import SampledSum, poisson_sample, private_sum, with_budget
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.noise import VectorSum
 from labeler.randomness import ByteSource
@@ -137,27 +127,6 @@ class Descent:
         return self._sum / self._summed if self._summed else self.position
 
 
-class LocalUpdates(Protocol):
-    """A replacement for plain SGD, by which sampled agents turn the global model into updates.
-
-    An agent's update may depend on the global model, its own records, its own seed and public data, and on nothing
-    else; then the price is as without it.
-    """
-
-    def __call__(
-        self,
-        params: Parameters,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        sizes: Sequence[int],
-        done: float,
-        seeds: Sequence[int],
-    ) -> Tensor:
-        """Return updates as `local_updates` does; `done` is the share of the rounds that are over."""
-        ...
-
-
 def local_updates(
     module: nn.Module,
     params: Parameters,
@@ -227,7 +196,6 @@ def fed_avg(
     rounds: int,
     probability: float,
     training: LocalTraining,
-    local: LocalUpdates | None = None,
     server: ServerStep | None = None,
     source_of: SourceOf,
     progress: ProgressCallback = silent,
@@ -243,7 +211,6 @@ def fed_avg(
         rounds: T.
         probability: of an agent to be sampled in a round.
         training: of the agents, by SGD.
-        local: what agents do in place of `training`, if given.
         server: how the model moves.
         source_of: of coins and orders.
 
@@ -254,7 +221,7 @@ def fed_avg(
     for number in range(rounds):
         chosen = np.flatnonzero(poisson_sample(source_of(f"round {number}, coins"), len(inputs), probability))
         updates = _updates_of(
-            chosen, module, params, inputs, labels, sizes=sizes, training=training, local=local, descent=descent,
+            chosen, module, params, inputs, labels, sizes=sizes, training=training, descent=descent,
             number=number, source_of=source_of,
         )  # fmt: skip
         descent.move(updates.mean(0).numpy() if len(chosen) else np.zeros_like(descent.position))
@@ -271,7 +238,6 @@ def dp_fed_avg(
     sizes: Sequence[int],
     plan: SampledSum,
     training: LocalTraining,
-    local: LocalUpdates | None = None,
     server: ServerStep | None = None,
     source_of: SourceOf,
     progress: ProgressCallback = silent,
@@ -279,7 +245,7 @@ def dp_fed_avg(
     """Run DP-FedAvg: private for whole agents at the price `plan.epsilon(delta)`; see the module.
 
     Args:
-        module, params, inputs, labels, sizes, training, local, server, progress: as for `fed_avg`.
+        module, params, inputs, labels, sizes, training, server, progress: as for `fed_avg`.
         plan: rounds, probability and noise. Its spec's largest_norm is the clipping norm S; its level is "agent".
         source_of: secret sources of coins, noise, shares and orders. In production each agent has its own.
 
@@ -299,7 +265,7 @@ def dp_fed_avg(
         coins = source_of(f"round {number}, coins")
         chosen = np.flatnonzero(poisson_sample(coins, spec.agents, plan.sampling_probability))
         updates = _updates_of(
-            chosen, module, params, inputs, labels, sizes=sizes, training=training, local=local, descent=descent,
+            chosen, module, params, inputs, labels, sizes=sizes, training=training, descent=descent,
             number=number, source_of=source_of,
         )  # fmt: skip
         of_agent = dict(zip(chosen.tolist(), clipped(updates, spec.largest_norm).numpy(), strict=True))
@@ -322,7 +288,6 @@ def _updates_of(
     *,
     sizes: Sequence[int],
     training: LocalTraining,
-    local: LocalUpdates | None,
     descent: Descent,
     number: int,
     source_of: SourceOf,
@@ -334,10 +299,6 @@ def _updates_of(
     seeds = [int(words[agent] >> np.uint64(2)) for agent in chosen]
     own_sizes = [sizes[agent] for agent in chosen]
     model = _model(descent.position, params)
-    if local is not None:
-        return local(
-            model, inputs[rows], labels[rows], sizes=own_sizes, done=number / max(1, descent.rounds), seeds=seeds
-        )
     return local_updates(
         module,
         model,
@@ -354,40 +315,6 @@ def _model(position: NDArray[np.float64], like: Parameters) -> Parameters:
     return unflatten(torch.from_numpy(position).float(), like)
 
 
-_FAILURES = 1e-16
-
-
-@dataclass(frozen=True)
-class FedSgdPlan:
-    """The terms on which all parties agree before DP-FedSGD starts; `sampled.epsilon(delta)` is its price.
-
-    Attributes:
-        sampled: rounds, probability, noise; level "instance".
-        clip_norm: C, bound on one record's gradient.
-        capacity: places in one agent's batch.
-        most_records: an agent's records, at most; public.
-    """
-
-    sampled: SampledSum
-    clip_norm: float
-    capacity: int
-    most_records: int
-
-    def __post_init__(self) -> None:
-        spec, needed = self.sampled.spec, sum_sensitivity(self.clip_norm)
-        if self.sampled.level != "instance" or spec.sensitivity < needed or self.capacity < 1:
-            raise InvalidSetting(
-                f"DP-FedSGD protects records, whose gradients of norm {self.clip_norm:g} move a sum by {needed:g}; the "
-                f"plan is for {self.sampled.level} level and a sensitivity of {spec.sensitivity:g}"
-            )
-        failures = _failure(self.most_records, self.sampled.sampling_probability, self.capacity) * spec.agents
-        if failures > self.sampled.failure_probability:
-            raise InvalidSetting(
-                f"a batch of {self.capacity} places overflows with probability {failures:.1e} a round, more than the "
-                f"{self.sampled.failure_probability:.1e} that are paid for"
-            )
-
-
 def plan_fed_sgd(
     *,
     epsilon: float,
@@ -398,8 +325,8 @@ def plan_fed_sgd(
     clip_norm: float,
     probability: float,
     rounds: int,
-) -> FedSgdPlan:
-    """Return the plan with the least noise that a budget allows.
+) -> SampledSum:
+    """Return the sum with the least noise that a budget allows.
 
     Args:
         epsilon, delta: of the whole training, per record.
@@ -407,127 +334,81 @@ def plan_fed_sgd(
         agents: N.
         most_records: public bound on one agent's records.
         clip_norm: C.
-        probability: q, of a record to be in a step's batch.
+        probability: q, of a record to be in a step's sum.
         rounds: steps.
     """
-    capacity = _capacity(most_records, probability, _FAILURES / (agents * rounds))
     sensitivity = sum_sensitivity(clip_norm)
     spec = VectorSum(
         dimension=dimension,
-        largest_norm=capacity * sensitivity,
+        largest_norm=most_records * sensitivity,
         sensitivity=sensitivity,
         sigma=sensitivity,
         agents=agents,
     )
-    failure = _failure(most_records, probability, capacity) * agents
-    sampled = with_budget(SampledSum(spec, "instance", probability, rounds, failure), epsilon, delta)
-    return FedSgdPlan(sampled, clip_norm, capacity, most_records)
+    return with_budget(SampledSum(spec, "instance", probability, rounds), epsilon, delta)
 
 
 def dp_fed_sgd(
-    module: nn.Module,
     params: Parameters,
     inputs: Tensor,
     labels: Tensor,
     *,
     sizes: Sequence[int],
-    plan: FedSgdPlan,
+    plan: SampledSum,
+    clip_norm: float,
     expected_batch: float,
     server: ServerStep,
     source_of: SourceOf,
     progress: ProgressCallback = silent,
 ) -> Parameters:
-    """Train one model on the records of all agents, private for every record.
+    """Train one linear model on the records of all agents, private for every record.
 
     Args:
-        module: the network; it treats rows one by one.
-        params: where to start, no leading axis.
-        inputs: float32, shape (N, records, ...), the first `sizes[i]` of which are agent i's.
+        params: of `torch.nn.Linear`, where to start, no leading axis.
+        inputs: float32, shape (N, records, d), the first `sizes[i]` of which are agent i's.
         labels: int64, shape (N, records).
         sizes: records of each agent.
         plan: of `plan_fed_sgd`.
+        clip_norm: C, which the plan was made for.
         expected_batch: public number the sum is divided by: about q times all records.
         server: its learning rate is that of SGD.
-        source_of: secret sources of coins, places, noise and shares; in production each agent has its own.
+        source_of: secret sources of coins, noise and shares; in production each agent has its own.
 
     Returns:
         The model.
     """
-    spec, rounds = plan.sampled.spec, plan.sampled.rounds
-    start = flatten(params).double().numpy()
-    if spec.dimension != start.size or spec.agents != len(inputs) or not expected_batch > 0:
+    spec, start = plan.spec, _matrix(params)
+    if plan.level != "instance" or spec.dimension != start.numel() or spec.agents != len(inputs):
         raise InvalidSetting(
-            f"the plan is for {spec.agents} agents and {spec.dimension} parameters, found {len(inputs)} and "
-            f"{start.size}; the expected batch must be positive, found {expected_batch}"
+            f"the plan is for {spec.agents} agents and {spec.dimension} parameters at {plan.level} level, found "
+            f"{len(inputs)} agents and {start.numel()} parameters; DP-FedSGD is private at instance level"
         )
-    if max(sizes) > plan.most_records:
-        raise PrivacyRefusal(f"an agent has more than the {plan.most_records} records that the plan has room for")
-    descent = Descent(server, rounds, start)
-    for number in range(rounds):
-        batch = [
-            draw_batch(source_of(f"round {number}, agent {agent}"), plan, size) for agent, size in enumerate(sizes)
+    if spec.sensitivity < sum_sensitivity(clip_norm) or max(sizes) * spec.sensitivity > spec.largest_norm:
+        raise PrivacyRefusal("the plan has room for fewer records, or for shorter gradients; plan with these numbers")
+    ones = torch.cat([inputs, torch.ones_like(inputs[..., :1])], dim=2)
+    exists = torch.arange(inputs.shape[1]) < torch.tensor(sizes)[:, None]
+    descent = Descent(server, plan.rounds, start.flatten().numpy())
+    for number in range(plan.rounds):
+        coins = [
+            poisson_sample(source_of(f"round {number}, coins of agent {agent}"), len(own), plan.sampling_probability)
+            for agent, own in enumerate(exists)
         ]
-        model = unflatten(torch.from_numpy(descent.position).float(), params)
-        sums = batch_sums(module, model, inputs, labels, batch, clip_norm=plan.clip_norm)
+        model = torch.from_numpy(descent.position).reshape(start.shape)
+        sums = linear_gradient_sums(
+            model.expand(len(ones), *model.shape), ones, labels, exists & torch.from_numpy(np.stack(coins)),
+            clip_norm=clip_norm,
+        )  # fmt: skip
         total = private_sum(
             spec,
-            sums,
+            sums.flatten(1).numpy(),
             sources=(source_of(f"round {number}, noise of agent {agent}") for agent in range(spec.agents)),
         )
         descent.move(-total / expected_batch)
-        progress("DP-FedSGD", number + 1, rounds)
-    return unflatten(torch.from_numpy(descent.result).float(), params)
+        progress("DP-FedSGD", number + 1, plan.rounds)
+    found = torch.from_numpy(descent.result).reshape(start.shape).float()
+    return {"weight": found[:-1].T, "bias": found[-1]}
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Batch:
-    """The record in each place of one agent's batch. Secret; does not print.
-
-    Attributes:
-        rows: int64, shape (capacity,); anything where a place is empty.
-        is_taken: bool, shape (capacity,).
-    """
-
-    rows: NDArray[np.int64]
-    is_taken: NDArray[np.bool_]
-
-
-def draw_batch(source: ByteSource, plan: FedSgdPlan, size: int) -> Batch:
-    """Draw one step's coins for an agent's records, and random places for those sampled; empty if they do not fit."""
-    sampled = np.flatnonzero(poisson_sample(source, size, plan.sampled.sampling_probability))
-    rows, is_taken = np.zeros(plan.capacity, dtype=np.int64), np.zeros(plan.capacity, dtype=np.bool_)
-    if len(sampled) <= plan.capacity:
-        places = random_places(source, len(sampled), plan.capacity)
-        rows[places], is_taken[places] = sampled, True
-    return Batch(rows, is_taken)
-
-
-def batch_sums(
-    module: nn.Module, model: Parameters, inputs: Tensor, labels: Tensor, batches: Sequence[Batch], *, clip_norm: float
-) -> NDArray[np.float64]:
-    """Return every agent's sum of clipped gradients over its batch, float64, shape (N, D); secret before noise.
-
-    An empty place holds a blank record of weight 0, so that nothing else in the batch moves when a record leaves.
-    """
-    rows = torch.from_numpy(np.stack([batch.rows for batch in batches]))
-    is_taken = torch.from_numpy(np.stack([batch.is_taken for batch in batches]))
-    shown, wanted = of_each(inputs, rows), of_each(labels, rows)
-    shown[~is_taken], wanted[~is_taken] = 0.0, 0
-    models = {name: value.expand(len(rows), *value.shape) for name, value in model.items()}
-    sums = clipped_gradient_sums(module, models, shown, wanted, is_taken.long(), clip_norm=clip_norm)
-    total: NDArray[np.float64] = flatten(sums, leading=1).numpy()
-    return total
-
-
-def _capacity(most_records: int, probability: float, failure: float) -> int:
-    if most_records < 1:
-        raise InvalidSetting(f"most_records must be at least 1, found {most_records}")
-    capacity = max(1, int(np.ceil(most_records * probability)))
-    while _failure(most_records, probability, capacity) > failure:
-        capacity += 1
-    return capacity
-
-
-def _failure(most_records: int, probability: float, capacity: int) -> float:
-    """Return the probability that more records are sampled than there are places; enlarged for rounding."""
-    return 0.0 if capacity >= most_records else float(binom.sf(capacity, most_records, probability)) * (1 + 1e-6)
+def _matrix(params: Parameters) -> Tensor:
+    """Return a linear model as float64, shape (d + 1, classes); the last row is the intercept."""
+    return torch.cat([params["weight"].T, params["bias"][None]]).double()

@@ -28,20 +28,12 @@ public data. So what one record or one agent can change of the votes is as witho
 References:
     Ganin, Ustinova, Ajakan, Germain, Larochelle, Laviolette, Marchand, Lempitsky 2016, "Domain-adversarial training of
     neural networks", equations 9 to 18 and section 5.2.2 (schedule of the strength).
-
-**FedAvg+DA and DP-FedAvg+DA.** A sampled agent starts from the global model and runs this training on its own records
-and the requester's unlabelled images, in place of plain SGD. Features, classifier and domain head are one vector: all
-of it is averaged, and in DP-FedAvg all of it is clipped and covered by noise. The papers find that averaging such
-updates hurts: every agent's features move towards the public images in a different way.
-
-References: Zhu et al. 2021, section 5.1 (the variants); Ganin et al. 2016.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -52,7 +44,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from benchmarks.learning.gradients import flatten
 from benchmarks.learning.together import Parameters, Training, batches, moved, optimize, stream
 from labeler.errors import InvalidSetting
 from workers.progress import ProgressCallback, silent
@@ -247,46 +238,6 @@ def adapt_together(
     return optimize(
         parameters, inputs, labels, loss=loss, training=training, seeds=seeds, sizes=sizes, progress=progress
     )
-
-
-_GROUP = 25
-
-
-@dataclass(frozen=True, eq=False)
-class AdversarialUpdates:
-    """`LocalUpdates` by domain-adversarial training.
-
-    Attributes:
-        module: the network with its domain head.
-        public: the requester's images, float32.
-        training: of one round.
-    """
-
-    module: DomainAdversarial
-    public: Tensor
-    training: Training
-
-    def __call__(
-        self,
-        params: Parameters,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        sizes: Sequence[int],
-        done: float,
-        seeds: Sequence[int],
-    ) -> Tensor:
-        """Return theta_i - theta, float64, shape (agents, D); the reversed gradient grows over the rounds."""
-        updates = []
-        for first in range(0, len(inputs), _GROUP):
-            part = slice(first, first + _GROUP)
-            start = {name: value.expand(len(inputs[part]), *value.shape) for name, value in params.items()}
-            trained = adapt_together(
-                self.module, start, inputs[part], labels[part], self.public, training=self.training,
-                seeds=seeds[part], sizes=sizes[part], largest_strength=strength_at(done),
-            )  # fmt: skip
-            updates.append(flatten(trained, leading=1).double() - flatten(params).double())
-        return torch.cat(updates)
 
 
 def with_domain_head(network: nn.Sequential, *, hidden: int = 8) -> DomainAdversarial:

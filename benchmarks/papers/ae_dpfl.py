@@ -3,7 +3,9 @@
 * MNIST, 100 agents with 600 records of 6 digits; 3,000 public images of the test set, 7,000 to score the student.
 * MNIST -> USPS, 60 agents with 1,000 records; 3,000 public USPS digits, the rest scores. With and without adaptation to
   the public images (DANN), with and without moving the agents' images about, which is a kind of adaptation itself.
-* Training 100 agents together against one after another.
+* Figure 2: i.i.d. MNIST at epsilon 5, 100 agents of 50 to 600 records and 50 to 800 agents of 600; 1,000 public images.
+  AE-DPFL in the paper's way of asking, and DP-FedAvg, both of linear models on the same edge features: an agent trains
+  the linear head of the product. `full` adds agents with the small convolutional network.
 
 In our way of asking, a backbone is pretrained on the public images (SimCLR). Agents vote once per cluster of them, on
 the mean of what their models say, and abstain where that is less certain than `LEAST_CERTAINTY`. The noisy histogram is
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -34,15 +36,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn import functional
 
-from benchmarks import BenchRow, mean_row, seconds_of
-from benchmarks.data import Split, mnist, usps
+from benchmarks import BenchRow, mean_row
+from benchmarks.data import DataSet, Split, mnist, usps
+from benchmarks.learning.federated import LocalTraining, ServerStep
+from benchmarks.learning.learners import linear_answers
 from benchmarks.learning.networks import (
+    DIMENSION,
     DomainAdversarial,
     adapt_together,
     adversarial_convnet,
+    edge_features,
     image_tensor,
     linear_head,
     small_convnet,
@@ -51,18 +55,17 @@ from benchmarks.learning.together import (
     Jitter,
     Parameters,
     Training,
-    batches,
     initial_parameters,
     predict_together,
     train_together,
 )
 from benchmarks.papers import Cell
+from benchmarks.papers.federated import Averaging, Federation, accuracy_row, priced, train_digits
 from benchmarks.papers.partitions import MNIST_CASE, USPS_CASE, Rows, iid_partition, mnist_partition
 from benchmarks.sums import open_sum
 from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.rows import quantize
-from feature_store.sources import open_source
 from feature_store.students import NoisyAnswers, fit_student, soft_labels
 from labeler.methods import MethodName, ReleaseKind
 from labeler.methods.ensemble import one_hot_ballots
@@ -77,7 +80,8 @@ from workers.progress import ProgressCallback, silent
 LEAST_CERTAINTY = 0.6
 USPS_EPSILON = 2.8
 PAPER_EPSILONS = (1.0, 2.0, 2.7, 4.3)
-SMALL_BATCH, BATCH = 8, 32
+QUESTIONS = 500
+SMALL_BATCH = 8
 PAPER_MNIST = {4.3: "95.1 % at 4.3 (paper, as printed; 86.1 % in its other version)"}
 PAPER_USPS = {
     False: "83.8 % at 3.6 (paper, as printed; SVHN and MNIST, 200 agents)",
@@ -93,13 +97,11 @@ class Size:
         seeds: of agents, public images, models and noise; one repetition each.
         agents, records: of MNIST's federation.
         usps_agents, usps_records: of the one whose requester holds USPS digits.
-        svhn_agents, svhn_records: that join it where that set is there.
         public, test: images of the requester; None takes all others for the test.
         epochs, usps_epochs: of agents. pretraining: of the public images' backbone.
         asked: epsilons, and how many clusters are asked about at each: as many as its noise allows.
         usps_clusters: asked about at USPS_EPSILON.
         queries: random images asked about in the paper's way.
-        repeats: of a measurement of time, of which the fastest counts.
     """
 
     seeds: tuple[int, ...] = (1, 2, 3)
@@ -107,8 +109,6 @@ class Size:
     records: int = 600
     usps_agents: int = 60
     usps_records: int = 1000
-    svhn_agents: int = 140
-    svhn_records: int = 3000
     public: int = 3000
     test: int | None = None
     epochs: int = 8
@@ -116,8 +116,7 @@ class Size:
     pretraining: int = 50
     asked: tuple[tuple[float, int], ...] = ((0.5, 10), (1.0, 20), (2.0, 40), (2.7, 60), (4.3, 60))
     usps_clusters: int = 60
-    queries: int = 500
-    repeats: int = 3
+    queries: int = QUESTIONS
 
 
 FULL = Size()
@@ -127,14 +126,11 @@ QUICK = Size(
     records=60,
     usps_agents=4,
     usps_records=60,
-    svhn_agents=2,
-    svhn_records=60,
     public=200,
     test=500,
     epochs=6,
     usps_epochs=10,
     pretraining=2,
-    repeats=1,
     asked=((4.3, 10),),
     usps_clusters=10,
     queries=50,
@@ -154,7 +150,7 @@ def cells(root: Path, *, full: bool) -> list[Cell]:
     return [
         Cell(f"MNIST, {size}", lambda progress: mnist_rows(root, size, progress)),
         *adaptations,
-        Cell(f"together, {size}", lambda _progress: together_rows(root, size)),
+        *figure_cells(root, full=full),
     ]
 
 
@@ -180,34 +176,27 @@ def mnist_rows(root: Path, size: Size, progress: ProgressCallback) -> list[Bench
 
 
 def usps_rows(root: Path, size: Size, *, adapted: bool, progress: ProgressCallback) -> list[BenchRow]:
-    """Measure MNIST -> USPS with one way of training; agents with SVHN join where torchvision's set is there."""
-    data, houses = mnist(root), svhn(root)
+    """Measure MNIST -> USPS with one way of training."""
+    data = mnist(root)
     table = Table(USPS_CASE, {USPS_EPSILON: PAPER_USPS[adapted]})
     words = f"AE-DPFL{' + DANN' if adapted else ''}"
     training = Training(epochs=size.usps_epochs, learning_rate=5e-3)
     for seed in size.seeds:
         asker = _post_office(root, size, seed)
-        sources = [(data.train, size.usps_agents, size.usps_records)]
-        if houses is not None:
-            sources.append((houses, min(size.svhn_agents, len(houses) // size.svhn_records), size.svhn_records))
-        said = []
-        for source, agents, records in sources:
-            partition = iid_partition(source.labels, clients=agents, records=records, seed=seed)
-            said.append(_train(source, partition, asker, training, adapted, seed, progress))
-        votes = Votes(asker, np.concatenate(said), seed)
+        partition = iid_partition(data.train.labels, clients=size.usps_agents, records=size.usps_records, seed=seed)
+        votes = Votes(asker, _train(data.train, partition, asker, training, adapted, seed, progress), seed)
         table.note_labels(f"{words}, mean of single agents", votes.mean_agent)
         table.note_labels(f"{words}, plurality of the agents", votes.plurality)
         ours = votes.on_clusters(USPS_EPSILON, size.usps_clusters, least_certainty=LEAST_CERTAINTY)
         table.note(f"{words}, cluster centres, histogram", USPS_EPSILON, ours)
         table.note(f"{words}, random images, winner", USPS_EPSILON, votes.on_images(USPS_EPSILON, size.queries))
-    there = "nothing" if houses else "140 agents with SVHN, which is not there; torchvision.datasets.SVHN reads it"
     return table.rows(
         {
             "agents": len(votes.probabilities),
             "records": size.usps_records,
             "public": size.public,
             "seeds": list(size.seeds),
-            "left_out": there,
+            "left_out": "140 agents with SVHN, which is not there",
         }
     )
 
@@ -249,59 +238,80 @@ def _train(
     return probabilities_of(module, trained, asker.public.inputs)
 
 
-def together_rows(root: Path, size: Size) -> list[BenchRow]:
-    """Measure seconds per epoch of all agents together and one after another, convolutional and linear."""
+FIGURE_EPSILON = 5.0
+FIGURE_RECORDS = (50, 100, 200, 400, 600)
+FIGURE_AGENTS = (50, 100, 200, 400, 800)
+FIGURE_PUBLIC = 1000
+AVERAGING = Averaging(
+    partial(linear_head, DIMENSION, 10), 0.5, 20, LocalTraining(20, 30, 8.0, 4.0), ServerStep(1.0, 0.5, 0.5), 1.0
+)
+
+
+def figure_cells(root: Path, *, full: bool) -> list[Cell]:
+    """Return figure 2: 100 agents of 50 to 600 records, and 50 to 800 agents of 600; see the module."""
+    sizes = [(100, records) for records in FIGURE_RECORDS] + [
+        (agents, 600) for agents in FIGURE_AGENTS if agents != 100
+    ]
+    return [
+        Cell(
+            f"figure 2, {agents} agents, {records} records, {AVERAGING}, full {full}",
+            partial(figure_rows, root, agents, records, full=full),
+        )
+        for agents, records in sizes
+    ]
+
+
+def figure_rows(
+    root: Path, agents: int, records: int, progress: ProgressCallback = silent, *, full: bool
+) -> list[BenchRow]:
+    """Measure one point of figure 2 by votes and by DP-FedAvg."""
+    pixels, edges = mnist(root), _edges(root)
+    case = f"{agents} agents x {records}"
+    table, averaged, plan = Table(case, {}), {}, None
+    started, seeds = time.perf_counter(), FULL.seeds if full else QUICK.seeds
+    for seed in seeds:
+        random = np.random.default_rng([seed, agents, records])
+        public, test = np.split(random.permutation(len(edges.test)), [FIGURE_PUBLIC])
+        # Where MNIST has too few records some are at several agents, none twice at one.
+        parts = [random.choice(len(edges.train), records, replace=False) for _ in range(agents)]
+        if agents * records <= len(edges.train):
+            parts = iid_partition(edges.train.labels, clients=agents, records=records, seed=seed)
+        asker = Requester(
+            Split(edges.test.inputs[public], edges.test.labels[public]),
+            Split(edges.test.inputs[test], edges.test.labels[test]),
+            quantize(edges.test.inputs[public]),
+            quantize(edges.test.inputs[test]),
+        )
+        held = [Split(edges.train.inputs[rows], edges.train.labels[rows]) for rows in parts]
+        said = {"linear heads": linear_answers(held, asker.public.inputs, 10)}
+        if full:
+            shown = replace(asker, public=Split(pixels.test.inputs[public], asker.public.labels))
+            training = Training(epochs=8, batch_size=SMALL_BATCH, jitter=Jitter())
+            said["convolutional networks"] = _train(pixels.train, parts, shown, training, False, seed, progress)
+        for name, answers in said.items():
+            votes = Votes(asker, answers, seed)
+            table.note_labels(f"{name}, mean of single agents", votes.mean_agent)
+            images = votes.on_images(FIGURE_EPSILON, QUESTIONS)
+            table.note(f"AE-DPFL, {name}, random images, winner", FIGURE_EPSILON, images)
+        federation = Federation.of(
+            torch.from_numpy(edges.train.inputs),
+            torch.from_numpy(edges.train.labels),
+            parts,
+            torch.from_numpy(asker.test.inputs),
+            torch.from_numpy(asker.test.labels),
+        )
+        averaged[seed], plan = train_digits(case, federation, AVERAGING, FIGURE_EPSILON, seed, progress)
+    settings = {"agents": agents, "records": records, "public": FIGURE_PUBLIC, "seeds": list(seeds)}
+    row = accuracy_row(case, "DP-FedAvg, linear model", averaged, started, None, settings)
+    return [*table.rows(settings), row if plan is None else priced(row, plan, DELTA)]
+
+
+@cache
+def _edges(root: Path) -> DataSet:
+    """Return MNIST as edge features."""
     data = mnist(root)
-    partition = mnist_partition(data.train.labels, agents=size.agents, records=size.records, seed=1)
-    images, labels, _ = stacked(data.train, [own[: 2 * BATCH] for own in partition])
-    found = []
-    for name, factory, inputs in (
-        ("small convolutional network", small_convnet, images),
-        ("linear head on 784 pixels", lambda: linear_head(784, 10), images.flatten(2)),
-    ):
-        module, start = initial_parameters(factory, size.agents, seed=1)
-        for batch in (SMALL_BATCH, BATCH):
-            training = Training(epochs=2, batch_size=batch)
-            seconds = [
-                min(seconds_of(partial(how, module, start, inputs, labels, training)) for _ in range(size.repeats))
-                for how in (_all_together, _one_after_another)
-            ]
-            found.append(
-                BenchRow(
-                    "training agents together",
-                    f"{name}, batches of {batch}",
-                    "seconds one after another / seconds together",
-                    seconds[1] / seconds[0],
-                    seconds=sum(seconds),
-                    settings={
-                        "agents": size.agents,
-                        "records": labels.shape[1],
-                        "epochs": training.epochs,
-                        "together_s": seconds[0],
-                        "one_after_another_s": seconds[1],
-                        "threads": torch.get_num_threads(),
-                    },
-                )
-            )
-    return found
-
-
-def _all_together(module: nn.Module, start: Parameters, inputs: Tensor, labels: Tensor, training: Training) -> None:
-    train_together(module, start, inputs, labels, training=training, seeds=range(len(labels)))
-
-
-def _one_after_another(
-    module: nn.Module, start: Parameters, inputs: Tensor, labels: Tensor, training: Training
-) -> None:
-    """Train each agent by itself, as one writes it with torch: the same batches, the same steps."""
-    for agent in range(len(labels)):
-        module.load_state_dict({name: value[agent] for name, value in start.items()})
-        optimizer = torch.optim.AdamW(module.parameters(), lr=training.learning_rate, foreach=True)
-        for rows, _ in batches(training, [agent], [labels.shape[1]], labels.shape[1]):
-            optimizer.zero_grad()
-            loss = functional.cross_entropy(module(inputs[agent, rows[0]]), labels[agent, rows[0]])
-            loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
-            optimizer.step()
+    train, test = (Split(edge_features(one.inputs), one.labels) for one in (data.train, data.test))
+    return DataSet(train, test)
 
 
 METHOD: MethodName = "ensemble"
@@ -358,24 +368,6 @@ def requester(
         features[:public],
         features[public:],
     )
-
-
-def svhn(root: Path) -> Split | None:
-    """Return house numbers (Netzer et al. 2011), gray, 28 x 28, through torchvision; None where the set is not there.
-
-    The extra images belong to it where they are there: 140 agents of 3,000 need more than its training set.
-    """
-    folder = root / "torchvision"
-    splits = [split for split in ("train", "extra") if (folder / f"{split}_32x32.mat").is_file()]
-    if not splits:
-        return None
-    sources = [open_source(f"torchvision:SVHN?root={folder}&split={split}") for split in splits]
-    images = [
-        np.asarray(source.read(row).convert("L").resize((28, 28)))
-        for source in sources
-        for row in range(len(source.names))
-    ]
-    return Split(np.stack(images), np.concatenate([np.array(source.labels, dtype=np.int64) for source in sources]))
 
 
 def stacked(images: Split, partition: Sequence[Rows]) -> tuple[torch.Tensor, torch.Tensor, list[int]]:

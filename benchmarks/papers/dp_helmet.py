@@ -4,8 +4,7 @@
 million weights). Everybody trains alone and sends one message; half of the users may pool their noise. Two comparisons
 are at the same epsilon. One trains the same learner on all 50,000 records at one trusted place. The other is the
 strongly non-iid division, in which every user knows a single class. Rows at "instance" level protect one record, those
-at "agent" level a whole user (corollary 10; the user's model becomes zero). What groups of records pay (corollary 9) is
-in a row's settings.
+at "agent" level a whole user (corollary 10; the user's model becomes zero).
 
 **Features.** 2,000 test images, without labels, are public: their mean and principal axes map features to `AXES`
 numbers of norm 1. The other 8,000 are what accuracy is measured on.
@@ -37,7 +36,6 @@ user's share of noise alone protects too little, so weights leave a user as secr
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -49,16 +47,15 @@ from numpy.typing import NDArray
 
 from benchmarks import BenchRow, mean_row
 from benchmarks.data import DataSet, cifar10_features
-from benchmarks.learning.linear_users import linear_scores, train_linear, train_users
+from benchmarks.learning.linear_users import linear_scores, train_users
 from benchmarks.papers import Cell
-from benchmarks.sums import private_sum
+from benchmarks.sums import least_noise, private_sum
 from feature_store.students.answers import Projection, unit_rows
-from labeler.accounting.events import IntegerSum
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.accounting.integer import epsilon_bound
 from labeler.errors import InvalidSetting
 from labeler.methods.blind_average import Learner, LinearTerms
-from labeler.noise import OF_PRODUCTS, ROUNDING_MARGIN, VectorSum
+from labeler.noise import VectorSum
 from labeler.randomness import ByteSource, seeded_source
 from labeler.task import Level
 from workers.progress import ProgressCallback
@@ -69,7 +66,6 @@ EPSILONS = (0.1, 0.36, 0.59, 1.0, 2.0)
 NON_IID_EPSILON = 1.172
 SEEDS = (1, 2, 3)
 PUBLIC, AXES, WHITENING = 2_000, 128, 0.7
-GROUPS = (2, 10, 50)
 
 TERMS: Final[dict[Learner, LinearTerms]] = {
     "softmax": LinearTerms(
@@ -157,31 +153,21 @@ def cells(root: Path, *, full: bool) -> list[Cell]:
     settings: list[tuple[Setting, Sequence[float]]] = []
     for learner, terms in TERMS.items():
         name = "SVM" if learner == "svm" else learner
-        settings += [
-            (Setting(f"DP-Helmet {name}", terms), epsilons),
-            (_central(f"{name}, one trusted place", terms), epsilons),
-            (Setting(f"DP-Helmet {name}, one class per user", terms, one_class=True), (*epsilons, NON_IID_EPSILON)),
-        ]
-        kept = replace(terms, max_records=RECORDS)
-        settings += [
-            (Setting(f"DP-Helmet {name}, {KEPT}", kept), epsilons),
-            (_central(f"{name}, one trusted place, {KEPT}", kept), epsilons),
-            (Setting(f"DP-Helmet {name}, one class per user, {KEPT}", kept, one_class=True), epsilons),
-        ]
+        for suffix, own in (("", terms), (f", {KEPT}", replace(terms, max_records=RECORDS))):
+            sorted_out = epsilons if suffix else (*epsilons, NON_IID_EPSILON)
+            settings += [
+                (Setting(f"DP-Helmet {name}{suffix}", own), epsilons),
+                (_central(f"{name}, one trusted place{suffix}", own), epsilons),
+                (Setting(f"DP-Helmet {name}, one class per user{suffix}", own, one_class=True), sorted_out),
+            ]
+            if full:
+                settings += [
+                    (Setting(f"DP-Helmet {name}, {users} users{suffix}", own, users=users), epsilons)
+                    for users in (100, 300)
+                ]
         if full:
-            settings += [
-                (Setting(f"DP-Helmet {name}, {users} users", terms, users=users), epsilons) for users in (100, 300)
-            ]
-            settings += [
-                (Setting(f"DP-Helmet {name}, {users} users, {KEPT}", kept, users=users), epsilons)
-                for users in (100, 300)
-            ]
-            settings += [
-                (
-                    Setting(f"DP-Helmet {name}, {KEPT} with twice the room", replace(terms, max_records=2 * RECORDS)),
-                    epsilons[:1],
-                )
-            ]
+            twice = replace(terms, max_records=2 * RECORDS)
+            settings += [(Setting(f"DP-Helmet {name}, {KEPT} with twice the room", twice), epsilons[:1])]
             settings += [
                 (Setting(f"DP-Helmet {name}, t = {t:g}", terms, honest_fraction=t), (0.36,)) for t in (0.25, 1.0)
             ]
@@ -196,7 +182,7 @@ def cells(root: Path, *, full: bool) -> list[Cell]:
         ]
     else:
         settings = [(_smaller(setting), wanted) for setting, wanted in settings]
-    return [*(_cell(root, setting, wanted, seeds) for setting, wanted in settings), _speed(root, full=full)]
+    return [_cell(root, setting, wanted, seeds) for setting, wanted in settings]
 
 
 def _central(method: str, terms: LinearTerms) -> Setting:
@@ -273,22 +259,13 @@ def _row(
 
 
 def _prices(setting: Setting, plan: VectorSum) -> dict[str, Any]:
-    """Return what the same noise costs by the paper's own proof, and for groups and users."""
+    """Return what the same noise costs by the paper's own proof."""
     terms = setting.terms
-    prices: dict[str, Any] = {
+    return {
         "as_in_paper_epsilon": epsilon_as_in_paper(terms, plan.sigma, setting.level),
         "sensitivity": terms.sensitivity,
         "sensitivity_as_in_paper": sensitivity_as_in_paper(terms),
     }
-    if setting.level == "agent":
-        return prices | {"epsilon_user_replaced": _price(replaced_user_event(plan))}
-    return prices | {f"epsilon_of_{size}_records": _price(group_event(plan, size)) for size in GROUPS}
-
-
-def _price(event: IntegerSum) -> float | None:
-    """Return a price; None where nothing can be proved, because JSON has no infinity."""
-    price = epsilon_bound(event, DELTA)
-    return price if price < math.inf else None
 
 
 def sensitivity_as_in_paper(terms: LinearTerms) -> float:
@@ -312,37 +289,6 @@ def epsilon_as_in_paper(terms: LinearTerms, sigma: float, level: Level) -> float
     models = 1 if terms.learner == "softmax" else terms.num_classes
     of_one = sensitivity_as_in_paper(terms) / math.sqrt(models) if level == "instance" else 2 * terms.radius
     return models * math.sqrt(2 * math.log(1.25 * models / DELTA)) * of_one / sigma
-
-
-def _speed(root: Path, *, full: bool) -> Cell:
-    """Return a cell that trains all users together, and one after another."""
-    users = USERS if full else 100
-
-    def run(_: ProgressCallback) -> list[BenchRow]:
-        rows = []
-        for learner, terms in TERMS.items():
-            setting = Setting(f"DP-Helmet {'SVM' if learner == 'svm' else learner}", terms, users=users)
-            features, labels = cifar10_world(root, SEEDS[0], users * RECORDS).deal(setting)
-            started = time.perf_counter()
-            train_users(features, labels, terms=terms)
-            together = time.perf_counter() - started
-            started = time.perf_counter()
-            for one, classes in zip(features, labels, strict=True):
-                train_linear(one, classes, terms=terms)
-            rows.append(
-                BenchRow(
-                    case=setting.case,
-                    method=setting.method,
-                    metric=f"training of {users} users together, seconds",
-                    value=together,
-                    reference="10 minutes for 1,000 SVMs on 48 cores and an A100 (paper, as printed)",
-                    seconds=together,
-                    settings={"one_after_another_s": time.perf_counter() - started, "terms": repr(terms)},
-                )
-            )
-        return rows
-
-    return Cell(f"speed of training {users} users", run)
 
 
 @lru_cache(maxsize=1)
@@ -369,9 +315,6 @@ def public_map(public: NDArray[np.float32]) -> Projection:
     variances, axes = np.linalg.eigh(centred.T @ centred / len(rows))
     kept = slice(None, -AXES - 1, -1)
     return Projection(rows.mean(axis=0), axes[:, kept] * variances[kept] ** (-WHITENING / 2))
-
-
-_SMALL_STEP = 1 + 1e-5
 
 
 def blind_sum(
@@ -420,53 +363,18 @@ def blind_sum_for(
 ) -> VectorSum:
     """Return the sum with the least noise, within a hundredth of a percent, whose certified price is at most epsilon.
 
-    The grid costs a little, so sigma starts at what the continuous mechanism needs (Balle and Wang 2018) and grows.
+    It starts at what the continuous mechanism needs (Balle and Wang 2018).
     """
     norm = terms.sensitivity if level == "instance" else terms.largest_norm
-    sigma = norm / mu_of_epsilon(epsilon, delta)
-    while True:
-        spec = blind_sum(
-            terms,
-            dimension=dimension,
-            users=users,
-            sigma=sigma,
-            honest_fraction=honest_fraction,
-            max_dropouts=max_dropouts,
-        )
-        price = epsilon_bound(spec.event(level), delta)
-        if price <= epsilon:
-            return spec
-        # Nine tenths of the way, so as not to overshoot: epsilon falls at least as fast as 1/sigma.
-        sigma *= max(_SMALL_STEP, 1 + 0.9 * min(1.0, price / epsilon - 1))
+    some = {"dimension": dimension, "users": users, "honest_fraction": honest_fraction, "max_dropouts": max_dropouts}
 
+    def at(sigma: float) -> VectorSum:
+        return blind_sum(terms, sigma=sigma, **some)  # type: ignore[arg-type]  # a mapping of both kinds of numbers
 
-def group_event(spec: VectorSum, records: int) -> IntegerSum:
-    """Return one opening, for a group of records that change together, of any users (Kirschte et al., Corollary 9).
+    def cost(sigma: float) -> float:
+        return epsilon_bound(at(sigma).event(level), delta)
 
-    One record after the other, on the grid: the distance is at most their number times that of one.
-    """
-    if type(records) is not int or records < 1:
-        raise InvalidSetting(f"a group has at least one record, found {records!r}")
-    one = spec.event("instance")
-    return replace(
-        one,
-        squared_sensitivity=one.squared_sensitivity * records**2,
-        largest_change=one.largest_change * records,
-    )
-
-
-def replaced_user_event(spec: VectorSum) -> IntegerSum:
-    """Return one opening, when all records of one user become others (Kirschte et al., Corollary 10: s = 2R).
-
-    Two vectors within R lie at most 2R apart, on the grid S 2R + sqrt(D). That a user's vector becomes zero is half of
-    this, and what `spec.event("agent")` is about.
-    """
-    apart = 2 * spec.scale * spec.largest_norm * (1 + OF_PRODUCTS)
-    return replace(
-        spec.event("instance"),
-        squared_sensitivity=math.floor(((apart + math.sqrt(spec.dimension)) * (1 + ROUNDING_MARGIN)) ** 2),
-        largest_change=math.floor((apart + 1) * (1 + ROUNDING_MARGIN)),
-    )
+    return at(least_noise(cost, epsilon, start=norm / mu_of_epsilon(epsilon, delta)))
 
 
 def blind_average(

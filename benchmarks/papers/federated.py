@@ -1,12 +1,11 @@
 """The baselines of Zhu et al. 2020, 2021: FedAvg, DP-FedAvg and DP-FedSGD, tables 1 and 2.
 
 * MNIST, 100 agents with 600 records of 6 digits each: FedAvg, and DP-FedAvg at agent level.
-* MNIST -> USPS, 60 agents with 1,000 records each: the same, with and without adaptation to 3,000 public images (DA).
-  (The paper adds 140 agents with SVHN.)
+* MNIST -> USPS, 60 agents with 1,000 records each: the same. (The paper adds 140 agents with SVHN, and the variants
+  FedAvg+DA and DP-FedAvg+DA, adapted to the public images, which were measured last in commit ef59990a.)
 * Office-Caltech10, three domains as agents, a fourth to be labeled: DP-FedSGD at instance level and FedAvg. Both train
   a linear head on the frozen backbone on which kNN-DPFL votes, and are compared with it. (The paper trains whole
   networks.)
-* One noisy step of ours against the same step by Opacus.
 
 Every private sum is the real one: integers, discrete noise, secret shares. Noise and coins are seeded, so that a table
 can be repeated. **Choosing settings.** Networks, rates, clipping norms and numbers of rounds were chosen on seed 0, by
@@ -21,22 +20,17 @@ and caltech10 as servers; the rows are for webcam and dslr.
 from __future__ import annotations
 
 import itertools
-import math
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from benchmarks import BenchRow, mean_row, seconds_of
+from benchmarks import BenchRow, mean_row
 from benchmarks.accuracy.office_caltech import DOMAINS, PUBLIC_SHARE, Arena, Setting, data_folder, embed_domains
 from benchmarks.data import mnist, usps
 from benchmarks.learning.federated import (
@@ -48,16 +42,13 @@ from benchmarks.learning.federated import (
     fed_avg,
     plan_fed_sgd,
 )
-from benchmarks.learning.gradients import clipped_gradient_sums, flatten, unflatten
+from benchmarks.learning.gradients import flatten
 from benchmarks.learning.networks import (
-    AdversarialUpdates,
-    DomainAdversarial,
     image_tensor,
     linear_head,
     small_convnet,
-    with_domain_head,
 )
-from benchmarks.learning.together import Parameters, Training, initial_parameters
+from benchmarks.learning.together import Parameters, initial_parameters
 from benchmarks.papers import Cell
 from benchmarks.papers.partitions import MNIST_CASE, USPS_CASE, Rows, iid_partition, mnist_partition
 from benchmarks.sums import SampledSum, with_budget
@@ -74,9 +65,7 @@ PAPER: Final[dict[str, dict[str, str]]] = {
     MNIST_CASE: {"FedAvg": "97.8 % (paper)", "DP-FedAvg": "84.2 % at 4.3 (paper, as printed)"},
     USPS_CASE: {
         "FedAvg": f"87.6 % ({_DIGITS})",
-        "FedAvg+DA": f"86.9 % ({_DIGITS})",
         "DP-FedAvg": f"76.3 % at 3.7 ({_DIGITS})",
-        "DP-FedAvg+DA": f"71.2 % at 3.6 ({_DIGITS})",
     },
 }
 
@@ -120,7 +109,6 @@ class Averaging:
 
 
 FEDAVG: Final = Averaging(small_convnet, 0.1, 40, LocalTraining(20, 30, 0.2, 0.05), ServerStep())
-ADAPTATION: Final = Training(epochs=1, batch_size=50, learning_rate=2e-3)
 DP_EPSILONS: Final = {MNIST_CASE: (0.5, 1.0, 2.0, 2.7, 4.3), USPS_CASE: (1.0, 2.7, 3.7)}
 
 
@@ -138,15 +126,10 @@ def averaging_at(case: str, epsilon: float) -> Averaging:
 def cells(root: Path, *, full: bool) -> list[Cell]:
     """Return all tables; not `full`: a few small agents on digits, for few rounds, with one seed."""
     if not full:
-        small = ((MNIST_CASE, None, False), (USPS_CASE, None, True), (MNIST_CASE, 4.3, False))
-        return [*(_digits_cell(root, *which, full=False) for which in small), _ratio_cell(pairs=5)]
-    digits = [_digits_cell(root, case, e, False, full=True) for case, at in DP_EPSILONS.items() for e in (None, *at)]
-    digits += [_digits_cell(root, USPS_CASE, epsilon, True, full=True) for epsilon in (None, 3.7)]
-    return [*digits, *(office_cell(root, server) for server in PAPER_FEDSGD), _ratio_cell(pairs=40)]
-
-
-def _ratio_cell(*, pairs: int) -> Cell:
-    return Cell(f"a noisy step against Opacus, {pairs} pairs", lambda _: step_rows(pairs=pairs))
+        small: tuple[tuple[str, float | None], ...] = ((MNIST_CASE, None), (USPS_CASE, None), (MNIST_CASE, 4.3))
+        return [_digits_cell(root, *which, full=False) for which in small]
+    digits = [_digits_cell(root, case, e, full=True) for case, at in DP_EPSILONS.items() for e in (None, *at)]
+    return [*digits, *(office_cell(root, server) for server in PAPER_FEDSGD)]
 
 
 def digits_federation(root: Path, case: str, seed: int, *, full: bool = True) -> Federation:
@@ -171,17 +154,15 @@ def digits_federation(root: Path, case: str, seed: int, *, full: bool = True) ->
         target = usps(root)
         tested = np.concatenate([target.train.inputs, target.test.inputs])
         tested_labels = np.concatenate([target.train.labels, target.test.labels])
-    public, kept = np.split(np.random.default_rng(seed).permutation(len(tested_labels)), [PUBLIC_DIGITS])
+    kept = np.random.default_rng(seed).permutation(len(tested_labels))[PUBLIC_DIGITS:]
     kept = kept if full else kept[:1_000]
-    federation = Federation.of(
+    return Federation.of(
         images, torch.from_numpy(labels), parts, image_tensor(tested[kept]), torch.from_numpy(tested_labels[kept])
     )
-    return replace(federation, public=image_tensor(tested[public]))
 
 
-def _digits_cell(root: Path, case: str, epsilon: float | None, is_adapted: bool, *, full: bool) -> Cell:
+def _digits_cell(root: Path, case: str, epsilon: float | None, *, full: bool) -> Cell:
     averaging = FEDAVG if epsilon is None else averaging_at(case, epsilon)
-    adaptation = ADAPTATION if is_adapted else None
     if not full:
         averaging = replace(averaging, rounds=3, training=replace(averaging.training, iterations=4))
     seeds = SEEDS if full else SEEDS[:1]
@@ -191,35 +172,29 @@ def _digits_cell(root: Path, case: str, epsilon: float | None, is_adapted: bool,
         accuracies, plan = {}, None
         for seed in seeds:
             data = digits_federation(root, case, seed, full=full)
-            accuracies[seed], plan = _train(case, data, averaging, adaptation, epsilon, seed, progress)
-        settings = _words(averaging) if adaptation is None else _words(averaging) | {"adaptation": asdict(adaptation)}
-        method = ("FedAvg" if plan is None else "DP-FedAvg") + ("" if adaptation is None else "+DA")
-        row = accuracy_row(case, method, accuracies, started, PAPER[case].get(method), settings)
+            accuracies[seed], plan = train_digits(case, data, averaging, epsilon, seed, progress)
+        method = "FedAvg" if plan is None else "DP-FedAvg"
+        row = accuracy_row(case, method, accuracies, started, PAPER[case].get(method), _words(averaging))
         return [row if plan is None else priced(row, plan, AGENT_DELTA)]
 
-    return Cell(f"{case}, epsilon {epsilon}, {_words(averaging)}, {adaptation}, seeds {seeds}, full {full}", run)
+    return Cell(f"{case}, epsilon {epsilon}, {_words(averaging)}, seeds {seeds}, full {full}", run)
 
 
-def _train(
+def train_digits(
     case: str,
     data: Federation,
     averaging: Averaging,
-    adaptation: Training | None,
     epsilon: float | None,
     seed: int,
     progress: ProgressCallback,
 ) -> tuple[float, SampledSum | None]:
     """Return the test accuracy of one training, and its plan where it is private."""
-    network = averaging.network if adaptation is None else partial(_adversarial, averaging.network)
-    module, stacked = initial_parameters(network, 1, seed=seed)
+    module, stacked = initial_parameters(averaging.network, 1, seed=seed)
     start = {name: value[0] for name, value in stacked.items()}
-    local = None
-    if adaptation is not None and isinstance(module, DomainAdversarial) and data.public is not None:
-        local = AdversarialUpdates(module, data.public, adaptation)
     federation = (module, start, data.inputs, data.labels)
     sources = sources_of(f"{case}, epsilon {epsilon}, seed {seed}")
     common: dict[str, Any] = {
-        "sizes": data.sizes, "training": averaging.training, "local": local, "server": averaging.server,
+        "sizes": data.sizes, "training": averaging.training, "server": averaging.server,
         "source_of": sources, "progress": progress,
     }  # fmt: skip
     if epsilon is None:
@@ -229,10 +204,6 @@ def _train(
         plan = with_budget(_agent_plan(averaging, len(flatten(start)), len(data.sizes)), epsilon, AGENT_DELTA)
         model = dp_fed_avg(*federation, plan=plan, **common)
     return accuracy_of(module, model, data), plan
-
-
-def _adversarial(network: Callable[[], nn.Module]) -> nn.Module:
-    return with_domain_head(cast(nn.Sequential, network()))
 
 
 def _agent_plan(averaging: Averaging, dimension: int, agents: int) -> SampledSum:
@@ -251,14 +222,13 @@ AGENT_DELTA, INSTANCE_DELTA = 1e-3, 1e-4
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Agents' records, padded to one length, the images that the model is tested on, and unlabelled public ones."""
+    """Agents' records, padded to one length, the images that the model is tested on."""
 
     inputs: Tensor
     labels: Tensor
     sizes: list[int]
     test: Tensor
     test_labels: Tensor
-    public: Tensor | None = None
 
     @staticmethod
     def of(inputs: Tensor, labels: Tensor, parts: Sequence[Rows], test: Tensor, test_labels: Tensor) -> Federation:
@@ -431,16 +401,16 @@ def _fed_sgd_row(
     for split, data in worlds.items():
         module, start = _blank_head(data)
         model = dp_fed_sgd(
-            module, start, data.inputs, data.labels, sizes=data.sizes, plan=plan,
+            start, data.inputs, data.labels, sizes=data.sizes, plan=plan, clip_norm=steps.clip_norm,
             expected_batch=steps.probability * public_records,
             server=ServerStep(steps.learning_rate, steps.momentum, steps.averaged),
             source_of=sources_of(f"DP-FedSGD {server} {split} {epsilon} {axes}"), progress=progress,
         )  # fmt: skip
         accuracies[split] = accuracy_of(module, model, data)
     method = "DP-FedSGD, linear head" + ("" if axes is None else f" on {axes} public principal axes")
-    settings = {"network": "linear head", "axes": axes, "capacity": plan.capacity} | asdict(steps)
+    settings = {"network": "linear head", "axes": axes} | asdict(steps)
     row = accuracy_row(office_case(server), method, accuracies, started, PAPER_FEDSGD.get(server), settings)
-    return priced(row, plan.sampled, INSTANCE_DELTA)
+    return priced(row, plan, INSTANCE_DELTA)
 
 
 def office_case(server: str) -> str:
@@ -451,76 +421,3 @@ def office_case(server: str) -> str:
 def _blank_head(data: Federation) -> tuple[nn.Module, Parameters]:
     module = linear_head(data.inputs.shape[2], 10)
     return module, {name: torch.zeros_like(value) for name, value in module.named_parameters()}
-
-
-def step_rows(*, pairs: int, batch: int = 64) -> list[BenchRow]:
-    """Measure one noisy step of ours, and the median ratio to Opacus of pairs in turns, where Opacus is installed.
-
-    Ours: clipped sums, one discrete Gaussian share on the grid, the step. Opacus: clipped sums, torch's normal noise,
-    the step.
-
-    Args:
-        pairs: how often both are timed.
-        batch: records.
-    """
-    parameters = sum(value.numel() for value in small_convnet().parameters())
-    case = f"a noisy step of {parameters:,} parameters, {batch} records"
-    ours = _our_step(batch)
-    try:
-        theirs = _opacus_step(batch)
-    except ImportError:
-        theirs = None
-    seconds = np.array([[seconds_of(ours), seconds_of(theirs) if theirs else math.nan] for _ in range(pairs + 1)])[1:]
-    own = BenchRow(case, "ours", "milliseconds", _median_ms(seconds[:, 0]), settings={"pairs": pairs})
-    if theirs is None:
-        return [replace(own, reference="no ratio: Opacus, a dependency of development, is not installed")]
-    ratio = float(np.median(seconds[:, 0] / seconds[:, 1]))
-    reference = f"Opacus in the same process: {_median_ms(seconds[:, 1])} ms"
-    return [own, BenchRow(case, "ours over Opacus", "time ratio", ratio, reference=reference, settings=own.settings)]
-
-
-def _our_step(batch: int) -> Callable[[], None]:
-    module, stacked = initial_parameters(small_convnet, 1, seed=1)
-    model = {name: value[0] for name, value in stacked.items()}
-    inputs, labels = _random_batch(batch)
-    size, weights = len(flatten(model)), torch.ones(batch)
-    spec = VectorSum(dimension=size, largest_norm=batch + 1.0, sensitivity=1.001, sigma=1.0, agents=1)
-    source = seeded_source(b"a noisy step")
-
-    def step() -> None:
-        nonlocal model
-        sums = flatten(clipped_gradient_sums(module, model, inputs, labels, weights, clip_norm=1.0))
-        noisy = spec.open(spec.contribution(sums.numpy(), source=source))
-        model = unflatten(flatten(model) - torch.from_numpy(0.1 / batch * noisy).float(), model)
-
-    return step
-
-
-def _opacus_step(batch: int) -> Callable[[], None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module = import_module("opacus.grad_sample").GradSampleModule(small_convnet())
-        optimizer_class = import_module("opacus.optimizers").DPOptimizer
-    optimizer = optimizer_class(
-        torch.optim.SGD(module.parameters(), lr=0.1), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=batch
-    )
-    inputs, labels = _random_batch(batch)
-
-    def step() -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            optimizer.zero_grad()
-            loss: Any = nn.functional.cross_entropy(module(inputs), labels)
-            loss.backward()
-            optimizer.step()
-
-    return step
-
-
-def _random_batch(batch: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(batch, 1, 28, 28, generator=generator), torch.randint(0, 10, (batch,), generator=generator)
-
-
-def _median_ms(seconds: NDArray[np.float64]) -> float:
-    return round(1e3 * float(np.median(seconds)), 3)

@@ -46,15 +46,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks import BenchRow
-from benchmarks.accounting.composition import LocalTraining, strong_mu_as_printed
+from benchmarks.accounting.composition import LocalTraining
 from benchmarks.accounting.sampled import SampledRounds, epsilon_bound
 from benchmarks.data import mnist
-from benchmarks.learning.gradients import sum_sensitivity
+from benchmarks.learning.gradients import linear_gradient_sums, sum_sensitivity
 from benchmarks.learning.networks import edge_features
 from benchmarks.papers import Cell
 from benchmarks.papers.partitions import shard_partition
 from labeler.accounting.gaussian import epsilon_of_delta, mu_of_epsilon
-from labeler.errors import BadData, InvalidSetting, PrivacyRefusal
+from labeler.errors import InvalidSetting
 from labeler.noise import VectorSum
 from labeler.randomness import ByteSource, seeded_source
 from workers.progress import ProgressCallback, silent
@@ -62,22 +62,10 @@ from workers.progress import ProgressCallback, silent
 NO_RECORD = -1
 """The label of a padding row: it is no record, and never sampled."""
 
-_SHRINK = 1 - 2.0**-20
-_LEAST = 1e-12
-_ROWS_AT_ONCE = 1 << 10
-_MOST_ROWS = 100_000
-
 
 @dataclass(frozen=True, eq=False)
 class LinearClients:
     """Multinomial logistic regression without a constant, on features.
-
-    The gradient of a record with features x and label y is x (p - e_y)^T, of norm |x| |p - e_y|. So it is clipped
-    without being formed, and the sum is one matrix product. Sampled rows are packed, so a record moves others to other
-    places, where they may be rounded otherwise. In double precision a score is off by at most 2 d 2^-53 |x| |w|. So all
-    n gradients together are off by n d 2^-50 |x|^2 |w|, and the sum itself by n^2 2^-52 C. The sums of two neighbors
-    may differ beyond C by at most half of the margin 2^-12 C that `sum_sensitivity` pays for. To keep to it, n is
-    bounded, and models so long that the first term could reach 2^-14 C are refused.
 
     Attributes:
         inputs: (N, n, d) float32, rows of norm at most 1.
@@ -89,25 +77,12 @@ class LinearClients:
     labels: Tensor = field(repr=False)
     num_classes: int
 
-    def __post_init__(self) -> None:
-        if self.inputs.ndim != 3 or self.labels.shape != self.inputs.shape[:2] or self.labels.shape[1] > _MOST_ROWS:
-            raise InvalidSetting(
-                "features must have the shape (clients, rows, dimension) and labels (clients, rows), "
-                f"with at most {_MOST_ROWS:,} rows; found {tuple(self.inputs.shape)} and {tuple(self.labels.shape)}"
-            )
-        if int(self.labels.max()) >= self.num_classes or int(self.labels.min()) < NO_RECORD:
-            raise InvalidSetting(f"labels must lie between 0 and {self.num_classes - 1}, or be NO_RECORD")
-        if not bool((self.inputs.double().square().sum(2) <= 1 + 1e-5).all()):
-            raise BadData("a feature is not finite or longer than 1; divide every row by its own norm")
-
     @property
     def dimension(self) -> int:
         return self.inputs.shape[2] * self.num_classes
 
     def gradient_sums(self, clients: Tensor, models: Tensor, sampled: Tensor, *, clip_norm: float) -> Tensor:
         """Return per client the sum of its sampled records' gradients, each clipped; not private before noise is added.
-
-        Adding or removing one record moves the client's sum by at most `sum_sensitivity`.
 
         Args:
             clients: which of the N, int64, shape (M,).
@@ -118,32 +93,9 @@ class LinearClients:
         Returns:
             float64, shape (M, D).
         """
-        # The sampled rows of each client first, then as many others as the largest sample needs; those have weight 0.
-        most = max(1, int(sampled.sum(1).max()))
-        is_all = most == sampled.shape[1]
-        rows = torch.arange(most).expand(len(clients), most) if is_all else sampled.int().topk(most, dim=1).indices
-        counts = torch.gather(sampled, 1, rows).double()
         weights = models.reshape(len(clients), -1, self.num_classes)
-        longest = float(weights.square().sum(1).max().sqrt())
-        # Models are functions of what was released, so refusing reveals nothing.
-        if not self.labels.shape[1] * weights.shape[1] * 2.0**-50 * longest <= 2.0**-14 * clip_norm:
-            raise PrivacyRefusal(
-                f"a model of length {longest:.3g} has left the range in which rounding is proved harmless; "
-                "lower the learning rate"
-            )
-        sums = torch.empty_like(weights)
-        group = max(1, _ROWS_AT_ONCE // most)
-        for first in range(0, len(clients), group):
-            part = slice(first, first + group)
-            own, which = clients[part], rows[part]
-            x = (self.inputs[own] if is_all else self.inputs[own[:, None], which]).double()
-            y = torch.gather(self.labels[own], 1, which).clamp_min(0)
-            error = torch.softmax(torch.bmm(x, weights[part]), 2)
-            error.scatter_add_(2, y[..., None], torch.full_like(y, -1.0, dtype=torch.float64)[..., None])
-            norms = x.square().sum(2).sqrt() * error.square().sum(2).sqrt()
-            factors = _SHRINK * (clip_norm / norms.clamp_min(_LEAST)).clamp_max(1.0) * counts[part]
-            sums[part] = torch.bmm(x.transpose(1, 2), error * factors[..., None])
-        return sums.flatten(1)
+        own = self.inputs[clients], self.labels[clients]
+        return linear_gradient_sums(weights, *own, sampled, clip_norm=clip_norm).flatten(1)
 
     def correct(self, models: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return which test records each model gets right, bool, shape (N, t): (N, D) models on (N, t, d) inputs."""
@@ -401,7 +353,7 @@ def _accounting(printed: Printed, progress: ProgressCallback, *, full: bool) -> 
         printed.case, "theorem 2, the limit", "mu", limit, level="instance", reference=reference,
         settings=common | {
             "limit_epsilon": epsilon_of_delta(DELTA, limit), "delta": DELTA,
-            "strong_mu_as_printed": strong_mu_as_printed(limit, CLIENTS), "strong_mu_proved": "the same as weak",
+            "strong_mu_as_printed": math.sqrt(CLIENTS - 1) * limit, "strong_mu_proved": "the same as weak",
         },
     )  # fmt: skip
     found = [

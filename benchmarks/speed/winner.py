@@ -1,10 +1,10 @@
-"""The cost of finding winners among three talliers, and the gain of abstaining.
+"""The cost of finding winners among three talliers.
 
 Times are of three processes of this machine, which run already as talliers do, from the shares to the opened winners,
 their connections included. The time to start the three is a separate number. The twin is MPyC's own `np_argmax` of the
 same shares in the same field, as its documentation runs it: three processes on loopback, no TLS, no checks, its own
 start included. The ratio counts the start of ours as well. The twin is an oracle too: written by others, and by other
-means. Label quality is that of five agents on handwritten digits at a noise where some answers are guesses.
+means.
 """
 
 from __future__ import annotations
@@ -18,21 +18,13 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from benchmarks import BenchRow, mean_row
+from benchmarks import BenchRow
 from benchmarks.speed.winner_party import Took, measure, write_trio
-from benchmarks.sums import run_round
-from feature_store.shard import Shard
-from labeler.planning import resolve_colluding_agents
 from labeler.randomness import os_source
 from labeler.release import InProcessWinner
 from labeler.sharing import WinnerTerms, comparison_bits, split
-from labeler.tally import QueryBatch
-from labeler.task import Task
-from workers.agent.agent import Agent
-from workers.digits import AGENTS, CLASSES, write_digits
 from workers.progress import ProgressCallback, silent
 from workers.winner.session import free_ports
 
@@ -44,9 +36,6 @@ MANY_JOBS: Final = 50
 
 TERMS: Final = WinnerTerms(scale=100, lowest=-15_150, highest=19_350, row_total=None, threshold=None)
 """Sums of three agents with k = 50 and sigma = 25 on the usual grid."""
-
-SIGMA_VOTES, K = 9.0, 5
-ABSTAIN_BELOW: Final = (None, 15, 20, 25)
 
 _BARE = """
 import sys
@@ -66,10 +55,10 @@ mpc.run(main())
 
 
 def bench_winner(*, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
-    """Measure the computation, its twin and its memory, then label quality with and without abstaining."""
+    """Measure the computation, its twin and its memory."""
     sizes = (*SIZES, LARGE) if full else SIZES
     turns = 3 if full else 1
-    steps = 2 * len(sizes) + 1
+    steps = len(sizes) + len(SIZES)
     measured, rows = {}, []
     for step, size in enumerate(sizes):
         progress("Winners", step, steps)
@@ -83,8 +72,6 @@ def bench_winner(*, full: bool = False, progress: ProgressCallback = silent) -> 
         bare = min(_bare(_shares(*size)) for _ in range(turns))
         method, ratio = "three talliers / bare np_argmax, same shares and field", measured[size] / bare
         rows.append(BenchRow(_case(size), method, "time ratio, starts included", ratio, seconds=bare))
-    progress("Winners", steps - 1, steps)
-    rows += _quality(repetitions=5 if full else 2)
     progress("Winners", steps, steps)
     return rows
 
@@ -163,72 +150,6 @@ def _bare(shares: list[NDArray[np.uint64]]) -> float:
 def _check(winners: NDArray[np.integer], shares: list[NDArray[np.uint64]]) -> None:
     if not np.array_equal(winners, InProcessWinner().winners(shares, TERMS)):
         raise RuntimeError("the winners differ from those of the reference")
-
-
-def _quality(*, repetitions: int) -> list[BenchRow]:
-    """Measure the accuracy of answered labels and the share answered, on all public digits, by threshold."""
-    from feature_store.backbones import load_backbone
-    from feature_store.embedding import embed_source
-
-    with tempfile.TemporaryDirectory() as folder:
-        parts = write_digits(Path(folder), seed=0)
-        embedder = load_backbone("pixels:8")
-        shards = []
-        for number in range(AGENTS):
-            path = Path(folder) / f"{number}.shard"
-            embed_source(parts[f"agent-{number + 1}"], embedder, path, classes=CLASSES)
-            shards.append(Shard.open(path))
-        public = Path(folder) / "public.shard"
-        embed_source(parts["public"], embedder, public, classes=CLASSES, public=True)
-        questions = Shard.open(public)
-        batch = QueryBatch(np.asarray(questions.features), first_query=0)
-        names = pq.read_table(parts["public"])["label"].to_pylist()
-        truth = np.array([CLASSES.index(str(name)) for name in names])
-        return [
-            row
-            for threshold in ABSTAIN_BELOW
-            for row in _quality_of(threshold, shards, batch, truth, embedder.fingerprint, repetitions)
-        ]
-
-
-def _quality_of(
-    threshold: int | None,
-    shards: list[Shard],
-    batch: QueryBatch,
-    truth: NDArray[np.int64],
-    fingerprint: str,
-    repetitions: int,
-) -> list[BenchRow]:
-    right, answered = [], []
-    for repetition in range(repetitions):
-        task = Task(
-            name="digits",
-            classes=CLASSES,
-            method="knn",
-            k=K,
-            sigma_votes=SIGMA_VOTES,
-            delta=1e-5,
-            max_queries=len(batch),
-            release="winner",
-            agents=len(shards),
-            colluding_agents=resolve_colluding_agents(None, agents=len(shards)),
-            abstain_below=threshold,
-            backbone_fingerprint=fingerprint,
-            nonce=str(repetition),
-        )
-        agents = [
-            (Agent(f"agent-{number}", shard, engine="numpy"), os.urandom(32)) for number, shard in enumerate(shards)
-        ]
-        labels = run_round(task, batch, agents).labels
-        is_answered = labels >= 0
-        answered.append(100 * float(is_answered.mean()))
-        right.append(100 * float((labels == truth)[is_answered].mean()))
-    case = f"handwritten digits, {len(shards)} agents, k {K}, sigma {SIGMA_VOTES:g}"
-    method = "winner, never abstains" if threshold is None else f"winner, abstains below {threshold} votes"
-    return [
-        mean_row(case, method, "accuracy of answered labels, %", right),
-        BenchRow(case, method, "answered, %", float(np.mean(answered))),
-    ]
 
 
 def _case(size: tuple[int, int]) -> str:

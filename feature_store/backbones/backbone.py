@@ -86,11 +86,6 @@ class Backbone(Protocol):
 def decode_for(data: bytes | Path, transform: Transform, *, max_pixels: int = MAX_PIXELS) -> ImageLike:
     """Decode one image as far as a network needs it; `prepare_image` takes it from here.
 
-    Args:
-        data: the bytes of a file, or its path.
-        transform: its decoder decides.
-        max_pixels: most width times height.
-
     Raises:
         UnreadableImage: see `decode_image`; the same images for every decoder.
     """
@@ -229,14 +224,6 @@ def least_side(transform: Transform) -> int:
 
 def decode_reduced(data: bytes | Path, transform: Transform, *, max_pixels: int) -> NDArray[np.uint8]:
     """Decode one image, a plain JPEG at a fraction of its size.
-
-    Args:
-        data: the bytes of a file, or its path.
-        transform: what it is decoded for.
-        max_pixels: most width times height, as the file says it.
-
-    Returns:
-        uint8, shape (height, width, channels).
 
     Raises:
         UnreadableImage: as `decode_image`.

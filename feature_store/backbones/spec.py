@@ -145,10 +145,6 @@ class BackboneSpec(BaseModel):
 def read_spec(source: str | Path, *, architecture: str | None = None) -> BackboneSpec:
     """Read a backbone file, or understand a short name.
 
-    Args:
-        source: path of a TOML file, of a SimCLR checkpoint, or a short name (see the module).
-        architecture: with a safetensors file of weights: the timm architecture they are of.
-
     Raises:
         BadData: the file cannot be read, or is no TOML.
         InvalidSetting: no such file, or a setting that is wrong.

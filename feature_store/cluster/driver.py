@@ -132,10 +132,6 @@ class Driver:
     def ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Return what a function returns there.
 
-        Args:
-            call: of a module of ours.
-            arguments: of it; they are copied.
-
         Raises:
             LabelerError: what it raised.
             Unavailable: it raised something else, the process was lost, or does not start.

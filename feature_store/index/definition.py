@@ -155,14 +155,7 @@ class NeighborIndex(Protocol):
 def nearest_by_definition(
     features: NDArray[np.int16], record_ids: NDArray[np.int64], queries: NDArray[np.int16], k: int
 ) -> Neighbors:
-    """The definition as short as it can be said, the judge of every engine; slow, and shares nothing with them.
-
-    Args:
-        features: int16 (n, d).
-        record_ids: int64 (n,), unique.
-        queries: int16 (nq, d).
-        k: at least 1.
-    """
+    """The definition as short as it can be said, the judge of every engine; slow, and shares nothing with them."""
     similarities = queries.astype(np.int64) @ features.astype(np.int64).T
     ids = np.broadcast_to(record_ids, similarities.shape)
     rows = np.lexsort((ids, -similarities), axis=1)[:, :k]

@@ -83,10 +83,12 @@ class Int16Block:
         threads = max(1, min(num_threads(), self._most_rows * _OTHER_SIDE * 2 * pairs // _SMALL_WORK))
         packed_rows = kernel.rows_per_panel * max(at_once, threads * _PACKED_BYTES // panel_bytes)
         parts = 1 if threads == 1 else max(threads, min(_PARTS * threads, len(queries) // _QUERIES_OF_A_PART))
+        # At most so many parts, of whole groups.
+        step = kernel.queries_per_group * -(-len(queries) // (kernel.queries_per_group * parts))
         with _threads(threads) as each:
             lanes = each(
-                lambda part: _Lane(kernel, part, count, at_once, spare),
-                _equal_parts(queries, parts, kernel.queries_per_group),
+                lambda first: _Lane(kernel, queries[first : first + step], count, at_once, spare),
+                range(0, len(queries), step),
             )
             for start in range(0, len(self), packed_rows):
                 stop = min(len(self), start + packed_rows)
@@ -251,12 +253,6 @@ def _pack(
     else:
         each(lambda piece: some(*piece), pieces)
     return out
-
-
-def _equal_parts(queries: NDArray[np.int16], parts: int, group: int) -> list[NDArray[np.int16]]:
-    """The queries in at most `parts` parts of whole groups."""
-    step = group * -(-len(queries) // (group * parts))
-    return [queries[start : start + step] for start in range(0, len(queries), step)]
 
 
 @contextmanager

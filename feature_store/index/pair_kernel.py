@@ -83,7 +83,11 @@ def compile_kernel(*, without: frozenset[str] = frozenset()) -> PairKernel:
     if not _may_run_new_code():
         raise OSError("the system does not let a process run code that it has made (MemoryDenyWriteExecute, execmem)")
     width, group, vectors = _SIZES[known[0]]
-    module = binding.parse_assembly(_written(width, group, vectors, wide=known[0] == "avx512bw"))
+    written = ir.Module("pairs")
+    written.triple = binding.get_default_triple()
+    _write_pack(written)
+    _write_score(written, width, group, vectors, wide=known[0] == "avx512bw")
+    module = binding.parse_assembly(str(written))
     module.verify()
     target = binding.Target.from_default_triple().create_target_machine(
         cpu=binding.get_host_cpu_name(), features=has.flatten(), opt=3
@@ -120,15 +124,6 @@ def _may_run_new_code() -> bool:
             protect(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(mmap.PAGESIZE), 0b011)
         del start
     return bool(allowed)
-
-
-def _written(width: int, group: int, vectors: int, *, wide: bool) -> str:
-    """The kernel in LLVM's language, for vectors of `width` int32."""
-    module = ir.Module("pairs")
-    module.triple = binding.get_default_triple()
-    _write_pack(module)
-    _write_score(module, width, group, vectors, wide=wide)
-    return str(module)
 
 
 def _number(value: int, kind: Any = _I64) -> Any:

@@ -91,13 +91,7 @@ def evaluation_document(
     job_id: str,
     created_at: str,
 ) -> dict[str, Any]:
-    """The content of evaluation.json.
-
-    Args:
-        votes: the noisy sums, shape (questions, classes).
-        contributors: how many agents' noise is in them.
-        card: of the evaluation.
-    """
+    """The content of evaluation.json."""
     asked = Scored.of_rows(question)
     model = model_of_bytes(asked.model, name="the question")
     sigma = task.sum_sigma_votes(contributors)

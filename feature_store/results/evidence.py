@@ -27,7 +27,6 @@ from labeler.evidence.document import (
     Guarantee,
     Job,
     Mechanism,
-    Refusal,
     TaskFacts,
     TaskFindings,
     Unit,
@@ -127,12 +126,7 @@ _Pairs = list[tuple[str, _Value]]
 
 
 def render_page(document: Evidence, *, verify_key: str = "", signature: str = "") -> str:
-    """The page.
-
-    Args:
-        document: what it shows.
-        verify_key, signature: of the signed file; empty where it is not signed.
-    """
+    """The page."""
     facts = document.facts
     who = "the coordinator" if facts.scope.party == "coordinator" else f"agent {facts.scope.party_id}"
     signed = [("Signed with key", _Value(verify_key, True)), ("Signature", _Value(signature, True))]
@@ -146,7 +140,10 @@ def render_page(document: Evidence, *, verify_key: str = "", signature: str = ""
             made=_made(document, who),
             remarks=document.remarks,
             tasks=[_task(one, found) for one, found in zip(facts.tasks, document.tasks, strict=False)],
-            audits=_audits(document),
+            audits=[
+                one.model_dump() | {"unit": _UNITS[_UNIT_OF[one.level]], "runs": f"{one.runs:,}"}
+                for one in document.audits
+            ],
             confidence=", ".join(sorted({one.confidence for one in document.audits})),
             accounts=_accounts(document),
             delta=facts.delta,
@@ -325,19 +322,11 @@ def _job(job: Job) -> dict[str, Any]:
         "questions": f"{job.questions:,}",
         "asked": f"{len(job.asked):,}",
         "charged": f"{len(posted):,} of {_count(len(job.rounds), 'round')}{last}" if posted else "nothing",
-        "refusals": [_refusal(one) for one in refusals],
+        "refusals": [
+            f"{one.agent} {one.said}{': ' * bool(one.sentence or one.reason)}{one.sentence or one.reason}"
+            for one in refusals
+        ],
     }
-
-
-def _refusal(refusal: Refusal) -> str:
-    words = refusal.sentence or refusal.reason
-    return f"{refusal.agent} {refusal.said}{': ' * bool(words)}{words}"
-
-
-def _audits(document: Evidence) -> list[dict[str, Any]]:
-    return [
-        one.model_dump() | {"unit": _UNITS[_UNIT_OF[one.level]], "runs": f"{one.runs:,}"} for one in document.audits
-    ]
 
 
 def _accounts(document: Evidence) -> list[dict[str, str]]:

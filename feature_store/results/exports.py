@@ -52,9 +52,6 @@ class Wanted:
 def export_images(format: ExportFormat, wanted: Wanted) -> Path:
     """Write labels in a format.
 
-    Returns:
-        What was written: a folder, or a file.
-
     Raises:
         InvalidSetting: no such format, the folder of images is needed, or the place is taken.
         BadData: an image is not there, or the table is no table of image labels.
@@ -100,9 +97,6 @@ def write_csv(wanted: Wanted) -> Path:
     check_new(wanted.out)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    if are_attributes(wanted.table):
-        columns = [name for name in wanted.table.schema.names if name.startswith(LABEL)]
-        writer.writerow([FILE_HEADINGS[0], *(name.removeprefix(LABEL) for name in columns)])
     if are_attributes(wanted.table):
         columns = [name for name in wanted.table.schema.names if name.startswith(LABEL)]
         writer.writerow([FILE_HEADINGS[0], *(name.removeprefix(LABEL) for name in columns)])
@@ -270,13 +264,7 @@ def write_croissant(wanted: Wanted) -> Path:
 
 
 def describe(stamp: ImageStamp, *, count: int, sha256: str, size: int) -> dict[str, Any]:
-    """The Croissant document of a table of labels.
-
-    Args:
-        stamp: of the job.
-        count: rows.
-        sha256, size: of the Parquet file.
-    """
+    """The Croissant document of a table of labels."""
     return {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",
@@ -399,6 +387,8 @@ def card(stamp: ImageStamp, count: int, *, with_pictures: bool) -> str:
     instance: Any = guarantee.get("instance", {})
     epsilon = instance.get("epsilon") if isinstance(instance, dict) else None
     said = "no bound" if epsilon is None else f"epsilon {epsilon:.4g}"
+    # A name from elsewhere inside a table of Markdown, in which it marks nothing up.
+    task = stamp.task_name.replace("`", "'").replace("|", "/")
     seeded = (
         "\n**This is a simulation: its noise came from a known seed and protects nobody.**\n" if stamp.is_seeded else ""
     )
@@ -443,7 +433,7 @@ that ran (differential privacy). {guarantee.get("holds_against", "")}
 
 | | |
 |---|---|
-| task | {_in_code(stamp.task_name)} `{stamp.task_digest}` |
+| task | {f"`{task}`" if task else ""} `{stamp.task_digest}` |
 | job | `{stamp.job_id}` |
 | made | {stamp.created_at} |
 
@@ -453,12 +443,6 @@ The licence of the images is that of their source.
 
 def _task_in_words(stamp: ImageStamp) -> str:
     return f"task {stamp.task_name} ({stamp.task_digest[:12]})" if stamp.task_name else f"task {stamp.task_digest}"
-
-
-def _in_code(name: str) -> str:
-    """A name from elsewhere inside a table of Markdown, in which it marks nothing up."""
-    plain = name.replace("`", "'").replace("|", "/")
-    return f"`{plain}`" if plain else ""
 
 
 def _schema(stamp: ImageStamp, *, with_pictures: bool) -> pa.Schema:

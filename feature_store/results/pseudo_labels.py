@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,9 +39,11 @@ SCHEMA = pa.schema(
         ("ledger_seq", pa.int64()),
         ("created_at", pa.timestamp("us", tz="UTC")),
         ("noisy_votes", pa.list_(pa.float64())),
+        ("mu_squared_share", pa.float64()),
     ]
 )
-"""One row per query asked. `noisy_votes` are the released, paid-for noisy sums, in votes; null for winner."""
+"""One row per query asked. `noisy_votes` are the released, paid-for noisy sums, in votes; null for winner.
+`mu_squared_share` is the question's part of the charge per private image; null where the job is priced once."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class JobStamp:
     job_id: str
     backbone: str
     created_at: datetime
-    privacy: Mapping[str, object]
+    privacy: Mapping[str, Any]
     is_seeded: bool
 
 
@@ -80,11 +83,6 @@ class AnsweredRound:
 
 def label_table(task: Task, stamp: JobStamp, names: QuestionNames, rounds: Sequence[AnsweredRound]) -> pa.Table:
     """Put what the rounds of a job opened into the fixed schema; queries of a round that was not opened get no label.
-
-    Args:
-        task: what was asked, of a method that asks about queries.
-        names: of every query.
-        rounds: which together ask every query once.
 
     Raises:
         BadData: a release does not have the shape of its round.
@@ -212,6 +210,7 @@ def pseudo_label_table(
         pa.array(ledger_seq, pa.int64()),
         same(stamp.created_at, pa.timestamp("us", tz="UTC")),
         votes,
+        same(_share_of(stamp.privacy), pa.float64()),
     ]
     metadata = {
         "classes": json.dumps(task.classes),
@@ -297,9 +296,11 @@ def question_share(table: pa.Table) -> dict[str, float | None]:
     Empty for a table of images, and for one of an earlier version.
     """
     privacy = json.loads((table.schema.metadata or {}).get(b"privacy", b"{}"))
-    if "mu_squared" not in privacy:
-        return {}
-    return {"mu_squared": (privacy["mu_squared"]["question"] or {}).get("instance")}
+    return {"mu_squared": _share_of(privacy)} if "mu_squared" in privacy else {}
+
+
+def _share_of(privacy: Mapping[str, Any]) -> float | None:
+    return (privacy.get("mu_squared", {}).get("question") or {}).get("instance")
 
 
 def task_of(table: pa.Table) -> tuple[Task, bool]:

@@ -120,8 +120,9 @@ class NoisyAnswers:
                 )
             if not np.isfinite(self.noisy_votes[self.answered]).all():
                 raise BadData("noisy votes hold NaN or infinity; the release is damaged, export it again")
-        if self.assignment is not None and (
-            self.assignment.ndim != 1 or self.assignment.size == 0 or not _within(self.assignment, num_queries)
+        numbers = self.assignment
+        if numbers is not None and (
+            numbers.ndim != 1 or numbers.size == 0 or numbers.min() < 0 or numbers.max() >= num_queries
         ):
             raise BadData(f"every public image must be assigned to one of the {num_queries} queries")
 
@@ -276,10 +277,6 @@ def check_features(features: NDArray[np.generic], what: str) -> None:
         raise BadData(f"a row of the {what} features is all zero, so it has no direction; leave this image out")
 
 
-def _within(numbers: NDArray[np.integer], bound: int) -> bool:
-    return bool(numbers.min() >= 0 and numbers.max() < bound)
-
-
 _LEAST_DEVIATION: Final = 1e-9
 
 
@@ -401,10 +398,7 @@ def fit_temperature(
     queries, classes = answers.noisy_votes.shape
     sizes = np.bincount(assignment, minlength=queries)
     kept = answers.answered & (sizes > 0)
-    sizes = np.maximum(sizes, 1)[:, None]
-    counts = np.zeros((queries, classes))
-    np.add.at(counts, (assignment, probabilities.argmax(axis=1)), 1.0)
-    shares = counts / sizes
+    shares = cell_shares(probabilities.argmax(axis=1), assignment, (queries, classes))
     votes, rest = answers.noisy_votes[kept], 1.0 - shares[kept]
     agree, differ = (votes * shares[kept]).sum(axis=1), (votes * rest).sum(axis=1)
     noise, mean = answers.total_sigma_votes**2, mean_votes(answers)
@@ -414,7 +408,7 @@ def fit_temperature(
         """The likelihood of the counts that agree and differ, up to a constant; M_q integrated out."""
         said = np.zeros_like(shares)
         np.add.at(said, assignment, sharpened(probabilities, temperature))
-        agreed = (said / sizes * shares).sum(axis=1)[kept]
+        agreed = (said * shares).sum(axis=1)[kept] / sizes[kept]
         share = np.clip((1 - SMEAR) * agreed + SMEAR / classes, _LEAST_SHARE, _MOST_SHARE)
         var_agree, var_differ = agree_noise + mean * share, differ_noise + mean * (1 - share)
         over, under = agree - mean * share, differ - mean * (1 - share)
@@ -429,6 +423,22 @@ def fit_temperature(
     return float(_TEMPERATURES[int(np.argmax(likelihood - 0.5 * logs**2))])
 
 
+def cell_shares(
+    labels: NDArray[np.integer], assignment: NDArray[np.integer], shape: tuple[int, ...]
+) -> NDArray[np.float64]:
+    """Share of each class among the labels of the images of each query; zero where it has none.
+
+    Args:
+        labels: shape (num_images,).
+        assignment: shape (num_images,), the query that stands for each image.
+        shape: (num_queries, num_classes).
+    """
+    counts = np.zeros(shape)
+    np.add.at(counts, (assignment, labels), 1.0)
+    shares: NDArray[np.float64] = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
+    return shares
+
+
 def mean_votes(answers: NoisyAnswers) -> float:
     """Votes of one question, mean over the answered ones, no smaller than noise lets one tell; at least one vote."""
     assert answers.noisy_votes is not None  # noqa: S101  # the caller looks
@@ -438,18 +448,10 @@ def mean_votes(answers: NoisyAnswers) -> float:
 
 
 def vote_agreement(labels: NDArray[np.integer], answers: NoisyAnswers, assignment: NDArray[np.integer]) -> float:
-    """The share of released votes that agree with a student's labels, between guessing and certainty.
-
-    Args:
-        labels: shape (num_images,), the student's.
-        answers: with noisy votes.
-        assignment: shape (num_images,), the answer that stands for each image.
-    """
+    """The share of released votes that agree with a student's labels, between guessing and certainty."""
     assert answers.noisy_votes is not None  # noqa: S101  # the caller looks
     votes = np.where(answers.answered[:, None], answers.noisy_votes, 0.0)
-    counts = np.zeros(votes.shape)
-    np.add.at(counts, (assignment, labels), 1.0)
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
+    shares = cell_shares(labels, assignment, votes.shape)
     total = mean_votes(answers) * int(answers.answered.sum())
     guessing = 1.0 / answers.num_classes
     return float(np.clip((votes * shares).sum() / total, guessing, 1 - SMEAR))

@@ -58,6 +58,7 @@ from feature_store.students.answers import (
     SMEAR,
     NoisyAnswers,
     asked_posterior,
+    cell_shares,
     majority_share,
     sharpened,
     vote_agreement,
@@ -180,7 +181,9 @@ def temperatures(
         parts: masks of shape (num_images,); each gets its own temperature, 1 where it is empty.
         seed: of the second world.
     """
-    if not _is_needed(answers):
+    # Noise may hide which class leads in single answers; none, or noise far below the votes, misleads nobody.
+    lead, sigma = _mean_votes(answers) * (1 - SMEAR), answers.total_sigma_votes
+    if sigma == 0 or winning_chance(min(lead / sigma, 15.0), answers.num_classes) >= STANDS_OUT:
         return (1.0,) * len(parts)
     truth = probabilities.argmax(axis=1)
     votes = _votes(answers, truth, assignment)
@@ -195,14 +198,6 @@ def temperatures(
     )
 
 
-def _is_needed(answers: NoisyAnswers) -> bool:
-    """Tell whether noise may hide which class leads in single answers; noise far below it misleads nobody."""
-    if answers.total_sigma_votes == 0:
-        return False
-    lead = _mean_votes(answers) * (1 - SMEAR)
-    return winning_chance(min(lead / answers.total_sigma_votes, 15.0), answers.num_classes) < STANDS_OUT
-
-
 def _mean_votes(answers: NoisyAnswers) -> float:
     assert answers.noisy_votes is not None  # noqa: S101  # the caller looks
     return max(float(answers.noisy_votes[answers.answered].sum()) / max(int(answers.answered.sum()), 1), 1.0)
@@ -210,11 +205,9 @@ def _mean_votes(answers: NoisyAnswers) -> float:
 
 def _votes(answers: NoisyAnswers, truth: NDArray[np.integer], assignment: NDArray[np.integer]) -> NDArray[np.float64]:
     """Votes of the second world, before noise, shape (num_questions, num_classes)."""
-    shares = np.zeros((len(answers.labels), answers.num_classes))
-    np.add.at(shares, (assignment, truth), 1.0)
-    sizes = shares.sum(axis=1, keepdims=True)
-    alike = np.divide(shares, sizes, out=np.full_like(shares, 1 / answers.num_classes), where=sizes > 0)
-    votes: NDArray[np.float64] = _mean_votes(answers) * ((1 - SMEAR) * alike + SMEAR / answers.num_classes)
+    shares = cell_shares(truth, assignment, (len(answers.labels), answers.num_classes))
+    shares[~shares.any(axis=1)] = 1 / answers.num_classes
+    votes: NDArray[np.float64] = _mean_votes(answers) * ((1 - SMEAR) * shares + SMEAR / answers.num_classes)
     return votes
 
 

@@ -1,8 +1,9 @@
 """The four models that students are made of: prototypes, matched components, spreading and linear discriminants.
 
 Every learner prepares the public images once and then learns from any number of releases about them. `learn` takes the
-release and, of each public image, the answer that stands for it. All of it is post-processing of public features and
-of what was released: nothing is charged.
+release and, of each public image, the answer that stands for it. Learners are made of the public features, of shape
+(num_images, dimension), the number C of classes, and a seed for the projection. All of it is post-processing of public
+features and of what was released: nothing is charged.
 
 **Matching.** The class of each component of the public images has an exact posterior, given noisy counts and their
 known noise. Public images fall into components k = 1..C. S_qk is the share of component k's images that
@@ -122,11 +123,6 @@ class PrototypeLearner:
     of each class under the released answers; then five times each public image takes the posterior under the
     prototypes times evidence^0.5, and prototypes become the mean directions under these.
 
-    Args:
-        public_features: shape (num_images, dimension).
-        num_classes: C.
-        seed: for the projection.
-
     References:
         Banerjee et al. 2005, "Clustering on the unit hypersphere using von Mises-Fisher distributions".
     """
@@ -204,11 +200,6 @@ class MatchedLearner:
 
     The probabilities take the counts at their known noise. They do not know that a component may hold several classes:
     what people read goes through `feature_store.students.answers`.
-
-    Args:
-        public_features: shape (num_images, dimension).
-        num_classes: C.
-        seed: for the projection and the public components.
     """
 
     def __init__(self, public_features: NDArray[np.generic], *, num_classes: int, seed: int) -> None:
@@ -307,11 +298,6 @@ class SpreadingLearner:
 
     It assumes nothing about the shape of a class, so it wins when a class lies in many places and enough questions were
     answered to reach them all. It iterates F <- alpha * S F + (1 - alpha) * Y, S the symmetrically normalised graph.
-
-    Args:
-        public_features: shape (num_images, dimension).
-        num_classes: C.
-        seed: for the projection.
 
     References:
         Zhou et al. 2004, "Learning with local and global consistency".
@@ -416,11 +402,6 @@ class DiscriminantLearner:
 
     So a class that noise has drowned gets what the others do not claim. S is public, so it is exact and free.
 
-    Args:
-        public_features: shape (num_images, dimension).
-        num_classes: C.
-        seed: for the projection.
-
     References:
         Wiener 1949; Fisher 1936; Mehta et al. 2023, "Large scale transfer learning for differentially private image
         classification" (least squares whose covariance is private).
@@ -510,22 +491,18 @@ def match(log_likelihood: NDArray[np.float64], supported: NDArray[np.bool_]) -> 
         # Where nothing speaks for any, nothing speaks against any either.
         possible = supported | (not supported.any())
         return _free(np.where(possible, log_likelihood, -np.inf))
-    balanced, free = _balanced(log_likelihood), _free(log_likelihood)
-    evidence = float(np.logaddexp(balanced.log_evidence, free.log_evidence))
-    weight = math.exp(balanced.log_evidence - evidence)
-    return Matching(weight * balanced.chances + (1 - weight) * free.chances, evidence - math.log(2))
+    exact = len(log_likelihood) <= EXACT_CLASSES
+    balanced, log_permanent = (_permanents if exact else _scaled)(log_likelihood)
+    log_balanced, free = log_permanent - float(gammaln(len(log_likelihood) + 1)), _free(log_likelihood)
+    evidence = float(np.logaddexp(log_balanced, free.log_evidence))
+    weight = math.exp(log_balanced - evidence)
+    return Matching(weight * balanced + (1 - weight) * free.chances, evidence - math.log(2))
 
 
 def _free(log_likelihood: NDArray[np.float64]) -> Matching:
     totals = logsumexp(log_likelihood, axis=1)
     evidence = float(totals.sum()) - len(log_likelihood) * math.log(log_likelihood.shape[1])
     return Matching(np.exp(log_likelihood - totals[:, None]), evidence)
-
-
-def _balanced(log_likelihood: NDArray[np.float64]) -> Matching:
-    exact = len(log_likelihood) <= EXACT_CLASSES
-    chances, log_permanent = (_permanents if exact else _scaled)(log_likelihood)
-    return Matching(chances, log_permanent - float(gammaln(len(log_likelihood) + 1)))
 
 
 def _permanents(log_likelihood: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:

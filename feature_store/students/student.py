@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from feature_store.students.answers import (
     NoisyAnswers,
     Projection,
+    cell_shares,
     check_features,
     fit_temperature,
     sharpened,
@@ -90,7 +91,6 @@ _MODELS: Final[Mapping[str, type[Member]]] = {
 Predict = Callable[[NoisyAnswers], NDArray[np.int64]]
 """Fits on answers and returns the predicted class of every public image."""
 
-_FORMAT: Final = "labeler-student/2"
 _BLOCK_ROWS: Final = 4096
 _TAU: Final = 0.5
 _FOLDS: Final = 5
@@ -300,15 +300,10 @@ def _planned(
     compared = {"steady": steady, "blended": blended} if math.isfinite(steady) else {}
     if steady - blended > max(LEAST_GAIN * steady, LEAST_STANDARD_ERRORS * standard_error):
         return "blended", compared
-    return ("pooled" if _votes_stand_out(answers) else "followed"), compared
-
-
-def _votes_stand_out(answers: NoisyAnswers) -> bool:
-    """Tell whether the mean votes of a class are at least STANDS_OUT times the noise of one count; not of winners."""
     if answers.noisy_votes is None:
-        return False
+        return "followed", compared
     votes = float(answers.noisy_votes[answers.answered].sum()) / answers.num_classes
-    return votes >= STANDS_OUT * answers.total_sigma_votes
+    return ("pooled" if votes >= STANDS_OUT * answers.total_sigma_votes else "followed"), compared
 
 
 def _on_votes(
@@ -336,7 +331,7 @@ def _on_votes(
             answers, noisy_votes=votes + _TAU * extra, total_sigma_votes=sigma * math.hypot(1, _TAU)
         )
         for number, predict in enumerate(predictors):
-            share = _cell_shares(predict(seen), assignment, votes.shape) * answers.answered[:, None]
+            share = cell_shares(predict(seen), assignment, votes.shape) * answers.answered[:, None]
             agreed[number] += float(((votes - extra / _TAU) * share).sum()) / _DRAWS
             shares[number] += share / _DRAWS
     first, second = np.maximum(0.0, 1.0 - agreed / total)
@@ -364,17 +359,7 @@ def _on_winners(
         labels[held_out] = -1
         seen = dataclasses.replace(answers, labels=labels)
         for number, predict in enumerate(predictors):
-            share = _cell_shares(predict(seen), assignment, shape)
+            share = cell_shares(predict(seen), assignment, shape)
             wrong[number][held_out] = 1.0 - share[held_out, answers.labels[held_out]]
     first, second = wrong[:, answered]
     return (float(first.mean()), float(second.mean())), float((first - second).std(ddof=1)) / math.sqrt(len(answered))
-
-
-def _cell_shares(
-    predicted: NDArray[np.int64], assignment: NDArray[np.integer], shape: tuple[int, int]
-) -> NDArray[np.float64]:
-    """Share of each class among the predictions for the images of each query; zero where it has none."""
-    counts = np.bincount(assignment.astype(np.int64) * shape[1] + predicted, minlength=shape[0] * shape[1])
-    counts = counts.reshape(shape).astype(np.float64)
-    shares: NDArray[np.float64] = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
-    return shares

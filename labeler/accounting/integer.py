@@ -25,9 +25,9 @@ e^(+-2 kappa) per coordinate, a post-processing of the same sums plus N(0, v - e
 mu^2 = D2^2 S^2 / (v - e), exactly. `IntegerSum.charge_nano` is this mu^2 rounded up; the bound is computed from the
 rounded value, so a ledger and a price agree.
 
-Together, with c = m (tau + 2 kappa): if mu-GDP implies (e0, d0), exact shares satisfy (e0 + 2c, e^c d0), because
-P(E) <= e^c P'(E) <= e^c (e^e0 Q'(E) + d0) <= e^(e0 + 2c) Q(E) + e^c d0. Ratios multiply along a transcript, so queries
-may be chosen after seeing earlier answers.
+Let c = m (tau + 2 kappa). If mu-GDP implies (e0, d0), both steps together give (e0 + 2c, e^c d0) for exact shares.
+Indeed P(E) <= e^c P'(E) <= e^c (e^e0 Q'(E) + d0) <= e^(e0 + 2c) Q(E) + e^c d0. Ratios multiply along a transcript, so
+queries may be chosen after seeing earlier answers.
 
 **Step 3, the sampler.** Each of the M = m h unknown shares is within total variation t of exact. Two
 bounds hold; the smaller one is returned.
@@ -41,7 +41,7 @@ the sampler's is at least (1 - r) times it, and Q restricted to B is at most (1 
 shares from their conditional law under Q. Applied to P, this gives a joint law P~ of shares and sums with the sums of
 P. As a post-processing it satisfies the same (epsilon, delta). So P(E) <= e^epsilon Q(E, B) + delta + P~(not B). In P~,
 let z be a share of a coordinate that changes by d, and l = d / (h s^2). By step 1,
-P~[z = a] <= e^(2 tau) p(a) exp(l a - l^2 s^2 / 2): the other h - 1 shares integrate to at most exp(l^2 s^2 / 2) each,
+P~[z = a] <= e^(2 tau) p(a) exp(l a - l^2 s^2 / 2). The other h - 1 shares integrate to at most exp(l^2 s^2 / 2) each,
 because discrete Gaussians are subgaussian (Canonne, Kamath, Steinke 2020, Corollary 17). By Chernoff,
 P~(not B) <= 2 M e^(2 tau) exp(-(w - D/h)^2 / (2 s^2)) for w >= D/h. So epsilon grows by -M log(1 - r) and delta by M t
 plus this tail. If D/h is many s, as when an agent casts far more votes than its noise is wide, no w works. Then the

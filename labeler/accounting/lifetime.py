@@ -113,9 +113,9 @@ def life_of(task: Task) -> Life:
     Raises:
         InvalidSetting: it is not such a task.
     """
-    if task.life is None:
-        raise InvalidSetting("a task without `life` has a price per job, and its records keep no spend")
-    return task.life
+    if task.lifetime_budget is None:
+        raise InvalidSetting("a task without `lifetime_budget` has a price per job, and its records keep no spend")
+    return task.lifetime_budget
 
 
 def lifetime_event(task: Task) -> LifetimeSum:

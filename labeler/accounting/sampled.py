@@ -52,9 +52,9 @@ That H_y <= G_y + delta_0 for every y >= 0 (`labeler.accounting.losses`) says of
 
 as the infimum is the Gaussian's own trade-off. Likewise E_M' f <= h(E_M0 f) + delta_0. So with a = E_M f
 
-    E_M' f  <=  h(h(a) + delta_0) + delta_0  <=  h(h(a)) + h(delta_0) + delta_0,
+    E_M' f  <=  h(h(a) + delta_0) + delta_0  <=  h(h(a)) + h(delta_0) + delta_0.
 
-since a concave function from zero is subadditive; and h(h(a)) = Phi(Phi^-1(a) + 2 mu). QED. u and u' change places for
+A concave function from zero is subadditive, and h(h(a)) = Phi(Phi^-1(a) + 2 mu). QED. u and u' change places for
 the other order.
 
 h(delta_0) is far above delta_0, so delta_0 is chosen as small as profiles are computed. If delta_1 is above what a

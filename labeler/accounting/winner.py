@@ -42,7 +42,7 @@ contributors, a tallier that declines, a row with a wrong sum (an honest row has
 Gaussian of variance v, and X_a given the sum one of variance v/2 around any center. Step 2 there writes it as x drawn
 around y ~ N(center, variance - 3), by the same rule whatever the integer shift. x grows with y (monotone likelihood
 ratio), so for each value of the coin that chooses x given y each outcome is an interval of y. The outcome is a mixture
-of cuts of a normal variable that the neighbor shifts. In units of its standard deviation the shift is
+of cuts of a normal variable that the neighbor shifts. These are the shifts in units of its standard deviation.
 
     mu = S / sqrt(v - 3)    one coordinate (`ONE_BIT`),        mu = S / sqrt(v/2 - 3)    a swap (`SWAP`),
 
@@ -51,7 +51,7 @@ of cuts of a normal variable that the neighbor shifts. In units of its standard 
 **Many queries**, each chosen after the answers before it. Let P_t, Q_t be the laws of the outcome for cuts t in order.
 Define
 
-    W_0(y) = max(0, 1 - y),
+    W_0(y) = max(0, 1 - y).
 
     W_j(y) = sup_t [ sum of P_t(o) W_{j-1}(y Q_t(o) / P_t(o)) over the classes o
                      + sum of max(0, P_t(v) - y Q_t(v)) over the two stretches v of void ].

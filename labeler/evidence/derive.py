@@ -241,9 +241,9 @@ def spent_nano(task: Task | None, rounds: Iterable[Round], level: Level) -> int 
 
     If the task is not known, only the charges count.
     """
-    if task is not None and task.life is not None and level == "instance":
+    if task is not None and task.lifetime_budget is not None and level == "instance":
         # Each round is charged the minimum. The most that all may cost was set aside once, and equals the promise.
-        return task.life.budget_nano if any(True for _ in rounds) else 0
+        return task.lifetime_budget.budget_nano if any(True for _ in rounds) else 0
     total = 0
     for one in rounds:
         is_charged = any(charge.level == level for charge in one.charges)

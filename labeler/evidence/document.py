@@ -40,6 +40,14 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
 
 
+class _MayHaveAudits(_Part):
+    """A part that is written without its audits if it has none."""
+
+    @model_serializer(mode="wrap")
+    def _leave_out_no_audits(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if name != "audits" or value}
+
+
 class Scope(_Part):
     """The subject of a document.
 
@@ -185,7 +193,7 @@ class AccountFacts(_Part):
     is_unpriced: bool = False
 
 
-class Facts(_Part):
+class Facts(_MayHaveAudits):
     """Everything that was read from a journal.
 
     Attributes:
@@ -201,10 +209,6 @@ class Facts(_Part):
     tasks: tuple[TaskFacts, ...] = ()
     accounts: tuple[AccountFacts, ...] = ()
     audits: Annotated[tuple[AuditFacts, ...], Field(max_length=100)] = ()
-
-    @model_serializer(mode="wrap")
-    def _leave_out_no_audits(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without_empty("audits", dump(self))
 
 
 class Guarantee(_Part):
@@ -297,7 +301,7 @@ class TaskFindings(_Part):
         promised: the guarantees of all questions that the task may ever ask.
         spent: charges of the task in this scope, at the task's delta.
         cohort, cadence: see there.
-        asked_and_refused: agents that refused at least once, with their number of refusals.
+        refused: agents that refused at least once, with their number of refusals.
     """
 
     digest: Digest
@@ -353,7 +357,7 @@ class Software(_Part):
     version: Text
 
 
-class Evidence(_Part):
+class Evidence(_MayHaveAudits):
     """A whole document.
 
     Attributes:
@@ -374,16 +378,6 @@ class Evidence(_Part):
     remarks: tuple[Text, ...]
     meaning: tuple[tuple[Text, Text], ...]
     audits: tuple[AuditFinding, ...] = ()
-
-    @model_serializer(mode="wrap")
-    def _leave_out_no_audits(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without_empty("audits", dump(self))
-
-
-def _without_empty(name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    if not fields.get(name):
-        fields.pop(name, None)
-    return fields
 
 
 def parse_evidence(data: bytes) -> Evidence:

@@ -349,7 +349,7 @@ class AnsweredTasks:
             .order_by(paid.ledger_seq)
         )
         found = connection.execute(query)
-        return [row.round_digest for row in found if json.loads(row.body).get("life") is not None]
+        return [row.round_digest for row in found if json.loads(row.body).get("lifetime_budget") is not None]
 
 
 def check_delta(connection: Connection, delta: float) -> None:

@@ -8,15 +8,15 @@ of the noisy heads and of public queries. They are shared and summed without noi
 
 **The local mechanism.** A client releases two linear heads once, with its own noise.
 
-    own records, public negatives --fit--> (head, certainty head) --grid, discrete Gaussian--> all later answers
+    own records, public negatives --fit--> (head, certainty head) --grid, discrete Gaussian--> all later answers.
 
 Both heads come from a fixed number of gradient steps on a regularized, averaged logistic loss over features that are
 cut to a public norm. All later answers of the client, to any party and in any number, are computed from the noisy heads
 alone: post-processing. No other party's noise is needed (h = 1), so the guarantee needs neither talliers nor honest
 neighbors.
 
-**Setting.** c bounds the norm of a record's features with their constant, n >= 1 is a public number of records
-(`min_records`), m the number of public negatives, C the number of public classes.
+**Setting.** c bounds the norm of a record's features with their constant. n >= 1 is a public number of records
+(`min_records`), m is the number of public negatives, and C the number of public classes.
 
     J(B) = (1/N) sum_{(x, y) private} -log softmax(B x)_y + (lambda/2) |B|^2,      N = max(|D|, n)
     K(b) = (1/(N+m)) (sum_{x private} log(1 + exp(-b.x)) + sum_{x negative} log(1 + exp(b.x))) + (lambda'/2) |b|^2
@@ -144,7 +144,7 @@ class LocalHeadTerms:
         max_records: n_max, the most records a client may have, as a public fact; None if there is none.
 
     Raises:
-        InvalidSetting: a number is out of bounds, or there are more weights or negatives than rounding is bounded for.
+        InvalidSetting: there are more weights or negatives than rounding is bounded for, or see `Descent`.
         UnsafeGrid: no grid fits these numbers.
     """
 
@@ -161,22 +161,6 @@ class LocalHeadTerms:
     max_records: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_classes", "head_dimension", "score_dimension", "min_records", "num_negatives"):
-            least = 2 if name == "num_classes" else 1
-            if type(value := getattr(self, name)) is not int or value < least:
-                raise InvalidSetting(
-                    f"{name} of local heads must be a whole number of at least {least}, found {value!r}"
-                )
-        for name in (
-            "sigma_head",
-            "sigma_scores",
-            "head_regularisation",
-            "score_regularisation",
-            "clip_norm",
-        ):
-            number = getattr(self, name)
-            if not (number is None and name == "sigma_scores") and not 0 < number < math.inf:
-                raise InvalidSetting(f"{name} of local heads must be positive and finite, found {number!r}")
         if max(self.num_classes * self.head_dimension, self.score_dimension) > MOST_WEIGHTS:
             raise InvalidSetting(
                 f"local heads of {self.num_classes} classes and {self.head_dimension} numbers have more than "
@@ -186,8 +170,6 @@ class LocalHeadTerms:
             raise InvalidSetting(
                 f"rounding is bounded for at most {MOST_PUBLIC_ROWS} public negatives, found {self.num_negatives}"
             )
-        if self.max_records is not None and (type(self.max_records) is not int or self.max_records < 1):
-            raise InvalidSetting(f"max_records of local heads must be a whole number, found {self.max_records!r}")
         _ = self.mechanism  # Refuses numbers that no grid fits.
 
     @property

@@ -9,13 +9,13 @@ class, along public axes: `labeler.methods.blind_average`.
 
 **Sensitivities of model release**: how far one record can move a regularized linear model, with proofs.
 
-Throughout, features have norm at most c. The loss of a record z at weights w has a gradient of norm at most L, is
-smooth with constant b, and
+Throughout, features have norm at most c. The loss of a record z at weights w has a gradient of norm at most L and is
+smooth with constant b.
 
-    F_D(w) = (1/m) sum_{z in D} loss(w; z) + (lambda/2) |w|^2,        m = max(|D|, n),
+    F_D(w) = (1/m) sum_{z in D} loss(w; z) + (lambda/2) |w|^2,        m = max(|D|, n).
 
-with a public n, "the least number of records". Dividing by n if there are fewer makes F total, so that nobody has
-to be refused, or be seen to be refused, for the size of a private set.
+Here n is public, "the least number of records". Dividing by n if there are fewer makes F total, so that no agent is
+refused, or seen to be refused, for the size of a private set.
 
 **Fact 1, one record moves the gradient of F by at most 2L/n**, at every w. Replacing a record: 2L/m <= 2L/n. Adding
 one to k >= n records: sum(gradients) (1/k - 1/(k+1)) + gradient/(k+1), at most L/(k+1) + L/(k+1) < 2L/n. To k < n
@@ -46,7 +46,7 @@ L = c sqrt(q^2 + q min(q, m)). That is sqrt(1 - 1/K) c at R = 0, which is exact,
 **Class means as a model**: how far one record moves an agent's sums along public axes, with the proof.
 
     record (x, y)  --public axes-->  phi(x), |phi| <= 1  -->  g(x, y) = phi(x) tensor e_y
-    agent: u = sum of g over its records, projected onto the ball of radius R  -->  one `VectorSum`  -->  class means
+    agent: u = sum of g over its records, projected onto the ball of radius R  -->  one `VectorSum`  -->  class means.
 
 Nothing is trained and nothing is divided by a private count: the noisy sum is opened. A reader scales the sum of each
 class to one length and names the class of the largest cosine (`labeler.linear_model`). That is post-processing, as are
@@ -69,9 +69,9 @@ class.
 coordinates. Reading whole numbers as doubles turns and lengthens u by a relative 2^-53, which the ball makes
 2 * 2^-53 R at most. A norm of D numbers is off by a relative (D + 3) 2^-53; then come a quotient and a product. So
 
-    sensitivity  =  r (1 + (k + 4) 2^-52) + R (D + 10) 2^-52,       r = 1, or 2 if a cap may replace,
+    sensitivity  =  r (1 + (k + 4) 2^-52) + R (D + 10) 2^-52,       r = 1, or 2 if a cap may replace.
 
-and never more than the distance of two vectors of the ball. **Agent level**: a vector of norm at most R becomes zero.
+It is never more than the distance of two vectors of the ball. **Agent level**: a vector of norm at most R becomes zero.
 If every site keeps at most `max_records`, R is at most that. **Person level**: `labeler.methods.sensitivity`.
 
 At instance level the radius moves no price; it bounds the effect of an agent that lies, and the cost of a whole agent.
@@ -195,8 +195,6 @@ def softmax_lipschitz(*, clip_norm: float, radius: float, num_classes: int) -> f
         radius: R, of the whole model.
         num_classes: K.
     """
-    check_positive(clip_norm=clip_norm, radius=radius)
-    _check_classes(num_classes)
     shrink = (num_classes - 1) * math.exp(-math.sqrt(2) * radius * clip_norm)
     wrong, likeliest = (num_classes - 1) / (num_classes - 1 + shrink / (num_classes - 1)), 1 / (1 + shrink)
     return clip_norm * math.sqrt(wrong**2 + wrong * min(wrong, likeliest))
@@ -218,11 +216,11 @@ class LinearTerms:
     (Their line "R f / |f|" would lengthen short models, which is no projection, and no contraction: short ones stay
     unchanged here.)
 
-    **Sensitivity, instance level: 2L / (n lambda)**, L from fact 4 (softmax, at most sqrt(2) c) or sqrt(K) c (all K
-    classes of the svm), converged or not, one record added, removed or replaced. `labeler.descent` has the proof, and
-    the part of rounding. It is the bound of the exact minimizer, and never larger than the paper's
-    2 (L + R lambda)/(n lambda), whose second summand bounds a change of the regularizer that does not happen. It is
-    attained up to a few percent by the svm (`tests/workers/learning/test_linear.py`).
+    **Sensitivity, instance level: 2L / (n lambda)**, one record added, removed or replaced, converged or not. L is from
+    fact 4 (softmax, at most sqrt(2) c) or sqrt(K) c (all K classes of the svm). `labeler.descent` has the proof, and
+    the part of rounding. It is the bound of the exact minimizer, and never larger than the paper's 2 (L + R lambda)/(n
+    lambda). The paper's second summand bounds a change of the regularizer that does not happen. It is attained up to a
+    few percent by the svm (`tests/workers/learning/test_linear.py`).
 
     **With `max_records`, a public bound that every site keeps: L / (n lambda)**, one record added or removed, by the
     same module's proof. It is for tasks in which no cap makes one record replace another.
@@ -241,7 +239,7 @@ class LinearTerms:
         max_records: n_max, the most records a user may have, as a public fact; None if there is none.
 
     Raises:
-        InvalidSetting: a value is out of bounds, or rounding would cost more than a hundredth of the bound.
+        InvalidSetting: no such learner, or numbers for which `Descent` proves nothing.
 
     References:
         Kirschte et al., "Distributed DP-Helmet", Algorithms 1 and 3, Lemma 2, Theorem 11, Corollary 10.
@@ -259,11 +257,6 @@ class LinearTerms:
     def __post_init__(self) -> None:
         if self.learner not in get_args(Learner):
             raise InvalidSetting(f"a linear learner is one of {', '.join(get_args(Learner))}, found {self.learner!r}")
-        check_positive(regularisation=self.regularisation, clip_norm=self.clip_norm, radius=self.radius)
-        check_count(iterations=self.iterations, min_records=self.min_records)
-        if self.max_records is not None:
-            check_count(max_records=self.max_records)
-        _check_classes(self.num_classes)
         _ = self.descent  # Refuses numbers for which double precision proves nothing.
 
     @property
@@ -331,24 +324,6 @@ class LinearTerms:
         return self.descent.rounding_margin
 
 
-def check_positive(**values: float) -> None:
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise InvalidSetting(f"{name} must be a positive finite number, found {value!r}")
-
-
-def _check_classes(num_classes: int) -> None:
-    check_count(num_classes=num_classes)
-    if num_classes < 2:
-        raise InvalidSetting("a classifier tells at least two classes apart, found num_classes 1")
-
-
-def check_count(**values: int) -> None:
-    for name, value in values.items():
-        if type(value) is not int or value < 1:
-            raise InvalidSetting(f"{name} must be a whole number of at least 1, found {value!r}")
-
-
 FINE = 2**30
 """Whole numbers per 1 of a coordinate of phi: fewer than 2^33 records add up within 64 bits."""
 
@@ -368,9 +343,6 @@ class MeanTerms:
         radius: R, the longest sum of an agent, records.
         max_records: the most records an agent may have, as a public fact; None if there is none.
         may_replace: whether a cap may let one record replace another.
-
-    Raises:
-        InvalidSetting: a value is out of bounds.
     """
 
     num_classes: int
@@ -378,12 +350,6 @@ class MeanTerms:
     radius: float
     max_records: int | None = None
     may_replace: bool = False
-
-    def __post_init__(self) -> None:
-        if self.num_classes < 2 or self.axes < 1 or not 0 < self.radius < math.inf:
-            raise InvalidSetting("class means have at least two classes, one axis and a positive finite radius")
-        if self.max_records is not None and self.max_records < 1:
-            raise InvalidSetting(f"max_records must be at least 1, found {self.max_records}")
 
     @property
     def numbers(self) -> int:

@@ -15,10 +15,10 @@ that the h honest shares add, q for the rate.
 | instance | T rounds over secret samples (`accounting.sampled`) | the same twice (`accounting.replaced`) |
 | agent | T R^2, R the radius: no sampling is counted on | T rounds over secret samples |
 
-*If the unit that comes or goes is the one that is sampled*, a step is the sum of the others' vectors, whatever they
-are, plus a vector of norm at most D2 with chance q, plus noise. *If an agent is sampled and one of its records
-changes*, its vector becomes another of the ball. *If records are sampled and an agent goes*, fix all coins. A step is
-then a Gaussian of the largest change that the agent makes. A mixture over coins that do not depend on the data
+*Suppose that the unit that comes or goes is the one that is sampled.* A step is the sum of the others' vectors,
+whatever they are, plus a vector of norm at most D2 with chance q, plus noise. *If an agent is sampled and one of its
+records changes*, its vector becomes another of the ball. *If records are sampled and an agent goes*, fix all coins. A
+step is then a Gaussian of the largest change that the agent makes. A mixture over coins that do not depend on the data
 is no easier to tell apart than the worst of them. theta_t follows from what was opened, so steps compose adaptively.
 
 **One pair for all steps.** The T steps are one composition, charged as the pair (mu'^2, delta_0) before the first of
@@ -36,7 +36,7 @@ References:
 
 **An agent's answer in one step** over a secret sample.
 
-    theta_t, public  -->  every agent: a secret sample, clipped, summed  -->  one noisy `VectorSum`  -->  theta_(t+1)
+    theta_t, public  -->  every agent: a secret sample, clipped, summed  -->  one noisy `VectorSum`  -->  theta_(t+1).
 
 With unit "record" (DP-FedSGD) each record of an agent takes part in a step with chance q, by its own coin. The agent
 sums the gradients of those that do, each cut to norm c, and projects the sum onto the ball of radius R c. It answers
@@ -60,7 +60,7 @@ vector d = p - e_y by a fixed sequence of operations on single numbers, each cor
 towards zero to whole UNIT-ths, which lengthens nothing. So |z d| = |z| |d| <= c: the margin 2^-40 with which c is taken
 covers the few roundings of the two norms.
 
-**Fact 2, one record added or removed moves the sum by its own gradient or not at all**: sums of whole numbers are
+**Fact 2, one record added or removed moves the sum by its own gradient or not at all.** Sums of whole numbers are
 exact, and the samples of the others do not depend on it. So it moves by at most c, and the ball moves no two vectors
 further apart (it is convex). Reading whole numbers as doubles and the ball's own rounding are off by R (D + 10) 2^-53
 at most, as in `labeler.methods.blind_average`, fact 4: they are in `sensitivity`.
@@ -201,9 +201,6 @@ class StepTerms:
         unit: "record" or "agent", which is clipped and sampled.
         radius: R, the largest norm of an agent's sum, in clips; with unit "agent" it is 1.
         rate: q, exactly.
-
-    Raises:
-        InvalidSetting: a value is out of bounds.
     """
 
     num_classes: int
@@ -212,12 +209,6 @@ class StepTerms:
     unit: Literal["record", "agent"]
     radius: float
     rate: Fraction
-
-    def __post_init__(self) -> None:
-        if self.num_classes < 2 or self.rows < 2 or not 0 < self.clip < math.inf:
-            raise InvalidSetting("a step has at least two classes and rows, and clips at a positive finite norm")
-        if not 0 < self.rate <= 1 or not self.radius >= 1:
-            raise InvalidSetting(f"a step samples at a rate up to 1 into a ball of at least 1 clip, found {self}")
 
     @property
     def numbers(self) -> int:

@@ -51,7 +51,7 @@ def squared(task: Task, level: StatedLevel, queries: int) -> int:
     alone. Two such vectors differ, by one, exactly where one has a one and the other none. That is at no more than
     t + t places, and at no more than C, so |u - v|^2 <= w, and |u - 0|^2 <= t <= w. *Instance:* which records are the
     first k does not depend on what they vote for. So a record that comes or goes swaps one vector for another, or adds
-    or removes one: w per query, attained by two records without a common attribute if 2 t <= C. *Person:* j leaving
+    or removes one: w per query. Two records without a common attribute attain it if 2 t <= C. *Person:* j leaving
     and at most j entering vectors, paired, are j such differences, whose sum has a norm of at most j sqrt(w).
     *Agent:* k vectors of t ones sum to entries of at most k that add up to at most k t. So
     sum b_c^2 <= k sum b_c <= t k^2, attained when all neighbors vote for the same t.

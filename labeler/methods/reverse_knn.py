@@ -9,9 +9,9 @@ whole job. `reverse_knn_ballots` casts the votes.
 A cap on how many records vote (`max_agent_records`) bounds an agent by the worst that n records could do: all in one
 place, n^2 k. Real ballots are spread over many questions and far shorter. So an agent takes its whole batch b, the
 counts of Q questions and C classes as one vector. It leaves out the mean of each question, which says nothing about
-classes. It projects the rest onto the ball of radius R around zero, R votes and public:
+classes. It projects the rest onto the ball of radius R around zero, R votes and public.
 
-    v = C b - (sum of the question's counts)        C times the centered ballot, in whole numbers,
+    v = C b - (sum of the question's counts)        C times the centered ballot, in whole numbers.
 
     p(b) = trunc(S v / C)                           if sum v^2 <= C^2 R^2,
     p(b) = trunc(S R v / |v|)                       else, entry by entry, on the grid of S units per vote.
@@ -87,7 +87,7 @@ def squared(task: Task, level: StatedLevel, queries: int) -> Fraction | int | No
     votes, 2 min(k, Q). With both, the n records of the smallest ids among E + r and among E + r' differ by one swap
     at most, as the first k of knn do. So the two caps together cost 2 min(k, Q), no more than either.
 
-    **Person.** At most m records leave, each with one vote in each of its own min(k, Q) rows:
+    **Person.** At most m records leave, each with one vote in each of min(k, Q) rows:
     entries of at most m, m min(k, Q) votes in all. So the squared norm is at most m^2 min(k, Q), attained when
     their votes fall together. mu is m times that of one record without a cap. With n, at most g = min(m, n) of
     the n records that vote leave, and as many of other people enter. Both sums have non-negative entries. So
@@ -268,7 +268,7 @@ METHOD: Final = Method(
     "each record's label, at the k questions nearest to it",
     ballots=ballots,
     stated=CountedVotes(squared, largest, per_cell),
-    takes=frozenset({"k", "max_agent_records", "ballot_radius", "life"}),
+    takes=frozenset({"k", "max_agent_records", "ballot_radius", "lifetime_budget"}),
     single_round=True,
     is_reverse=True,
     most_rows=lambda task, _: task.max_agent_records,

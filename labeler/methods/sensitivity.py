@@ -275,7 +275,7 @@ def integer_event(task: Task, level: StatedLevel, queries: int) -> IntegerSum | 
         if stated.event is not None:
             return stated.event(task, level)
         return stated.answer_sum(task).event(level, records=records_of_a_person(task) if level == "person" else 1)
-    if task.life is not None:
+    if task.lifetime_budget is not None:
         return lifetime_event(task) if level == "instance" else None
     sums = summed_votes(task, level, queries)
     if sums is None or task.release != "winner":
@@ -509,7 +509,7 @@ class Method:
         has_local_noise: each agent's answer already contains its noise, enough for its own price. Then no share of
             noise is added to the sum, and no collusion weakens the guarantee.
         is_reverse: each record looks for its k nearest queries, rather than each query for its k nearest records. Then
-            k is at most the number of queries, any number of votes of one agent may meet in a cell, and the sum of the
+            k is at most the number of queries, and any number of votes of one agent may meet in a cell. The sum of the
             counts reveals approximately how many records there are.
         evaluates: agents score a public model (`labeler.methods.evaluate`); no image gets a label.
         is_attacked: `labeler audit` has adversaries made for it. Without them, adversaries of another method would

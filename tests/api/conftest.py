@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from api.coordinator import submission
 from api.coordinator.budgets import open_accounts
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.ownership import Owners, Reader
 from api.coordinator.stores import Stores
+from api.coordinator.submission import Submissions
 from api.coordinator.tasks import create_task
 from api.coordinator.uploads import Upload, upload_of_features
 from api.schema import JobRequest, JobView, TaskRequest
@@ -54,6 +54,10 @@ class House:
         self.tasks, self.jobs, self.parties = self.stores.tasks, self.stores.jobs, self.stores.parties
         self.owners = Owners(self.tasks, self.jobs, self.stores.shares)
 
+    @property
+    def submissions(self) -> Submissions:
+        return Submissions(self.config, self.stores, self.owners)
+
     def with_caps(self, *, federation: tuple[Any, Any], agents: tuple[Any, Any] = ("unlimited", "unlimited")) -> House:
         """The same house, with other caps (instance, agent); accounts are changed to them."""
         names = ("instance_epsilon", "agent_epsilon")
@@ -85,14 +89,11 @@ class House:
         self, task: TaskRecord, count: int, *, key: str | None = None, start: int = 0, by: str = "tok-1", **fields: Any
     ) -> JobView:
         request = {"task_id": task.digest, "backbone_fingerprint": FINGERPRINT} | fields
-        return submission.submit(
+        return self.submissions.submit(
             JobRequest.model_validate(request),
             self.upload(count, start=start),
             reader=Reader(by, "requester"),
-            owners=self.owners,
             idempotency_key=key,
-            config=self.config,
-            stores=self.stores,
         )
 
     def begin(self, job_id: str, *, asked: tuple[str, ...] | None = None) -> None:

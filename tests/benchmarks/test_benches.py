@@ -77,7 +77,7 @@ def test_an_option_that_a_bench_does_not_take_is_refused(option: str) -> None:
 
 
 def test_an_unknown_bench_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match=r"choose papers, office-caltech, .*backbones"):
+    with pytest.raises(InvalidSetting, match=r"choose papers, office-caltech, .*medical"):
         run_bench("sleep")
 
 
@@ -116,13 +116,7 @@ def test_the_winner_bench_checks_its_winners_and_reports_every_target(monkeypatc
     document = run_bench("winner")
     assert all(set(row) == ROW_KEYS for row in document["rows"])
     metrics = {row["metric"] for row in document["rows"]}
-    assert {
-        "seconds",
-        "milliseconds per label",
-        "time ratio",
-        "accuracy of answered labels, %",
-        "answered, %",
-    } <= metrics
+    assert {"seconds", "milliseconds per label", "time ratio"} <= metrics
 
 
 def test_the_ledger_bench_compares_durable_reservations_with_bare_inserts() -> None:

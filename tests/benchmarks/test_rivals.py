@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from benchmarks.accuracy.rivals.bench import cifar10_world
 from benchmarks.accuracy.rivals.methods import (
     ClassMeans,
     Evolution,
@@ -24,7 +23,7 @@ from benchmarks.accuracy.rivals.methods import (
     votes_for,
 )
 from benchmarks.accuracy.rivals.world import FineSum, Rival, World, composed, noisy_sum, sum_at, total_sigma, unit
-from benchmarks.data import DataSet, Split
+from benchmarks.data import Split
 from feature_store.index import build_index
 from feature_store.rows import quantize
 from labeler.accounting.integer import epsilon_bound
@@ -183,29 +182,3 @@ def test_without_noise_every_rival_labels_what_is_easy_and_repeats_itself_with_n
     noisy = predict(1.0, 4)
     assert noisy.shape == (210, CLASSES)
     assert np.array_equal(noisy, predict(1.0, 4))
-
-
-def numbered(count: int, start: int) -> Split:
-    """Features that hold their own number, so that each can be told again."""
-    numbers = np.arange(start, start + count)
-    return Split(np.stack([numbers, np.ones(count)], axis=1).astype(np.float32), numbers % 10)
-
-
-@pytest.fixture(scope="module")
-def features() -> DataSet:
-    return DataSet(numbered(50_000, 0), numbered(10_000, 100_000))
-
-
-def numbers(*splits: Split) -> set[int]:
-    return {int(number) for split in splits for number in split.inputs[:, 0]}
-
-
-def test_settings_are_chosen_on_images_that_are_not_reported(features: DataSet) -> None:
-    tuning = cifar10_world(features, 100, records=400, tuning=True)
-    reported = cifar10_world(features, 0, records=4_000)
-    assert numbers(*tuning.holdings).isdisjoint(numbers(*reported.holdings))
-    assert numbers(tuning.test).isdisjoint(numbers(reported.test))
-    assert np.array_equal(tuning.public, reported.public)
-    public = {int(number) for number in reported.public[:, 0]}
-    assert public.isdisjoint(numbers(tuning.test, reported.test))
-    assert len(numbers(*reported.holdings)) == 40_000

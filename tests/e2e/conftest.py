@@ -36,6 +36,13 @@ class Federation:
         shards = [part for path in self.agents for part in ("--shard", path)]
         return [*shards, "--images", self.root / "public.shard"]
 
+    def run(self, labeler: RunCommand, task: Path, out: Path, *more: object) -> Any:
+        """Run a job to its end, scored on the test shard; what it tells."""
+        scored = ("--test", self.root / "test.shard")
+        result = labeler("run", task, *self.run_arguments, *scored, "--out", out, "--json", *more)
+        assert result.code == 0, result.err
+        return result.document
+
     def task_file(self, folder: Path, *, queries: str = "", more: str = "", **fields: object) -> Path:
         settings: dict[str, object] = {
             "name": "digits",
@@ -70,6 +77,19 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
         public = name in ("public", "test")
         embed_images(root / name, "pixels:8", root / f"{name}.shard", classes=CLASSES, public=public)
     return Federation(root)
+
+
+@pytest.fixture(scope="session")
+def finished(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a job that is done, with the task that `task_file` writes and real noise."""
+    from workers.run.labelling import run_job
+    from workers.run.preparation import LabellingJob
+    from workers.run.task_file import read_task_file
+
+    folder = tmp_path_factory.mktemp("finished")
+    file = read_task_file(federation.task_file(folder))
+    run_job(LabellingJob(file, federation.agents, federation.root / "public.shard", folder / "job"))
+    return folder / "job"
 
 
 def write_images(folder: Path, images: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> None:

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from feature_store.backbones import load_backbone
+from tests.processes import wait_until
 from workers.digits import write_digits, zip_images
 
 ROOT = Path(__file__).parents[2]
@@ -259,7 +260,7 @@ def test_five_sites_in_containers_join_by_invitation_and_label_photos_while_one_
     monkeypatch.setenv("LABELER_URL", f"https://localhost:{port}")
     monkeypatch.setenv("LABELER_TOKEN", json.loads(token.splitlines()[-1])["token"])
     monkeypatch.setenv("LABELER_CA_FILE", str(tmp_path / "deploy" / "tls" / "ca.pem"))
-    wait_for(lambda: labeler("status", "--json").code == 0, what="the coordinator")
+    wait_until(lambda: labeler("status", "--json").code == 0, what="the coordinator")
     # Everybody joins
     for site in (*TALLIERS, *SITES):
         role = "tallier" if site in TALLIERS else "agent"
@@ -276,7 +277,7 @@ def test_five_sites_in_containers_join_by_invitation_and_label_photos_while_one_
             join += ["--shard", "/data/a.shard", "--noise-contributors", "4"]
         sites.once(site, *join)
     sites.up(*TALLIERS, *SITES)
-    wait_for(lambda: is_ready(labeler), what="everybody")
+    wait_until(lambda: is_ready(labeler), what="everybody")
     # Nobody reaches what is not theirs
     for site, other in (("hospital-a", "hospital-b"), ("hospital-a", "redis"), ("tallier-0", "hospital-a")):
         found = sites.inside(site, "python", "-c", f"import socket; socket.getaddrinfo('{other}', 1)")
@@ -299,7 +300,7 @@ def test_five_sites_in_containers_join_by_invitation_and_label_photos_while_one_
 def approve(sites: Sites, job: Any, at: Sequence[str]) -> None:
     """An approval covers one job's price, so each job is approved at each hospital."""
     for site in at:
-        wait_for(lambda site=site: json.loads(sites.inside(site, *WAITING).stdout or "[]"), what=f"the ask at {site}")
+        wait_until(lambda site=site: json.loads(sites.inside(site, *WAITING).stdout or "[]"), what=f"the ask at {site}")
         approved = sites.inside(site, "labeler", "agent", "approve", job["task_id"][:12], "--home", "/data")
         assert approved.returncode == 0, approved.stderr
 
@@ -312,7 +313,7 @@ def submit(labeler: Callable[..., Any]) -> Any:
 
 def labels_of(labeler: Callable[..., Any], job: Any, out: Path) -> None:
     state = lambda: json.loads(labeler("status", job["job_id"], "--json").out)["state"]  # noqa: E731
-    wait_for(lambda: state() not in {"queued", "collecting", "tallying"}, what="the job", seconds=300)
+    wait_until(lambda: state() not in {"queued", "collecting", "tallying"}, what="the job", seconds=300)
     assert state() == "completed"
     assert labeler("export", job["job_id"], "--out", out).code == 0
     assert pq.read_table(out).num_rows in {10, 40}
@@ -325,10 +326,3 @@ def is_ready(labeler: Callable[..., Any]) -> bool:
         os.environ["LABELER_URL"], os.environ["LABELER_TOKEN"], ca_file=Path(os.environ["LABELER_CA_FILE"])
     ) as client:
         return client.readiness().ready
-
-
-def wait_for(condition: Callable[[], Any], *, what: str, seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"waited {seconds} s for {what}"
-        time.sleep(0.3)

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import pytest
 import yaml
 
 from feature_store.backbones import load_backbone
+from tests.processes import wait_until
 from workers.digits import write_digits, zip_images
 from workers.up.redis_server import RedisServer
 
@@ -274,7 +274,7 @@ def test_the_steps_of_the_page_lead_to_labels_over_tls(
             assert labeler("embed", parts[part], *images, "--max-records", "2000", "--out", f"{site}.shard").code == 0
             join(labeler, site, "agent", home=site, more=("--shard", f"{site}.shard"))
         # ... who are named before anything is summed, so the talliers are started again
-        wait_for(lambda: is_ready(labeler, "talliers"), what="the talliers")
+        wait_until(lambda: is_ready(labeler, "talliers"), what="the talliers")
         public = [f"{site}/keys.public.json" for site in ("hospital-a", "hospital-b")]
         for site in ("registry", "university", "auditor"):
             processes.stop(site)
@@ -283,7 +283,7 @@ def test_the_steps_of_the_page_lead_to_labels_over_tls(
             processes(f"{site} again", "tallier", "--home", site)
         for site in ("hospital-a", "hospital-b"):
             processes(site, "agent", "--home", site)
-        wait_for(lambda: is_ready(labeler), what="everybody")
+        wait_until(lambda: is_ready(labeler), what="everybody")
         # 3. A first job, which waits for a person at each hospital
         (tmp_path / "task.toml").write_text(
             '[task]\nname = "digits"\nmethod = "reverse-knn"\nk = 1\nepsilon = 0.5\ndelta = 1e-5\n'
@@ -293,9 +293,9 @@ def test_the_steps_of_the_page_lead_to_labels_over_tls(
         assert submitted.code == 0, submitted.err
         job = json.loads(submitted.out)
         for site in ("hospital-a", "hospital-b"):
-            wait_for(lambda site=site: waiting(labeler, site), what="the ask")
+            wait_until(lambda site=site: waiting(labeler, site), what="the ask")
             assert labeler("agent", "approve", job["task_id"][:12], "--home", site).code == 0
-        wait_for(
+        wait_until(
             lambda: json.loads(labeler("status", job["job_id"], "--json").out)["state"] == "completed", what="the job"
         )
         assert labeler("export", job["job_id"], "--out", "labels.parquet").code == 0
@@ -343,11 +343,4 @@ def wait_until_alive(port: int) -> None:
             return False
         return True
 
-    wait_for(answers, what="the coordinator")
-
-
-def wait_for(condition: Any, *, what: str, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"waited {seconds} s for {what}"
-        time.sleep(0.1)
+    wait_until(answers, what="the coordinator")

@@ -15,8 +15,8 @@ from labeler.budget import epsilon_spent
 from labeler.methods.sensitivity import integer_event
 from labeler.planning import price
 from labeler.task import Task, parse_task
+from tests.run_journals import charges_of
 from workers.run import parties as parties_of_a_run
-from workers.run.labelling import open_run_journal
 
 STEPS = 12
 TASK = f"""
@@ -45,17 +45,11 @@ def task_file(folder: Path, text: str = TASK) -> Path:
     return path
 
 
-def run(labeler, federation, task: Path, out: Path, *more: object) -> dict:
-    result = labeler("run", task, *federation.run_arguments, "--out", out, "--json", *more)
-    assert result.code == 0, result.err
-    return json.loads(result.out)
-
-
 def test_a_model_trained_in_steps_labels_images_and_all_of_it_is_charged_with_the_first_step(
     labeler, federation, tmp_path
 ) -> None:
     out = tmp_path / "job"
-    summary = run(labeler, federation, task_file(tmp_path), out, "--seed", 1, "--test", federation.root / "test.shard")
+    summary = federation.run(labeler, task_file(tmp_path), out, "--seed", 1)
     assert summary["labels"]["accuracy"] > 0.85
     assert summary["student"]["accuracy"] > 0.8
     task = parse_task(json.loads((out / ".job" / "plan.json").read_text())["plan"]["task"])
@@ -63,8 +57,7 @@ def test_a_model_trained_in_steps_labels_images_and_all_of_it_is_charged_with_th
     event = integer_event(task, "instance", task.max_queries)
     assert isinstance(event, IntegerSampled)
     assert event.rounds == STEPS
-    with open_run_journal(out / ".job") as journal:
-        charged = [one["amount"] for one in journal.charges() if one["level"] == "instance"]
+    charged = [amount for _, amount in charges_of(out)]
     # The certified pair of all steps, and the least there is for each further one.
     assert charged == [event.charge_nano] + [1] * (STEPS - 1)
     assert epsilon_spent(sum(charged), task.delta) == pytest.approx(summary["privacy"]["instance"]["epsilon"], rel=1e-4)
@@ -93,7 +86,7 @@ def test_a_run_killed_between_steps_goes_on_with_the_same_samples_and_no_second_
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     task = task_file(tmp_path)
-    run(labeler, federation, task, whole, "--seed", 7)
+    federation.run(labeler, task, whole, "--seed", 7)
     killed = {"n": 0}
     step = parties_of_a_run._step
 
@@ -107,14 +100,11 @@ def test_a_run_killed_between_steps_goes_on_with_the_same_samples_and_no_second_
     result = labeler("run", task, *federation.run_arguments, "--out", broken, "--json", "--seed", 7)
     assert result.code != 0
     monkeypatch.undo()
-    with open_run_journal(broken / ".job") as journal:
-        before = journal.charges()
-    assert before
-    run(labeler, federation, task, broken, "--seed", 7)
-    with open_run_journal(broken / ".job") as journal:
-        after = journal.charges()
+    assert (before := charges_of(broken))
+    federation.run(labeler, task, broken, "--seed", 7)
+    after = charges_of(broken)
     assert after[: len(before)] == before
-    assert sum(one["level"] == "instance" and one["amount"] > 1 for one in after) == 1
+    assert sum(amount > 1 for _, amount in after) == 1
     assert (broken / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
@@ -123,7 +113,7 @@ def test_agents_as_the_unit_are_sampled_whole(labeler, federation, tmp_path) -> 
     text = TASK.replace("sigma_votes = 1.0", "sigma_votes = 2.0").replace(
         "[task.training.sampled]", '[task.training.sampled]\nunit = "agent"\nlocal_steps = 5'
     ).replace("rate = 0.25", "rate = 0.5")  # fmt: skip
-    summary = run(labeler, federation, task_file(tmp_path, text), tmp_path / "job", "--seed", 1)
+    summary = federation.run(labeler, task_file(tmp_path, text), tmp_path / "job", "--seed", 1)
     privacy = summary["privacy"]
     # Two agents and this much noise label next to nothing: what is shown is what it costs, and that it ends.
     assert 0 < privacy["agent"]["epsilon"] < privacy["instance"]["epsilon"]
@@ -133,10 +123,11 @@ def test_agents_as_the_unit_are_sampled_whole(labeler, federation, tmp_path) -> 
 def test_an_audit_attacks_steps_that_sample_records_and_refuses_those_that_sample_agents(labeler, tmp_path) -> None:
     out = tmp_path / "audit"
     attack = ("--adversary", "poisoned-chosen", "--runs", 2, "--noise-seed", 1, "--out", out)
-    result = labeler("audit", task_file(tmp_path), *attack, "--json")
+    few = TASK.replace(f"iterations = {STEPS}", "iterations = 2")
+    result = labeler("audit", task_file(tmp_path, few), *attack, "--json")
     assert result.code == 0, result.err
-    assert json.loads(result.out)["facts"]["task"]["max_queries"] == STEPS * 65
-    by_agent = TASK.replace("rate = 0.25", 'rate = 0.25\nunit = "agent"')
+    assert json.loads(result.out)["facts"]["task"]["max_queries"] == 2 * 65
+    by_agent = few.replace("rate = 0.25", 'rate = 0.25\nunit = "agent"')
     result = labeler("audit", task_file(tmp_path, by_agent), *attack)
     assert result.code == 2
     assert "no adversary was made for other levels, units or views" in " ".join(result.err.split())

@@ -38,12 +38,7 @@ def task_file(folder: Path, method: str, **fields: object) -> Path:
 @pytest.mark.parametrize("method", SETTINGS)
 def test_agents_that_train_label_the_public_images(labeler, federation, tmp_path, method) -> None:
     out = tmp_path / "job"
-    result = labeler(
-        "run", task_file(tmp_path, method), *federation.run_arguments,
-        "--test", federation.root / "test.shard", "--seed", 1, "--out", out, "--json",
-    )  # fmt: skip
-    assert result.code == 0, result.err
-    summary = json.loads(result.out)
+    summary = federation.run(labeler, task_file(tmp_path, method), out, "--seed", 1)
     assert summary["labels"]["asked"] == summary["labels"]["answered"] == 120
     assert summary["labels"]["accuracy"] > 0.8
     assert summary["student"]["accuracy"] > 0.8
@@ -67,12 +62,11 @@ def test_agents_that_train_label_the_public_images(labeler, federation, tmp_path
 def test_a_released_model_travels_with_its_privacy_card(labeler, federation, tmp_path) -> None:
     out = tmp_path / "job"
     task = task_file(tmp_path, "blind-average", colluding_agents=1)
-    result = labeler("run", task, *federation.run_arguments, "--out", out, "--json")
-    assert result.code == 0, result.err
+    summary = federation.run(labeler, task, out)
     with safe_open(out / "model.safetensors", framework="numpy") as file:
         about = json.loads(file.metadata()["labeler"])
         assert file.get_tensor("weights").shape == (DIMENSION + 1, 4)
-    card, summary = about["privacy_card"], json.loads(result.out)
+    card = about["privacy_card"]
     assert about["classes"] == ["zero", "one", "two", "three"]
     assert card["holds"]
     assert card["task_digest"] == summary["task"]["digest"]
@@ -88,11 +82,7 @@ def test_a_released_model_travels_with_its_privacy_card(labeler, federation, tmp
 def test_a_model_looks_along_public_axes_and_its_file_labels_as_the_job_did(labeler, federation, tmp_path) -> None:
     out, task = tmp_path / "job", task_file(tmp_path, "blind-average", epsilon=8.0)
     task.write_text(task.read_text().replace("dimension = 16", "axes = 16"))
-    result = labeler(
-        "run", task, *federation.run_arguments, "--test", federation.root / "test.shard", "--out", out, "--json"
-    )
-    assert result.code == 0, result.err
-    assert json.loads(result.out)["labels"]["accuracy"] > 0.8
+    assert federation.run(labeler, task, out)["labels"]["accuracy"] > 0.8
     model = read_model(out / "model.safetensors")
     assert model.arrays["weights"].shape == (17, 4)
     assert model.arrays["axes"].shape == (17, DIMENSION)
@@ -108,12 +98,7 @@ def test_a_model_looks_along_public_axes_and_its_file_labels_as_the_job_did(labe
 def test_class_means_along_public_axes_are_one_noisy_sum_that_labels_every_image(labeler, federation, tmp_path) -> None:
     out, task = tmp_path / "job", task_file(tmp_path, "blind-average", epsilon=4.0)
     task.write_text(task.read_text().replace(TRAINING, '[task.training]\nlearner = "means"\naxes = 10\n'))
-    result = labeler(
-        "run", task, *federation.run_arguments, "--test", federation.root / "test.shard", "--seed", 1, "--out", out,
-        "--json",
-    )  # fmt: skip
-    assert result.code == 0, result.err
-    summary = json.loads(result.out)
+    summary = federation.run(labeler, task, out, "--seed", 1)
     assert summary["privacy"]["instance"]["epsilon"] <= 4.0
     assert summary["labels"]["accuracy"] > 0.8
     assert summary["student"]["accuracy"] > 0.8
@@ -158,8 +143,7 @@ def test_a_task_that_counts_on_a_bound_is_refused_by_shards_that_keep_none_and_a
 
 def test_the_card_of_a_simulation_says_that_it_protects_nobody(labeler, federation, tmp_path) -> None:
     task = task_file(tmp_path, "blind-average")
-    result = labeler("run", task, *federation.run_arguments, "--seed", 3, "--out", tmp_path / "job")
-    assert result.code == 0, result.err
+    federation.run(labeler, task, tmp_path / "job", "--seed", 3)
     with safe_open(tmp_path / "job" / "model.safetensors", framework="numpy") as file:
         assert json.loads(file.metadata()["labeler"])["privacy_card"]["holds"] is False
     assert "protects nobody" in (tmp_path / "job" / "privacy_card.md").read_text()

@@ -24,17 +24,14 @@ from labeler.ledger import rounds as steps
 from labeler.release import Release, release_from_bytes
 from labeler.system.erasable import keys_in
 from labeler.system.faults import FAULTS_VARIABLE, listening
+from tests.run_journals import charges_of
 from workers.run.labelling import open_run_journal
 
 
 def test_a_job_gives_back_labels_a_student_and_a_report(labeler, federation, tmp_path) -> None:
     task = federation.task_file(tmp_path, colluding_agents=1)
     out = tmp_path / "job"
-    result = labeler(
-        "run", task, *federation.run_arguments, "--test", federation.root / "test.shard", "--out", out, "--json"
-    )
-    assert result.code == 0, result.err
-    summary = json.loads(result.out)
+    summary = federation.run(labeler, task, out)
     assert summary["labels"] | {"accuracy": None} == {
         "asked": 120, "answered": 120, "abstained": 0, "refused_budget": 0, "failed_quorum": 0, "accuracy": None,
     }  # fmt: skip
@@ -155,13 +152,6 @@ def test_queries_whose_best_noisy_count_is_too_low_stay_without_an_answer(labele
     assert json.loads(result.out)["privacy"]["instance"] == json.loads(everything.out)["privacy"]["instance"]
 
 
-def test_a_threshold_without_the_winner_is_refused_with_the_reason(labeler, federation, tmp_path) -> None:
-    task = federation.task_file(tmp_path, abstain_below=9)
-    result = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "job")
-    assert result.code != 0
-    assert "whoever has the histogram sees its best noisy count" in " ".join(result.err.split())
-
-
 def test_clusters_of_a_folder_of_images_can_be_asked_about(labeler, federation, tmp_path) -> None:
     task = federation.task_file(
         tmp_path, method="reverse-knn", k=1, sigma_votes=2.0, queries='strategy = "clustered"\ncount = 12'
@@ -188,8 +178,7 @@ def test_a_seeded_run_is_reproducible_and_says_that_it_protects_nobody(labeler, 
     task = federation.task_file(tmp_path)
     votes = []
     for name in ("one", "two"):
-        result = labeler("run", task, *federation.run_arguments, "--out", tmp_path / name, "--seed", 7, "--json")
-        assert json.loads(result.out)["privacy"]["seeded"] is True
+        assert federation.run(labeler, task, tmp_path / name, "--seed", 7)["privacy"]["seeded"] is True
         table = pq.read_table(tmp_path / name / "pseudo_labels.parquet")
         assert json.loads(table.schema.metadata[b"seeded"]) is True
         votes.append(table["noisy_votes"].to_pylist())
@@ -197,26 +186,26 @@ def test_a_seeded_run_is_reproducible_and_says_that_it_protects_nobody(labeler, 
     assert "simulation" in (tmp_path / "one" / "report.html").read_text()
 
 
-def test_two_real_runs_draw_different_noise(labeler, federation, tmp_path) -> None:
-    task = federation.task_file(tmp_path)
-    votes = []
-    for name in ("one", "two"):
-        labeler("run", task, *federation.run_arguments, "--out", tmp_path / name)
-        votes.append(pq.read_table(tmp_path / name / "pseudo_labels.parquet")["noisy_votes"].to_pylist())
-    assert np.mean(np.array(votes[0]) != np.array(votes[1])) > 0.99
-
-
-@pytest.mark.parametrize(
-    "stage",
-    [
-        "coordinator.posted",
-        *(pytest.param(one, marks=pytest.mark.long) for one in ("coordinator.agreed", "coordinator.opened")),
-    ],
-)
-def test_an_interrupted_run_continues_with_the_same_noise(
-    labeler, federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+def test_two_real_runs_draw_different_noise_and_a_finished_one_is_not_run_again(
+    labeler, federation, finished, tmp_path
 ) -> None:
-    """The process stops in the third of six rounds; the answers it had and would have had are the final ones."""
+    def votes(out: Path) -> np.ndarray:
+        return np.array(pq.read_table(out / "pseudo_labels.parquet")["noisy_votes"].to_pylist())
+
+    before, task = votes(finished), federation.task_file(tmp_path)
+    for out in (finished, tmp_path / "job"):
+        assert labeler("run", task, *federation.run_arguments, "--out", out).code == 0
+    assert np.array_equal(votes(finished), before)
+    assert np.mean(votes(tmp_path / "job") != before) > 0.99
+
+
+def test_an_interrupted_run_continues_with_the_same_noise(
+    labeler, federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process stops in the third of six rounds; the answers it had and would have had are the final ones.
+
+    `tests/workers/run/test_round_store.py` stops a run at every other moment.
+    """
     monkeypatch.setattr(workers.run.preparation, "BATCH_QUERIES", 20)
     opened: dict[int, Release] = {}
     reached = Counter[str]()
@@ -228,7 +217,7 @@ def test_an_interrupted_run_continues_with_the_same_noise(
 
     def stop_at_third(name: str) -> None:
         reached[name] += 1
-        if name == stage and reached[name] == 3:
+        if name == "coordinator.posted" and reached[name] == 3:
             raise KeyboardInterrupt
 
     task = federation.task_file(tmp_path)
@@ -253,22 +242,14 @@ def test_an_interrupted_run_continues_with_the_same_noise(
     for batch, release in opened.items():
         assert np.array_equal(votes[20 * batch : 20 * batch + 20], release.noisy_votes)
     assert table["ledger_seq"].to_pylist() == [1 + row // 20 for row in range(120)]
-    with open_run_journal(tmp_path / "job" / ".job") as journal:
-        charges = [one["id"] for one in journal.charges() if one["level"] == "instance"]
-    assert len(charges) == len(set(charges)) == 6
+    charges = charges_of(tmp_path / "job")
+    assert len(charges) == len(dict(charges)) == 6
 
 
-@pytest.mark.parametrize(
-    "killed_at",
-    [
-        "coordinator.posted",
-        *(pytest.param(one, marks=pytest.mark.long) for one in ("coordinator.agreed", "coordinator.released")),
-    ],
-)
-def test_a_run_that_is_killed_goes_on_and_is_charged_once(labeler, federation, tmp_path: Path, killed_at: str) -> None:
+def test_a_run_that_is_killed_goes_on_and_is_charged_once(labeler, federation, tmp_path: Path) -> None:
     """A real SIGKILL, in a process of its own."""
     fault, out = tmp_path / "fault", tmp_path / "job"
-    fault.write_text(f"{killed_at}\n")
+    fault.write_text("coordinator.posted\n")
     arguments = ("run", federation.task_file(tmp_path), *federation.run_arguments, "--out", out)
     killed = subprocess.run(
         [sys.executable, "-m", "workers.cli", *map(str, arguments)],
@@ -281,32 +262,20 @@ def test_a_run_that_is_killed_goes_on_and_is_charged_once(labeler, federation, t
     with open_run_journal(out / ".job") as journal:
         (job,) = journal.jobs.list()
         (release,) = [journal.release(job.job_id, one.number) for one in journal.rounds(job.job_id)]
-        charges = [one["id"] for one in journal.charges() if one["level"] == "instance"]
-    assert len(charges) == 1
+    assert len(charges_of(out)) == 1
     assert release is not None
     votes = np.array(pq.read_table(out / "pseudo_labels.parquet")["noisy_votes"].to_pylist())
     assert np.array_equal(votes, release.noisy_votes)
     assert not {"keys", "answers"} & {path.name for path in (out / ".job").iterdir()}
 
 
-def test_a_finished_job_is_not_run_again(labeler, federation, tmp_path) -> None:
-    task = federation.task_file(tmp_path)
-    arguments = ("run", task, *federation.run_arguments, "--out", tmp_path / "job", "--json")
-    first, second = (json.loads(labeler(*arguments).out) for _ in range(2))
-    assert first["job_id"] == second["job_id"]
-    assert first["labels"] == second["labels"]
-
-
-def test_the_student_command_trains_every_kind(labeler, federation, tmp_path) -> None:
-    task = federation.task_file(tmp_path)
-    out = tmp_path / "job"
-    labeler("run", task, *federation.run_arguments, "--out", out)
+def test_the_student_command_trains_every_kind(labeler, federation, finished, tmp_path) -> None:
     for kind in ("planned", "followed", "pooled", "blended"):
-        result = labeler("student", out, "--kind", kind, "--test", federation.root / "test.shard", "--json")
+        result = labeler("student", finished, "--kind", kind, "--test", federation.root / "test.shard", "--json")
         assert result.code == 0, result.err
         # Real noise: 0.86 to 1.00 in a dozen runs of each kind, standard deviations of 0.03 and less.
         assert json.loads(result.out)["accuracy"] > 0.7
-    assert labeler("student", out, "--kind", "wizard").code == 2
+    assert labeler("student", finished, "--kind", "wizard").code == 2
     assert labeler("student", tmp_path).code == 1
 
 
@@ -356,10 +325,8 @@ def test_a_job_whose_questions_were_all_left_without_an_answer_writes_what_was_p
 ) -> None:
     task = federation.task_file(tmp_path, release="winner", sigma_votes=4.0, abstain_below=1_000_000)
     out = tmp_path / "job"
-    result = labeler("run", task, *federation.run_arguments, "--out", out, "--json")
-    assert result.code == 0, result.err
-    summary = json.loads((out / "report.json").read_text())
-    assert json.loads(result.out) == summary
+    summary = federation.run(labeler, task, out)
+    assert summary == json.loads((out / "report.json").read_text())
     assert summary["labels"] == {
         "asked": 120, "answered": 0, "abstained": 120, "refused_budget": 0, "failed_quorum": 0,
     }  # fmt: skip

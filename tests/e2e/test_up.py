@@ -12,7 +12,7 @@ import sys
 import time
 import tomllib
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +23,12 @@ import pytest
 
 from labeler.ledger.database import open_database
 from labeler.ledger.tokens import TokenStore
+from tests.forked_command import run_forked
+from tests.processes import is_gone, wait_until
 from workers.up import Plan
 from workers.up.home import FIRST_TOKEN, TOKEN_FILE, make_federation, prepare_journal
 
 pytestmark = pytest.mark.slow
-
-START_S = 90.0
 
 
 @dataclass(frozen=True)
@@ -62,21 +62,17 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "workers.cli", *map(str, arguments)]
 
 
-def start(home: Path, *arguments: object) -> subprocess.Popen[str]:
+@contextmanager
+def running(home: Path, *arguments: object) -> Iterator[Up]:
+    """`labeler up` until the block ends."""
     with (home.parent / f"{home.name}.err").open("a") as errors:
-        return subprocess.Popen(
-            command("up", "--home", home, "--port", 0, *arguments),
+        process = subprocess.Popen(
+            command("up", "--home", home, "--port", 0, "--json", *arguments),
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
             start_new_session=True,
         )
-
-
-@contextmanager
-def running(home: Path, *arguments: object) -> Iterator[Up]:
-    """`labeler up` until the block ends."""
-    process = start(home, "--json", *arguments)
     assert process.stdout is not None
     with process.stdout:
         try:
@@ -116,14 +112,6 @@ def made(folder: Path, *, agents: int) -> Path:
     return home
 
 
-def is_gone(pid: int) -> bool:
-    """No process of that number runs; one that nobody has waited for counts as gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 def children_of(pid: int) -> list[int]:
     """The processes that a process has started itself."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -138,13 +126,6 @@ def unfinished_upload(up: Up) -> socket.socket:
     connection.sendall(head.encode())
     assert connection.recv(1000).startswith(b"HTTP/1.1 100")
     return connection
-
-
-def wait_until(condition: Callable[[], object], *, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 # Up
@@ -184,22 +165,16 @@ def test_roles_are_forks_of_one_process_that_loaded_no_learning_library(up: Up) 
 
 
 def test_a_second_up_on_the_same_home_is_sent_away(up: Up) -> None:
-    result = subprocess.run(command("up", "--home", up.home), capture_output=True, text=True, check=False)
-    assert result.returncode == 75
-    assert "another process works on the federation" in result.stderr
+    code, said = run_forked("up", "--home", up.home)
+    assert code == 75
+    assert "another process works on the federation" in said
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "coordinator",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("agent-2", "tallier-1", "embedder", "redis")),
-    ],
-)
-def test_whoever_is_killed_comes_back_and_jobs_go_on(service: Up, labeler: Any, tmp_path: Path, name: str) -> None:
-    before = service.pids[name]
+def test_a_coordinator_that_is_killed_comes_back_and_jobs_go_on(service: Up, labeler: Any, tmp_path: Path) -> None:
+    """`tests/e2e/service/test_crash_matrix.py` kills every role."""
+    before = service.pids["coordinator"]
     os.kill(before, signal.SIGKILL)
-    wait_until(lambda: service.pids.get(name, before) != before)
+    wait_until(lambda: service.pids.get("coordinator", before) != before)
     wait_until(lambda: service.status_of("/readyz") == 200)
     result = labeler(*submission(service), "--out", tmp_path / "labels.parquet")
     assert result.code == 0, result.err
@@ -224,30 +199,18 @@ def test_a_home_is_private_and_holds_the_token_in_one_file_and_else_as_a_hash(up
     assert stat.S_IMODE(up.home.stat().st_mode) & 0o077 == 0
 
 
-@pytest.mark.long
-def test_an_idle_federation_stops_without_a_kill_and_leaves_no_process(tmp_path: Path) -> None:
-    home = tmp_path / "federation"
-    with running(home, "--agents", 2) as federation:
-        pids = [*federation.pids.values(), *children_of(federation.process.pid)]
-        assert len(pids) >= len(federation.pids) == 8
-        federation.process.terminate()
-        assert federation.process.wait(timeout=60) == 0
-    wait_until(lambda: all(is_gone(pid) for pid in pids))
-    assert "killed" not in (tmp_path / "federation.err").read_text()
-    for name in ("embedder", "agent-1", "tallier-0"):
-        lines = (home / "logs" / f"{name}.log").read_text().splitlines()
-        assert "stopped" in json.loads(lines[-1])["message"], (name, lines[-1])
-
-
 def test_ctrl_c_stops_everything_without_a_kill_and_a_second_start_goes_on_with_the_same_token(tmp_path: Path) -> None:
     home = tmp_path / "federation"
     with ExitStack() as held_up, running(home, "--agents", 1) as first:
-        pids = list(first.pids.values())
+        pids = [*first.pids.values(), *children_of(first.process.pid)]
         held_up.enter_context(unfinished_upload(first))
         first.process.send_signal(signal.SIGINT)
         assert first.process.wait(timeout=60) == 0
-        assert all(is_gone(pid) for pid in pids)
+        wait_until(lambda: all(is_gone(pid) for pid in pids))
         assert "killed" not in (tmp_path / "federation.err").read_text()
+        for name in ("embedder", "agent-1", "tallier-0"):
+            last = (home / "logs" / f"{name}.log").read_text().splitlines()[-1]
+            assert "stopped" in json.loads(last)["message"], (name, last)
     with running(home) as second:
         assert second.told["token"] == first.told["token"]
         url = second.told["url"]
@@ -297,23 +260,20 @@ def test_settings_that_cannot_be_read_are_refused_before_anything_starts(tmp_pat
     home = made(tmp_path, agents=1)
     settings = home / "coordinator" / "coordinator.toml"
     settings.write_text(settings.read_text() + "speling = 1\n")
-    process = start(home)
-    out, _ = process.communicate(timeout=START_S)
-    assert process.returncode == 2
-    assert "speling" in (tmp_path / "federation.err").read_text()
-    assert "Ready" not in out
+    code, said = run_forked("up", "--home", home, "--port", 0)
+    assert code == 2
+    assert "speling" in said
+    assert "Ready" not in said
 
 
 def test_a_coordinator_that_cannot_start_is_a_failure_with_the_end_of_its_log(tmp_path: Path) -> None:
     home = made(tmp_path, agents=1)
     (home / "coordinator" / "keys.json").write_text("no keys")
-    process = start(home)
-    out, _ = process.communicate(timeout=START_S)
-    told = (tmp_path / "federation.err").read_text()
-    assert process.returncode == 1, "nothing that passes by itself"
-    assert "coordinator cannot start" in told
-    assert "keys.json" in told
-    assert "Ready" not in out
+    code, said = run_forked("up", "--home", home, "--port", 0)
+    assert code == 1, "nothing that passes by itself"
+    assert "coordinator cannot start" in said
+    assert "keys.json" in said
+    assert "Ready" not in said
 
 
 # The client's commands
@@ -324,8 +284,12 @@ def submission(up: Up) -> tuple[object, ...]:
     return ("submit", examples / "digits.zip", "--task", examples / "task.toml")
 
 
-def test_images_are_submitted_waited_for_and_labelled(service: Up, labeler: Any, tmp_path: Path) -> None:
-    out = tmp_path / "labels.parquet"
+def test_a_job_is_submitted_followed_by_its_id_paid_for_and_exported(service: Up, labeler: Any, tmp_path: Path) -> None:
+    def left() -> dict[tuple[str, str], int]:
+        accounts = labeler("budget", "--json").document["accounts"]
+        return {(one["account"], one["level"]): one["posted_nano"] for one in accounts}
+
+    before, out = left(), tmp_path / "labels.parquet"
     result = labeler(*submission(service), "--out", out, "--name", "first digits")
     assert result.code == 0, result.err
     assert "completed" in result.out
@@ -335,29 +299,17 @@ def test_images_are_submitted_waited_for_and_labelled(service: Up, labeler: Any,
     assert set(table["origin"].to_pylist()) <= {"asked", "inferred"}
     assert min(table["confidence"].to_pylist()) > 0.1
 
-
-def test_a_job_is_followed_and_exported_by_its_id(service: Up, labeler: Any, tmp_path: Path) -> None:
-    made = json.loads(labeler(*submission(service), "--name", "by id", "--json").out)
-    assert made["state"] in ("queued", "collecting", "tallying", "completed")
-    wait_until(lambda: json.loads(labeler("status", made["job_id"], "--json").out)["state"] == "completed")
     listed = labeler("status")
-    assert made["job_id"] in listed.out
-    assert "by id" in listed.out
+    assert "first digits" in listed.out
+    job = next(one for one in labeler("status", "--json").document if one["name"] == "first digits")
+    assert job["job_id"] in listed.out
+    assert labeler("status", job["job_id"], "--json").document["state"] == "completed"
     for form in ("parquet", "jsonl", "label-studio", "image-folder-csv"):
-        result = labeler("export", made["job_id"], "--format", form, "--out", tmp_path / form)
+        result = labeler("export", job["job_id"], "--format", form, "--out", tmp_path / form)
         assert result.code == 0, result.err
     assert len((tmp_path / "jsonl").read_text().splitlines()) == 200
 
-
-def test_the_budget_falls_by_the_price(service: Up, labeler: Any) -> None:
-    def left() -> dict[tuple[str, str], int]:
-        accounts = json.loads(labeler("budget", "--json").out)["accounts"]
-        return {(one["account"], one["level"]): one["posted_nano"] for one in accounts}
-
-    before = left()
-    job = json.loads(labeler(*submission(service), "--wait", "--json").out)
-    after = left()
-    charge = job["price"]["instance_charge_nano"]
+    after, charge = left(), job["price"]["instance_charge_nano"]
     assert charge > 0
     for account in ("federation", "agent:agent-1", "agent:agent-2"):
         assert after[account, "instance"] - before[account, "instance"] == charge
@@ -366,7 +318,7 @@ def test_the_budget_falls_by_the_price(service: Up, labeler: Any) -> None:
     assert "#" in shown.out
     assert "federation" not in shown.out
     own = labeler("agent", "budget", "--home", service.home / "agents" / "agent-1", "--json")
-    assert json.loads(own.out)[-1]["spent_nano"] == after["agent:agent-1", "instance"]
+    assert own.document[-1]["spent_nano"] == after["agent:agent-1", "instance"]
 
 
 def test_an_unaffordable_job_is_refused_with_account_level_and_what_is_left(

@@ -8,11 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import timm
-import torch
 from numpy.typing import NDArray
 from PIL import Image
-from safetensors.torch import save_file
 
 from feature_store.backbones import load_backbone, parse_spec
 from feature_store.backbones.network import NetworkBackbone
@@ -21,14 +18,6 @@ from feature_store.shard import Shard
 from feature_store.sources import open_source
 
 TRANSFORM = {"resize": 36, "crop": 32, "mean": [0.5] * 3, "std": [0.5] * 3}
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
-    save_file(timm.create_model("test_efficientnet", num_classes=0).state_dict(), path)
-    return path
 
 
 @pytest.fixture

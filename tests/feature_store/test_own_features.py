@@ -285,3 +285,12 @@ def test_the_command_embeds_features_and_refuses_options_of_images(command, tmp_
     assert done.code == 0, done.err
     assert json.loads(done.out)["records"] == 20
     assert Shard.open(tmp_path / "a.shard").knows_persons
+
+
+@pytest.mark.parametrize(("wrong", "has"), [([1.0], "row 3 has 1 numbers"), (None, "row 3 has none")])
+def test_a_table_whose_rows_differ_in_width_names_the_row(tmp_path: Path, wrong: Any, has: str) -> None:
+    features = rows(20).tolist()
+    features[3] = wrong
+    pq.write_table(pa.table({"features": features, "labels": NAMES}), tmp_path / "x.parquet")
+    with pytest.raises(BadData, match=f"'x.parquet', features: row 0 has 12 numbers, {has}"):
+        labeler.embed(features=tmp_path / "x.parquet", probe=PROBE, classes=CLASSES, **DECLARED)

@@ -23,14 +23,6 @@ TINY = "test_efficientnet"
 SMALL: dict[str, Any] = {"resize": 36, "crop": 32, "mean": [0.5] * 3, "std": [0.5] * 3}
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
-    save_file(timm.create_model(TINY, num_classes=0).state_dict(), path)
-    return path
-
-
 def load(weights: Path, **changes: Any) -> Backbone:
     fields: dict[str, Any] = {"kind": "timm", "architecture": TINY, "weights": weights, "transform": SMALL}
     return load_backbone(parse_spec(fields | changes), device="cpu")

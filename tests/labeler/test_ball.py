@@ -14,7 +14,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from labeler.errors import InvalidTask
 from labeler.methods.reverse_knn import largest_distance, project, reverse_knn_ballots, squared_distance
 from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.noise import noise_share
@@ -22,7 +21,7 @@ from labeler.planning import has_finite_price, price
 from labeler.randomness import seeded_source
 from labeler.release import contribution, largest_sum, on_grid
 from labeler.solving import solve_sigma
-from labeler.task import Level, Task, parse_task
+from labeler.task import Level, Task
 from tests.labeler.tasks import make_task
 
 CLASSES = 3
@@ -187,20 +186,9 @@ def test_the_noise_for_a_price_is_found_whatever_noise_the_task_had(level: Level
     assert price(task_of(sigma_votes=found * (1 - 1e-5))).statement(level).epsilon > 1.0
 
 
-def test_a_ball_makes_the_agent_level_finite_and_only_reverse_knn_has_one() -> None:
+def test_a_ball_makes_the_agent_level_finite() -> None:
     assert has_finite_price(task_of(), "agent")
     assert not has_finite_price(task_of(ballot_radius=None), "agent")
-    for method in ("knn", "ensemble"):
-        with pytest.raises(InvalidTask, match="ballot_radius only means something for method reverse-knn"):
-            task_of(method=method)
-
-
-def test_a_task_without_a_ball_is_written_and_hashed_as_before_there_were_balls() -> None:
-    plain = task_of(ballot_radius=None)
-    assert "ballot_radius" not in plain.model_dump(mode="json")
-    assert plain.digest == "1f9545b2f7e42a60796bf53a90b72a3209d17b8019a11efab5035701ecb8df87"
-    assert task_of().digest != plain.digest
-    assert parse_task(task_of().model_dump(mode="json")) == task_of()
 
 
 def test_what_leaves_is_the_drawn_ballot_and_the_noise_share() -> None:

@@ -73,7 +73,7 @@ def test_a_question_takes_of_mu_squared_what_one_more_question_costs_where_queri
         {"method": "reverse-knn", "k": 1},
         {"release": "winner"},
         {"method": "blind-average", "training": TRAINING},
-        {"method": "reverse-knn", "k": 1, "life": {"budget_nano": 10**8, "least_similarity": 0.5}},
+        {"method": "reverse-knn", "k": 1, "lifetime_budget": {"budget_nano": 10**8, "least_similarity": 0.5}},
     ],
 )
 def test_where_a_job_is_priced_once_no_question_has_a_share(changes: dict[str, object]) -> None:
@@ -81,6 +81,6 @@ def test_where_a_job_is_priced_once_no_question_has_a_share(changes: dict[str, o
     assert question_charges(asked, 40) == {}
     stated = mu_squared_of(asked, 40)
     assert stated["question"] is None
-    charge = 10**8 if "life" in changes else price(asked, queries=40).statement("instance").charge_nano
+    charge = 10**8 if "lifetime_budget" in changes else price(asked, queries=40).statement("instance").charge_nano
     assert stated["job"] is not None
     assert stated["job"]["instance"] == charge / NANO

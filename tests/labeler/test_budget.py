@@ -244,3 +244,8 @@ def test_charges_add_up_to_at_least_the_exact_sum_and_at_most_one_unit_more_each
 def test_a_malformed_budget_is_refused(epsilon: float, delta: float) -> None:
     with pytest.raises(InvalidSetting):
         budget_for(epsilon, delta)
+
+
+def test_budgets_at_the_ends_of_their_range_are_made() -> None:
+    assert budget_for(MOST_EPSILON, 1e-5) > budget_for(999.0, 1e-5) > 10**12
+    assert budget_for(0.0, MOST_DELTA) > budget_for(0.0, 0.5) > budget_for(0, LEAST_DELTA) == 0

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from labeler.expectation import RECORDS_EACH, expect, say_expected, votes_per_question, winning_chance
+from labeler.expectation import RECORDS_EACH, expect, questions_for, say_expected, votes_per_question, winning_chance
 from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
 from tests.labeler.tasks import make_task
@@ -113,3 +115,25 @@ def test_of_an_evaluation_it_is_said_how_far_noise_leaves_its_accuracy_open() ->
     assert "within about 3.6 points, assuming 4,800" in say_expected(found.to_json())
     assert found.warning == ""
     assert "drowns the evaluation" in expect(asked, records=300).warning
+
+
+@pytest.mark.parametrize(("epsilon", "advised"), [(0.05, 10), (0.1, 20), (1.0, 57)])
+def test_as_many_clusters_as_classes_where_noise_is_large_and_more_where_it_is_not(
+    epsilon: float, advised: int
+) -> None:
+    assert questions_for(at(epsilon, delta=1e-5, max_queries=50, colluding_agents=0)) == advised
+
+
+@given(st.floats(0.5, 1e4), st.integers(2, 60), st.integers(1, 5000), st.integers(1, 10**7))
+@settings(max_examples=100, deadline=None)
+def test_never_fewer_questions_than_classes_nor_more_than_images_carry(
+    sigma: float, classes: int, images: int, records: int
+) -> None:
+    asked = task(sigma_votes=sigma, classes=[f"c{number}" for number in range(classes)])
+    found = questions_for(asked, public_images=images, records=records)
+    assert classes <= found <= max(classes, images // 5)
+    assert found <= questions_for(asked, public_images=images, records=2 * records)
+
+
+def test_methods_whose_price_grows_with_questions_are_advised_two_for_each_class() -> None:
+    assert {questions_for(task(sigma_votes=sigma, method="ensemble")) for sigma in (1.0, 100.0)} == {20}

@@ -21,17 +21,15 @@ from labeler.randomness import seeded_source
 from labeler.release import Release, check_ballots, contribution, largest_sum
 from labeler.setting import Sampled
 from labeler.solving import solve_k, solve_sigma
-from labeler.task import Task, parse_task
+from labeler.task import Task
+from tests.labeler.tasks import make_task
 
 TRAINING = {"min_records": 200, "regularisation": 0.05, "dimension": 10}
 
 
 def task(method: str = "blind-average", **fields: Any) -> Task:
-    given = {
-        "name": "m", "classes": ["a", "b", "c"], "method": method, "sigma_votes": 4.0, "delta": 1e-5,
-        "max_queries": 65, "agents": 5, "training": TRAINING,
-    }  # fmt: skip
-    return parse_task(given | fields)
+    given = {"sigma_votes": 4.0, "delta": 1e-5, "max_queries": 65, "agents": 5, "training": TRAINING}
+    return make_task(method=method, **given | fields)
 
 
 @pytest.mark.parametrize("method", ["blind-average", "aux-distill"])
@@ -136,25 +134,6 @@ def test_a_model_is_asked_in_one_round_that_must_fit_a_message() -> None:
         check_round_fits(task(max_queries=60_000_000), 60_000_000)
 
 
-@pytest.mark.parametrize(
-    ("fields", "because"),
-    [
-        ({"release": "winner"}, "release must be histogram for method blind-average"),
-        ({"k": 2}, "k must be 1"),
-        ({"training": None}, "training must be given"),
-        ({"grid_scale": 5}, "grid_scale follows"),
-        ({"method": "knn"}, "training must not be given"),
-        ({"method": "aux-distill", "max_queries": 50}, "training.dimension must be below the 10 public negatives"),
-        ({"training": TRAINING | {"min_records": 0}}, "training.min_records"),
-        ({"training": TRAINING | {"regularisation": math.nan}}, "training.regularisation"),
-        ({"training": TRAINING | {"momentum": 1}}, "training.momentum: unknown field"),
-    ],
-)
-def test_settings_without_meaning_are_refused(fields: dict[str, Any], because: str) -> None:
-    with pytest.raises(InvalidTask, match=because):
-        task(**fields)
-
-
 def test_every_field_of_the_training_is_in_the_digest() -> None:
     asked = task()
     changes = {
@@ -214,3 +193,28 @@ def test_distances_are_in_units_of_sigma_and_grow_with_the_records_of_a_person(m
     assert person is not None
     assert one is not None
     assert float(person.mu_squared / one.mu_squared) == pytest.approx(9.0, rel=0.02)
+
+
+def test_the_longest_weights_are_the_longest_vector_and_what_rounding_may_add() -> None:
+    """100 units of norm, and 196 coordinates that move by half a unit each: a vector of length 7."""
+    asked = task(classes=["a", "b"]).model_copy(update={"max_queries": 98})
+    spec = weight_sum(asked)
+    assert (spec.largest_norm, spec.dimension) == (pytest.approx(100.0), 196)
+    # The sum is a whole number and a hair; a billionth of it for rounding makes it one more.
+    assert spec.longest_grid == spec.scale * 100 + 7 + 1
+
+
+def test_weights_of_exactly_the_longest_length_pass_and_one_unit_more_does_not() -> None:
+    asked = task()
+    bound = weight_sum(asked).longest_grid
+    weights = np.zeros((65, 3), dtype=np.int64)
+    for value in (bound, -bound):
+        weights[7, 1] = value
+        check_ballots(weights, asked)
+    for value in (bound + 1, -bound - 1):
+        weights[7, 1] = value
+        with pytest.raises(PrivacyRefusal):
+            check_ballots(weights, asked)
+    weights[7, 1], weights[0, 0] = bound, 2000
+    with pytest.raises(PrivacyRefusal):
+        check_ballots(weights, asked)

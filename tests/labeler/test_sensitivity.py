@@ -14,23 +14,15 @@ from labeler.errors import InvalidSetting
 from labeler.methods.ensemble import one_hot_ballots
 from labeler.methods.knn import knn_ballots
 from labeler.methods.reverse_knn import reverse_knn_ballots
-from labeler.methods.sensitivity import largest_change, squared_sensitivity
+from labeler.methods.sensitivity import integer_event, largest_change, most_votes_per_cell, squared_sensitivity
 from labeler.task import Level, Method, Task
+from tests.labeler.tasks import make_task
 
 CLASSES = 3
 
 
 def _task(method: Method, **changes: Any) -> Task:
-    fields: dict[str, Any] = {
-        "name": "t",
-        "classes": ("a", "b", "c"),
-        "method": method,
-        "sigma_votes": 5.0,
-        "delta": 1e-4,
-        "max_queries": 100,
-        "agents": 3,
-    }
-    return Task(**fields | changes)
+    return make_task(method=method, **changes)
 
 
 def _ballots(task: Task, similarities: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -174,3 +166,65 @@ def test_fewer_queries_than_neighbours_are_the_places_of_a_record() -> None:
     assert squared_sensitivity(_task("reverse-knn", k=3), "instance", 2) == 2
     assert squared_sensitivity(_task("reverse-knn", k=3, **CAPS), "person", 2) == 64
     assert squared_sensitivity(_task("reverse-knn", k=3, **CAPS), "agent", 2) == 98
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "person", "cell"),
+    [
+        ("knn", {"k": 5}, None, 5),
+        ("knn", {"k": 5, "records_per_person": 3}, 3, 5),
+        ("knn", {"k": 2, "records_per_person": 3}, 2, 2),
+        ("ensemble", {"records_per_person": 3}, 1, 1),
+        ("reverse-knn", {"k": 5}, None, 2**40),
+        ("reverse-knn", {"k": 5, "records_per_person": 3}, 3, 2**40),
+        ("reverse-knn", {"k": 5, "records_per_person": 3, "max_agent_records": 2}, 2, 2),
+        ("reverse-knn", {"k": 5, "records_per_person": 3, "max_agent_records": 7}, 3, 7),
+    ],
+)
+def test_the_votes_of_a_person_and_of_a_cell_are_those_of_the_table(
+    method: str, fields: dict[str, Any], person: int | None, cell: int
+) -> None:
+    asked = _task(method, **fields)
+    assert most_votes_per_cell(asked) == cell
+    if person is not None:
+        assert largest_change(asked, "person") == person
+        return
+    with pytest.raises(InvalidSetting, match="a price is stated for a person only where"):
+        largest_change(asked, "person")
+
+
+@pytest.mark.parametrize("level", ["instance", "person", "agent"])
+def test_the_event_of_a_task_has_its_fields_and_its_level(level: Any) -> None:
+    asked = _task("knn", k=3, records_per_person=2, colluding_agents=1)
+    found = integer_event(asked, level, 7)
+    assert found is not None
+    squared, largest = {"instance": (14, 1), "person": (56, 2), "agent": (63, 3)}[level]
+    assert (found.squared_sensitivity, found.largest_change, found.level) == (squared, largest, level)
+    assert (found.coordinates, found.noise_contributors) == (21, asked.noise_contributors)
+    assert (found.grid_scale, found.share_sigma_grid) == (asked.scale, asked.share_sigma_grid)
+    assert integer_event(_task("reverse-knn", k=3), "agent", 7) is None
+
+
+def test_each_query_counts_the_labels_of_its_neighbours() -> None:
+    votes = knn_ballots(np.array([[0, 2, 2], [1, -1, -1]]), num_classes=3)
+    assert votes.tolist() == [[1, 0, 2], [0, 1, 0]]
+    assert votes.dtype == np.int64
+
+
+def test_no_neighbour_means_no_vote() -> None:
+    assert knn_ballots(np.full((2, 4), -1), num_classes=3).tolist() == [[0, 0, 0], [0, 0, 0]]
+
+
+def test_each_record_votes_in_its_own_column_at_its_nearest_queries() -> None:
+    votes = reverse_knn_ballots(np.array([[0, 1], [1, -1]]), np.array([2, 0]), num_queries=3, num_classes=3)
+    assert votes.tolist() == [[0, 0, 1], [1, 0, 1], [0, 0, 0]]
+
+
+def test_a_model_casts_one_vote_per_query() -> None:
+    assert one_hot_ballots(np.array([1, -1]), num_classes=2).tolist() == [[0, 1], [0, 0]]
+
+
+@pytest.mark.parametrize("label", [3, -2])
+def test_a_label_outside_the_task_is_refused_without_naming_it(label: int) -> None:
+    with pytest.raises(InvalidSetting, match="outside the 3 classes"):
+        knn_ballots(np.array([[label]]), num_classes=3)

@@ -91,35 +91,6 @@ def test_three_talliers_of_whom_one_is_dishonest_add_half_of_the_noise_that_thre
         assert price(other).instance.charge_nano == price(one).instance.charge_nano
 
 
-def test_a_task_without_it_is_written_and_hashed_as_before() -> None:
-    task = parse_task(fields())
-    assert "dishonest_talliers" not in task.model_dump(mode="json")
-    assert parse_task(fields() | {"dishonest_talliers": None}).digest == task.digest
-    assert len({task.digest, task_of().digest, task_of(dishonest_talliers=2).digest}) == 3
-    assert b"tallier_sigma_grid" not in opening(round_of(task, batch_of(task, 2))).encode()
-    before = Round(task.digest, "b" * 64, 2, 3, task.quorum)
-    assert round_with(task, "b" * 64, 2).digest == before.digest != replace(before, tallier_sigma_grid=1600.0).digest
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"talliers": 2}, "talliers must be 3 where they add the noise"),
-        ({"dishonest_talliers": 3}, "dishonest_talliers"),
-        ({"dishonest_talliers": 0}, "dishonest_talliers"),
-        ({"max_dropouts": 3}, "at least one agent must contribute"),
-        ({"colluding_agents": 4}, "no more can collude than there are"),
-        (
-            {"method": "aux-distill", "k": 1, "training": {"min_records": 100, "regularisation": 0.1, "dimension": 2}},
-            "its noise is in the model from which each agent answers",
-        ),
-    ],
-)
-def test_what_such_a_task_may_not_say_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidTask, match=said):
-        task_of(**changes)
-
-
 def test_it_holds_against_all_participants_and_says_what_two_talliers_can_do() -> None:
     cost, two = price(task_of()), price(task_of(dishonest_talliers=2))
     assert cost.instance.participant_epsilon == cost.instance.epsilon

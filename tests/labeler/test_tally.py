@@ -12,10 +12,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from labeler.errors import ProtocolViolation
+from labeler.errors import InvalidSetting, ProtocolViolation
 from labeler.randomness import os_source, seeded_source
 from labeler.sharing import ShareVector, WinnerTerms, split, unshard
-from labeler.tally import AggregateShare, BallotShare, InputShare, Round, add_shares, misfit_of, split_ballots
+from labeler.tally import (
+    AggregateShare,
+    BallotShare,
+    InputShare,
+    QueryBatch,
+    Round,
+    add_shares,
+    misfit_of,
+    split_ballots,
+)
 
 ROUND = Round(task_digest="a" * 64, batch_digest="b" * 64, num_queries=2, num_classes=3, quorum=3)
 TERMS = WinnerTerms(scale=10, lowest=-1000, highest=2000, row_total=5, threshold=None)
@@ -129,3 +138,37 @@ def test_a_share_of_another_shape_kind_or_field_does_not_fit() -> None:
         assert said in misfit_of(share, round)
     for round, share in ((ROUND, plain), (WINNER_ROUND, apart), (TOGETHER_ROUND, in_field)):
         assert misfit_of(share, round) == ""
+
+
+FEATURES = np.arange(12, dtype=np.int16).reshape(3, 4)
+
+
+def test_equal_batches_have_equal_digests_whatever_their_memory_layout() -> None:
+    assert QueryBatch(FEATURES).digest == QueryBatch(np.asfortranarray(FEATURES)).digest
+
+
+def test_bytes_shape_and_place_all_count() -> None:
+    changed = FEATURES.copy()
+    changed[0, 0] += 1
+    batches = [
+        QueryBatch(FEATURES),
+        QueryBatch(changed),
+        QueryBatch(FEATURES.reshape(4, 3)),
+        QueryBatch(FEATURES, first_query=3),
+    ]
+    assert len({batch.digest for batch in batches}) == 4
+
+
+def test_a_batch_cannot_be_changed_under_its_digest() -> None:
+    features = FEATURES.copy()
+    batch = QueryBatch(features)
+    features[0, 0] += 1
+    assert batch.features[0, 0] == FEATURES[0, 0]
+    with pytest.raises(ValueError, match="read-only"):
+        batch.features[0, 0] = 1
+
+
+@pytest.mark.parametrize("features", [FEATURES.astype(np.float32), FEATURES[:0], FEATURES[0]])
+def test_what_is_no_batch_of_quantised_features_is_refused(features: np.ndarray) -> None:
+    with pytest.raises(InvalidSetting, match="int16 array"):
+        QueryBatch(features)

@@ -73,15 +73,17 @@ class Lives:
 
 def _next(course: _Course, asked: Asked, path: Path) -> _Course:
     task = asked.task
-    if task.life is None:
+    if task.lifetime_budget is None:
         raise TypeError("only a task of votes for life spends")
-    named = tuple(task.classes) if task.life.asked_classes is None else task.life.asked_classes
-    wishes = _wishes(path, asked.questions.tobytes(), task.k, task.life.least_similarity, task.classes, named)
+    named = tuple(task.classes) if task.lifetime_budget.asked_classes is None else task.lifetime_budget.asked_classes
+    wishes = _wishes(
+        path, asked.questions.tobytes(), task.k, task.lifetime_budget.least_similarity, task.classes, named
+    )
     price, spent = price_of_a_vote(task), dict(course.spent)
     votes = np.zeros((len(asked.questions), task.num_classes), np.int64)
     for image, label, places in wishes:
         before = spent.get(image, 0)
-        can_pay = before + price * len(places) <= task.life.budget_nano
+        can_pay = before + price * len(places) <= task.lifetime_budget.budget_nano
         spent[image] = before + (price * len(places) if can_pay else 0)
         if can_pay:
             votes[list(places), label] += 1

@@ -65,7 +65,7 @@ _FIELDS: Final[dict[Way, dict[str, Any]]] = {
         "method": "reverse-knn",
         "k": 2,
         "sigma_votes": 1.0,
-        "life": {"budget_nano": LIFE_NANO, "least_similarity": 0.2, "asked_classes": CLASSES[:2]},
+        "lifetime_budget": {"budget_nano": LIFE_NANO, "least_similarity": 0.2, "asked_classes": CLASSES[:2]},
     },
     "models": {"method": "ensemble"},
     "heads": {

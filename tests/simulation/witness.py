@@ -226,7 +226,7 @@ class Witness:
             raise Violation("spent before sent", f"{agent} sends votes for life and has not noted what they spend")
         task, journal = self._by_digest[message.header.task_digest], self._agents[agent]
         journal.read_entries()
-        if task.life is None or sum(journal.set_aside().values()) < task.life.budget_nano:
+        if task.lifetime_budget is None or sum(journal.set_aside().values()) < task.lifetime_budget.budget_nano:
             raise Violation("paid before answered", f"{agent} votes for life and has set too little aside")
 
     def _follow_lives(self, agent: str) -> None:

@@ -22,8 +22,8 @@ from labeler.messages.bodies import Ask, Mail, TallierKey
 from labeler.system.keys import PartyKeys, PublicKeys
 from labeler.tally import QueryBatch
 from labeler.task import parse_task
+from tests.workers.builders import policy_of
 from workers.agent.agent import Agent
-from workers.agent.policy import Policy
 from workers.agent.public_clock import DrawnProbe
 from workers.agent.service import run_agent
 from workers.party.home import AgentConfig, create_agent_home
@@ -170,21 +170,12 @@ def make_office(
     time = Time()
     talliers = {f"tallier-{number}": PartyKeys.generate().public for number in range(3)}
     coordinator = Coordinator(time)
-    policy = Policy.model_validate(
-        {
-            "budget": {"instance_epsilon": "unlimited", "agent_epsilon": "unlimited", "delta": 1e-5},
-            "allow": {
-                "backbones": [shard.fingerprint],
-                "tasks": "any",
-                "methods": ["knn", "ensemble", "reverse-knn"],
-                "max_queries_per_day": 1_000_000,
-                "releases": ["histogram"],
-                "max_noise_contributors": 3,
-                "approval": False,
-            },
-            "talliers": {name: keys.seal_key for name, keys in talliers.items()},
-            "coordinator": {"verify_key": coordinator.keys.public.verify_key},
-        }
+    policy = policy_of(
+        backbones=[shard.fingerprint],
+        methods=["knn", "ensemble", "reverse-knn"],
+        max_queries_per_day=1_000_000,
+        talliers={name: keys.seal_key for name, keys in talliers.items()},
+        verify_key=coordinator.keys.public.verify_key,
     )
     settings = AgentConfig(
         agent_id=AGENT,

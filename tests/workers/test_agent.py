@@ -30,6 +30,7 @@ from labeler.system.erasable import KeysInMemory
 from labeler.tally import InputShare, QueryBatch
 from labeler.task import Level, Task, parse_task
 from tests.answering import AnsweringAgent
+from tests.workers.builders import policy_of
 from tests.workers.journal_store import ChargingLedger
 from workers.agent.agent import AgentLedger, InMemoryLedger
 from workers.agent.ledger import DurableLedger
@@ -148,25 +149,13 @@ def test_nothing_private_prints(make_shard, batch) -> None:
 
 # One suite for both ledgers.
 
-CAPS = {"instance_epsilon": 2.0, "agent_epsilon": "unlimited", "delta": 1e-5}
-
 
 def policy_with(*, max_queries_per_day: int = 100, **budget: object) -> Policy:
-    return Policy.model_validate(
-        {
-            "budget": CAPS | budget,
-            "allow": {
-                "backbones": ["backbone"],
-                "tasks": "any",
-                "methods": ["knn", "reverse-knn"],
-                "max_queries_per_day": max_queries_per_day,
-                "releases": ["histogram", "winner"],
-                "max_noise_contributors": 1,
-                "approval": False,
-            },
-            "talliers": {},
-            "coordinator": {"verify_key": "0" * 64},
-        }
+    return policy_of(
+        budget={"instance_epsilon": 2.0} | budget,
+        max_queries_per_day=max_queries_per_day,
+        releases=["histogram", "winner"],
+        max_noise_contributors=1,
     )
 
 

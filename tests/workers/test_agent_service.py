@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -33,6 +31,7 @@ from labeler.system.erasable import ERASABLE_FOLDER, keys_in
 from labeler.system.keys import PartyKeys, verify
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
+from tests.workers.builders import killed_at, policy_of
 from workers.agent.agent import Agent
 from workers.agent.decisions import approve, revoke_approval
 from workers.agent.driver import AgentDriver
@@ -47,6 +46,11 @@ AGENT = "hospital-1"
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 
+PROCESS = (
+    "from workers.agent.service import run_agent; run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=0.5)"
+)
+
+
 @dataclass
 class Site:
     """One agent's home, its talliers' keys, and the relay it talks to."""
@@ -54,28 +58,31 @@ class Site:
     home: Path
     shard: Shard
     relay: Any
-    talliers: dict[str, PartyKeys]
     batch: QueryBatch
     start: Callable[..., Any]
     now: datetime = NOW
+    talliers: dict[str, PartyKeys] = field(
+        default_factory=lambda: {f"tallier-{number}": PartyKeys.generate() for number in range(3)}
+    )
+
+    def make(self, policy: Policy | None = None, **settings: Any) -> None:
+        """Make its home, or give it other settings, and let the relay know it."""
+        fields = {"coordinator_url": self.relay.url, "shard": str(self.shard.path), "engine": "numpy"} | settings
+        config = AgentConfig(agent_id=AGENT, **fields)
+        self.relay.enrolled[AGENT] = create_agent_home(self.home, config, policy or self.policy())
+
+    def start_once(self) -> None:
+        """Start its process and stop it at once: what keeps it from starting is raised."""
+        stopped = threading.Event()
+        stopped.set()
+        run_agent(self.home, stop=stopped, clock=lambda: self.now)
 
     def policy(self, **changes: Any) -> Policy:
-        allow = {
-            "backbones": [self.shard.fingerprint],
-            "tasks": "any",
-            "methods": ["knn", "reverse-knn"],
-            "max_queries_per_day": 1000,
-            "releases": ["histogram", "winner"],
-            "max_noise_contributors": 3,
-            "approval": False,
-        }
-        return Policy.model_validate(
-            {
-                "budget": {"instance_epsilon": 5.0, "agent_epsilon": "unlimited", "delta": 1e-5},
-                "allow": allow | changes,
-                "talliers": {name: keys.public.seal_key for name, keys in self.talliers.items()},
-                "coordinator": {"verify_key": self.relay.keys.public.verify_key},
-            }
+        return policy_of(
+            budget={"instance_epsilon": 5.0},
+            talliers={name: keys.public.seal_key for name, keys in self.talliers.items()},
+            verify_key=self.relay.keys.public.verify_key,
+            **({"backbones": [self.shard.fingerprint], "releases": ["histogram", "winner"]} | changes),
         )
 
     def write_policy(self, **changes: Any) -> None:
@@ -108,20 +115,7 @@ class Site:
 
     def killed_at(self, point: str) -> None:
         """Run the agent in a process of its own, which ends itself by SIGKILL where it comes to that step."""
-        fault = self.home.parent / "fault"
-        fault.write_text(point)
-        code = (
-            "import sys, threading; from pathlib import Path; from workers.agent.service import run_agent; "
-            "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=0.5)"
-        )
-        died = subprocess.run(
-            [sys.executable, "-c", code, str(self.home)],
-            env=os.environ | {"LABELER_FAULTS": str(fault)},
-            cwd=Path(__file__).parents[2],
-            timeout=60,
-            check=False,
-        )
-        assert died.returncode == -signal.SIGKILL
+        killed_at(point, self.home.parent / "fault", PROCESS, self.home)
 
     def shares(self, ask: Ask, count: int) -> list[tuple[ShareVector, ...]]:
         """What the talliers can open of this agent's answers to one ask, one tuple per answer."""
@@ -154,12 +148,9 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, make_shard: Any, relay: Any, start: Any) -> Site:
-    shard = make_shard("own")
     batch = QueryBatch(make_shard("public", records=9, seed=99, public=True).features[:])
-    talliers = {f"tallier-{number}": PartyKeys.generate() for number in range(3)}
-    site = Site(tmp_path / "agent", shard, relay, talliers, batch, start)
-    config = AgentConfig(agent_id=AGENT, coordinator_url=relay.url, shard=str(shard.path), engine="numpy")
-    relay.enrolled[AGENT] = create_agent_home(site.home, config, site.policy())
+    site = Site(tmp_path / "agent", make_shard("own"), relay, batch, start)
+    site.make()
     return site
 
 
@@ -530,10 +521,7 @@ def test_what_nobody_misses_any_more_is_erased_and_refused_for_ever_in_the_same_
 def test_an_agent_process_goes_on_while_records_are_erased_and_closes_their_files(site: Site) -> None:
     first, second = site.ask(), site.ask(sigma_votes=41.0)
     site.send(first)
-    code = (
-        "import sys, threading; from pathlib import Path; from workers.agent.service import run_agent; "
-        "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=0.5)"
-    )
+    code = f"import sys, threading; from pathlib import Path; {PROCESS}"
     with subprocess.Popen([sys.executable, "-c", code, str(site.home)], cwd=Path(__file__).parents[2]) as agent:
         try:
             site.shares(first, 1)

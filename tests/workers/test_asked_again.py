@@ -29,6 +29,7 @@ from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
 from tests.scored import scored
 from tests.workers import test_agent_service
+from tests.workers.builders import policy_of
 from tests.workers.journal_store import ChargingLedger, JournalStore
 from tests.workers.test_agent_service import AGENT, Site, same
 from workers.agent.ledger import DurableLedger
@@ -45,22 +46,7 @@ STEPS = ("ask", "ask", "ask", "charge only", "change records", "ask rotated", "s
 
 
 def policy() -> Policy:
-    return Policy.model_validate(
-        {
-            "budget": {"instance_epsilon": 5.0, "agent_epsilon": "unlimited", "delta": 1e-5},
-            "allow": {
-                "backbones": ["backbone"],
-                "tasks": "any",
-                "methods": list(METHODS),
-                "max_queries_per_day": 1000,
-                "releases": ["histogram", "winner"],
-                "max_noise_contributors": 3,
-                "approval": False,
-            },
-            "talliers": {},
-            "coordinator": {"verify_key": "0" * 64},
-        }
-    )
+    return policy_of(budget={"instance_epsilon": 5.0}, methods=list(METHODS), releases=["histogram", "winner"])
 
 
 def asked_of(method: str, shard: Shard, queries: np.ndarray) -> tuple[Task, QueryBatch]:

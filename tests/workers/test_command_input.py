@@ -161,9 +161,6 @@ def test_json_nested_without_end_is_no_file_of_ours_and_breaks_nothing(tmp_path:
         read_manifest(_manifest(tmp_path / "shard"))
 
 
-# Numbers
-
-
 # Keyboards
 
 
@@ -178,9 +175,7 @@ def test_a_command_that_is_stopped_from_the_keyboard_says_so_and_may_be_tried_ag
     assert "labeler: interrupted" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "reached", ["contextlib", "labeler.errors", "typer", "workers.commands.jobs", "workers.plan", "rich.console"]
-)
+@pytest.mark.parametrize("reached", ["contextlib", "labeler.errors", "workers.plan", "rich.console"])
 def test_a_command_that_is_stopped_while_it_starts_or_ends_leaves_no_trace_of_python(reached: str) -> None:
     """The interrupt comes when a module is first looked for, so it hits the same line each time."""
     code = (
@@ -202,9 +197,8 @@ def test_a_command_that_is_stopped_while_it_starts_or_ends_leaves_no_trace_of_py
 # Terminals
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_terminal_that_lacks_letters_is_told_the_rest(encoding: str) -> None:
-    done = run("plan", "--help", PYTHONIOENCODING=encoding, COLUMNS="40")
+def test_a_terminal_that_lacks_letters_is_told_the_rest() -> None:
+    done = run("plan", "--help", PYTHONIOENCODING="ascii", COLUMNS="40")
     assert done.returncode == 0, done.stderr
     assert b"--sigma" in done.stdout
     assert b"Traceback" not in done.stderr

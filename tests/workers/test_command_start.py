@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -47,74 +47,112 @@ HEAVY = (
 )
 
 
-@cache
-def modules_after(*arguments: str) -> set[str]:
-    """What a fresh interpreter has loaded once a command has ended."""
-    return _ended(*arguments)[0]
+FORKS = """
+import atexit, importlib, json, os, sys
+modules, commands = json.loads(sys.argv[1])
+for name in modules:
+    importlib.import_module(name)
+for words in commands:
+    reads, writes = os.pipe()
+    if not os.fork():
+        os.dup2(writes, 2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))
+        sys.argv = ["labeler", *words]
+        from workers.cli import main
+        main()
+        sys.exit()
+    os.close(writes)
+    with open(reads) as said:
+        text = said.read()
+    print(json.dumps([text, os.waitstatus_to_exitcode(os.wait()[1])]))
+"""
+
+Ended = tuple[set[str], str, int]
 
 
-def _ended(*arguments: str) -> tuple[set[str], str, int]:
-    """What it has loaded, what it complained of, and its exit code."""
-    code = (
-        "import atexit, json, sys\n"
-        "atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))\n"
-        f"sys.argv = ['labeler', *{list(arguments)!r}]\n"
-        "from workers.cli import main\n"
-        "main()\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
-    assert "Traceback" not in ended.stderr, ended.stderr
-    *said, loaded = ended.stderr.splitlines()
-    return set(json.loads(loaded)), "\n".join(said), ended.returncode
+def ended(commands: Sequence[Sequence[str]], *modules: str) -> list[Ended]:
+    """What each command has loaded, what it complained of, and its exit code.
+
+    Each is a fork of one fresh interpreter, which has loaded some modules that all of them need.
+    """
+    given = [sys.executable, "-c", FORKS, json.dumps([modules, commands])]
+    told = subprocess.run(given, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    found: list[Ended] = []
+    for text, code in map(json.loads, told.splitlines()):
+        assert "Traceback" not in text, text
+        *said, loaded = text.splitlines()
+        found.append((set(json.loads(loaded)), " ".join(said), code))
+    return found
 
 
-@pytest.mark.parametrize(
-    ("arguments", "also_absent"),
-    [
-        (("--help",), ("numpy", "pydantic", "httpx2", "scipy", "workers.commands.client", "workers.commands.console")),
-        (("status", "--help"), ("httpx2", "numpy", "scipy")),
-        (("status", "job_1", "--url", "nowhere", "--token", "x"), ("scipy",)),
-        (("plan", "--sigma", "25"), ("httpx2", "scipy")),
-        (("plan", "--epsilon", "1", "--method", "knn", "--k", "50"), ("httpx2", "scipy")),
-    ],
-    ids=["help", "help of status", "status", "plan", "plan that solves"],
-)
-def test_a_light_command_loads_no_heavy_library(arguments: tuple[str, ...], also_absent: tuple[str, ...]) -> None:
-    loaded = modules_after(*arguments)
-    assert "typer" in loaded
-    assert loaded & {*HEAVY, *also_absent} == set()
+LIGHT = {
+    "--help": ("numpy", "pydantic", "httpx2", "scipy", "workers.commands.client", "workers.commands.console"),
+    "status --help": ("httpx2", "numpy", "scipy"),
+    "status job_1 --url nowhere --token x": ("scipy",),
+    "plan --sigma 25": ("httpx2", "scipy"),
+    "plan --epsilon 1 --method knn --k 50": ("httpx2", "scipy"),
+}
+"""Commands, and what they do without beside `HEAVY`."""
+
+
+@pytest.fixture(scope="module")
+def light() -> dict[str, set[str]]:
+    """What each light command loads."""
+    found = ended([line.split() for line in LIGHT], "workers.commands.catalogue")
+    return dict(zip(LIGHT, (loaded for loaded, _, _ in found), strict=True))
+
+
+@pytest.mark.parametrize("line", LIGHT)
+def test_a_light_command_loads_no_heavy_library(light: dict[str, set[str]], line: str) -> None:
+    assert "typer" in light[line]
+    assert light[line] & {*HEAVY, *LIGHT[line]} == set()
+
+
+def test_a_command_loads_its_own_module_and_no_other(light: dict[str, set[str]]) -> None:
+    rooms = {f"workers.commands.{entry.module}" for entry in CATALOGUE.values()}
+    assert light["status --help"] & rooms == {"workers.commands.client"}
+    assert light["--help"] & rooms == set()
 
 
 LEARNING = {"faiss", "matplotlib", "sklearn", "timm", "torch", "torchvision"}
+WRONG = {
+    "embed nowhere --out a.shard": "check the path",
+    "embed SCANS --out a.shard --classes headphone,mug": "did you mean 'headphones' by 'headphone'",
+    "embed SCANS --out a.shard --public --classes headphone,mug --device gpu": "device must be auto, cpu",
+    "embed SCANS --out a.shard --device cuda": "there is no driver of a GPU here",
+    "embed SCANS --out SCANS/mug/1.png/a.shard": "is a file",
+    "pretrain nowhere --out backbone": "check the path",
+    "predict nothing.safetensors SCANS": "cannot be read",
+    "demo --out SCANS/mug/1.png": "is a file",
+    "run nothing.toml --shard a.shard --images SCANS --out job": "cannot read task file",
+    "run TASK --shard a.shard --images SCANS --out job": "'a.shard' is no finished shard",
+    "run TASK --shard SHARD --images nowhere --out job": "no shard, folder or file nowhere",
+    "run TASK --shard SHARD --images SCANS --out TASK": "is a file",
+    "run MISSPELT --shard SHARD --images SCANS --out job": "did you mean 'headphones' by 'headphone'",
+}
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ("embed nowhere --out a.shard", "check the path"),
-        ("embed SCANS --out a.shard --classes headphone,mug", "did you mean 'headphones' by 'headphone'"),
-        ("embed SCANS --out a.shard --public --classes headphone,mug --device gpu", "device must be auto, cpu"),
-        ("embed SCANS --out a.shard --device cuda", "there is no driver of a GPU here"),
-        ("embed SCANS --out SCANS/mug/1.png/a.shard", "is a file"),
-        ("pretrain nowhere --out backbone", "check the path"),
-        ("predict nothing.safetensors SCANS", "cannot be read"),
-        ("demo --out SCANS/mug/1.png", "is a file"),
-        ("run nothing.toml --shard a.shard --images SCANS --out job", "cannot read task file"),
-        ("run TASK --shard a.shard --images SCANS --out job", "'a.shard' is no finished shard"),
-        ("run TASK --shard SHARD --images nowhere --out job", "no shard, folder or file nowhere"),
-        ("run TASK --shard SHARD --images SCANS --out TASK", "is a file"),
-        ("run MISSPELT --shard SHARD --images SCANS --out job", "did you mean 'headphones' by 'headphone'"),
-    ],
-)
+@pytest.fixture(scope="module")
+def wrong(inputs: dict[str, Path]) -> dict[str, Ended]:
+    """How each wrong command ends."""
+    lines = [
+        [str(inputs.get(word, word)).replace("SCANS/", f"{inputs['SCANS']}/") for word in line.split()]
+        for line in WRONG
+    ]
+    found = ended(lines, "workers.commands.catalogue", "workers.run.preparation", "workers.embedder.shards")
+    return dict(zip(WRONG, found, strict=True))
+
+
+@pytest.mark.parametrize("line", WRONG)
 def test_what_is_wrong_with_a_command_is_told_before_a_learning_library_is_loaded(
-    inputs: dict[str, Path], command: str, said: str
+    wrong: dict[str, Ended], line: str
 ) -> None:
-    """One of them costs seconds of a core: `modules_after` says what was loaded when the command had ended."""
-    if "driver" in said and Path("/dev/nvidiactl").exists():
+    """One of them costs seconds of a core."""
+    if "driver" in WRONG[line] and Path("/dev/nvidiactl").exists():
         pytest.skip("here is a GPU")
-    words = [str(inputs.get(word, word)).replace("SCANS/", f"{inputs['SCANS']}/") for word in command.split()]
-    loaded, complaint, code = _ended(*words)
-    assert said in " ".join(complaint.split())
+    loaded, complaint, code = wrong[line]
+    assert WRONG[line] in " ".join(complaint.split())
     assert code in (1, 2)
     assert loaded & LEARNING == set()
 
@@ -181,12 +219,6 @@ def test_nor_is_what_a_process_of_its_own_validates(nosy: Path, monkeypatch: pyt
     assert not (nosy / "asked").exists()
 
 
-def test_a_command_loads_its_own_module_and_no_other() -> None:
-    rooms = {f"workers.commands.{entry.module}" for entry in CATALOGUE.values()}
-    assert modules_after("status", "--help") & rooms == {"workers.commands.client"}
-    assert modules_after("--help") & rooms == set()
-
-
 def test_the_catalogue_says_of_every_command_what_its_own_help_says_first() -> None:
     commands = load_commands()
     assert list(commands) == list(CATALOGUE)
@@ -197,7 +229,7 @@ def test_the_catalogue_says_of_every_command_what_its_own_help_says_first() -> N
 
 
 def test_the_help_lists_every_command_once_under_a_heading_and_says_how_a_shell_completes() -> None:
-    listed = [name for names in GROUPS.values() for name in names.split()]
+    listed = [name for names in GROUPS.values() for name in names]
     assert sorted(listed) == sorted(CATALOGUE)
     command = [sys.executable, "-m", "workers.cli", "--help"]
     told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout

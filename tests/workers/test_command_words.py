@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,9 @@ import pytest
 from api import examples
 from api.schema import JobView
 from labeler.errors import InvalidSetting
+from tests.command_line import Labeler
 from workers import cli
-from workers.commands.catalogue import in_option_words
-
-ROOT = Path(__file__).parents[2]
-
-
-def run(*arguments: str, columns: int = 80, **environment: str) -> subprocess.CompletedProcess[str]:
-    code = f"import sys; sys.argv = ['labeler', *{list(arguments)!r}]; from workers.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env=os.environ | {"COLUMNS": str(columns), "NO_COLOR": "1"} | environment,
-    )
-
+from workers.commands.catalogue import in_option_words, load_commands
 
 # Options
 
@@ -41,6 +26,9 @@ def run(*arguments: str, columns: int = 80, **environment: str) -> subprocess.Co
     [
         ("plan --sigma 25 --k 0", "--k: Input should be greater"),
         ("plan --sigma -1", "--sigma: Input should be greater"),
+        ("plan --sigma nan", "--sigma: Input should be a finite number"),
+        ("plan --sigma 3 --method guess", "--method must be one of knn, reverse-knn, ensemble"),
+        ("plan", "give a price as --epsilon, or the noise as --sigma"),
         ("plan --sigma 25 --delta 2", "--delta: Input should be less"),
         ("plan --sigma 25 --colluding-agents 5", "lower --colluding-agents or --max-dropouts"),
         ("plan --sigma 25 --max-dropouts 2", "lower --max-dropouts, or say --colluding-agents = 0"),
@@ -51,7 +39,11 @@ def run(*arguments: str, columns: int = 80, **environment: str) -> subprocess.Co
         ("plan --sigma 25 --method blind-average --axes 10 --max-records 2000000 --queries 11", "--max-records: Input"),
         ("plan --sigma 1e-9", "--sigma must be at least"),
         ("plan --sigma 25 --release votes", "--release must be one of"),
-        ("plan --epsilon 1 --sigma 3", "--epsilon (the price wanted) and --solve (what to find for it) go together"),
+        ("plan --sigma 3 --solve k", "--epsilon (the price wanted) and --solve (what to find for it) go together"),
+        (
+            "plan --epsilon 1 --sigma 3",
+            "give the price (--epsilon) or the noise (--sigma), or both and",
+        ),
         ("plan --sigma 3 --method reverse-knn --life-epsilon -1", "'--life-epsilon': Input should be greater"),
         ("plan --sigma 3 --epsilon 1 --solve sigma", "--solve sigma finds the noise for --epsilon, so do not give"),
         ("plan --sigma 3 --method reverse-knn --ballot-radius auto", "name their shard (--queries-shard)"),
@@ -59,18 +51,9 @@ def run(*arguments: str, columns: int = 80, **environment: str) -> subprocess.Co
         ("plan --epsilon 1 --solve sigma --method reverse-knn --life-epsilon 1", "give --sigma, which decides"),
         ("submit . --task t --strategy random --url https://localhost:9 --token t", "needs --count"),
         ("submit . --task t --strategy most --url https://localhost:9 --token t", "--strategy: Input should be"),
-        (
-            "status nothing",
-            "'nothing' is not a job's folder here; for a job of a service, name the service: --url and --token",
-        ),
-        (
-            "student nothing",
-            "'nothing' is not a job's folder here; for a job of a service, name the service: --url and --token",
-        ),
-        (
-            "export nothing --out a",
-            "'nothing' is not a job's folder here; for a job of a service, name the service: --url and --token",
-        ),
+        ("status nothing", "'nothing' is not a job's folder here; for a job of a service, name the service: --url and"),
+        ("student nothing", "'nothing' is not a job's folder here; for a job of a service, name"),
+        ("export nothing --out a", "'nothing' is not a job's folder here; for a job of a service, name"),
         ("run none.toml --shard a --queries b --out c --winner x", "task file none.toml"),
     ],
 )
@@ -99,42 +82,21 @@ def test_words_of_a_file_and_of_english_stay() -> None:
 # Width
 
 
-def test_every_help_fits_eighty_columns() -> None:
-    from typer.testing import CliRunner
+def test_every_help_fits_eighty_columns(labeler: Labeler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
 
-    from workers.commands.catalogue import app, load_commands
-
-    checked = 0
-
-    def check(words: list[str], command: Any) -> None:
-        nonlocal checked
-        text = command.get_help(_context(command, words))
-        printed = text or runner_output(words)
-        assert max(map(len, printed.splitlines()), default=0) <= 80, words
-        checked += 1
+    def commands(command: Any, words: list[str]) -> Iterator[list[str]]:
+        yield words
         for name, inner in getattr(command, "commands", {}).items():
-            check([*words, name], inner)
+            yield from commands(inner, [*words, name])
 
-    def runner_output(words: list[str]) -> str:
-        return CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).invoke(app, [*words, "--help"]).output
-
-    for name, command in load_commands().items():
-        check([name], command)
-    assert checked > 35
-
-
-def _context(command: Any, words: list[str]) -> Any:
-    return command.context_class(command, info_name=" ".join(words), terminal_width=80, max_content_width=80)
-
-
-# Version, completion
-
-
-# Following a job
-
-
-def job(state: str, stage: str, done: int) -> JobView:
-    return JobView.model_validate(examples.JOB | {"state": state, "stage": stage, "queries_done": done, "queries": 20})
+    found = [words for name, command in load_commands().items() for words in commands(command, [name])]
+    assert len(found) > 35
+    for words in found:
+        shown = labeler(*words, "--help")
+        assert shown.code == 0
+        assert max(map(len, shown.out.splitlines())) <= 80, words
 
 
 # Unreadable images

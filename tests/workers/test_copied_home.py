@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -20,33 +19,16 @@ from labeler.ledger.ledger import Ledger
 from labeler.ledger.schema import agent_rounds
 from labeler.messages.bodies import Ask, Settled
 from labeler.sharing import unshard
-from labeler.system.keys import PartyKeys
-from labeler.tally import QueryBatch
 from labeler.task import Task
 from tests.workers.test_agent_service import AGENT, NOW
-from tests.workers.test_votes_for_life import RECORDS, LifeSite, write
+from tests.workers.test_votes_for_life import RECORDS, LifeSite, life_site
 from workers.agent.agent import Agent
-from workers.agent.service import run_agent
 from workers.homes.journals import verify_journal
-from workers.party.home import AgentConfig, create_agent_home
 
 
 @pytest.fixture
 def site(tmp_path: Path, make_shard: Any, relay: Any, start: Any) -> LifeSite:
-    shard = write(tmp_path / "own")
-    batch = QueryBatch(make_shard("public", records=9, seed=99, public=True).features[:])
-    talliers = {f"tallier-{number}": PartyKeys.generate() for number in range(3)}
-    return LifeSite(tmp_path / "agent", shard, relay, talliers, batch, start)
-
-
-def make(site: LifeSite, witness: Path | None = None) -> None:
-    if witness is not None:
-        witness.parent.mkdir()
-    config = AgentConfig(
-        agent_id=AGENT, coordinator_url=site.relay.url, shard=str(site.shard.path), engine="numpy",
-        witness_file=None if witness is None else str(witness),
-    )  # fmt: skip
-    site.relay.enrolled[AGENT] = create_agent_home(site.home, config, site.policy())
+    return life_site(tmp_path, make_shard, relay, start)
 
 
 def copy_after_the_charge(site: LifeSite, copy: Path, *asks: Ask) -> None:
@@ -71,15 +53,10 @@ def charged(home: Path) -> int:
         return len(connection.execute(select(agent_rounds).where(agent_rounds.c.state == "charged")).all())
 
 
-def run(site: LifeSite) -> None:
-    stopped = threading.Event()
-    stopped.set()
-    run_agent(site.home, stop=stopped, clock=lambda: NOW)
-
-
 def test_a_witness_has_seen_the_spends_of_an_answer_that_left(site: LifeSite, tmp_path: Path) -> None:
     """The relay keeps no record of journals, as a coordinator that wants spends undone."""
-    make(site, tmp_path / "elsewhere" / "agent.head")
+    (tmp_path / "elsewhere").mkdir()
+    site.make(witness_file=str(tmp_path / "elsewhere" / "agent.head"))
     first = site.ask_for_life(nonce="first")
     copy_after_the_charge(site, tmp_path / "copy", first)
     running = site.run()
@@ -90,7 +67,7 @@ def test_a_witness_has_seen_the_spends_of_an_answer_that_left(site: LifeSite, tm
     second = site.ask_for_life(nonce="second")
     site.send(second)
     try:
-        run(site)
+        site.start_once()
     except JournalBehind as error:
         assert "agent.head has seen entry" in str(error)  # noqa: PT017  # the other way is the attack
         return
@@ -103,7 +80,7 @@ def test_a_witness_has_seen_the_spends_of_an_answer_that_left(site: LifeSite, tm
 def test_while_an_answer_cannot_be_made_no_other_round_of_votes_for_life_is_charged(
     site: LifeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make(site)
+    site.make()
     stuck, other = site.ask_for_life(nonce="stuck"), site.ask_for_life(nonce="other")
     computed, tries = Agent.computed, []
 
@@ -138,7 +115,7 @@ def test_the_coordinator_has_seen_them_and_tells_the_agent(
     site: LifeSite, tmp_path: Path, caplog: pytest.LogCaptureFixture, more: int
 ) -> None:
     """Also a copy that has grown longer than what was seen: promises that end are entries, too."""
-    make(site)
+    site.make()
     first = site.ask_for_life(nonce="first")
     copy_after_the_charge(site, tmp_path / "copy", first)
     site.relay.is_witness = True
@@ -168,7 +145,7 @@ def test_the_coordinator_has_seen_them_and_tells_the_agent(
 
 
 def test_every_answer_moves_the_head_whatever_it_spent_and_no_entry_tells(site: LifeSite) -> None:
-    make(site)
+    site.make()
     running = site.run()
     asks = [site.ask_for_life(nonce=str(number)) for number in range(3)]
     found = [abs(site.answer(ask)) > 30 for ask in asks]
@@ -184,7 +161,7 @@ def test_every_answer_moves_the_head_whatever_it_spent_and_no_entry_tells(site: 
 
 
 def test_spends_that_somebody_edits_are_found_by_the_chain(site: LifeSite) -> None:
-    make(site)
+    site.make()
     running = site.run()
     site.answer(site.ask_for_life())
     running.end()
@@ -195,14 +172,14 @@ def test_spends_that_somebody_edits_are_found_by_the_chain(site: LifeSite) -> No
     with pytest.raises(JournalBroken, match="what images have spent on votes for life is not what"):
         verify_journal(site.home)
     with pytest.raises(JournalBroken):
-        run(site)
+        site.start_once()
 
 
 def test_of_rounds_asked_at_once_one_is_charged_and_not_stored_so_none_is_answered_twice_under_one_noise(
     site: LifeSite, tmp_path: Path
 ) -> None:
     """Without any witness: the second round, silent at first, is asked first of the copy."""
-    make(site)
+    site.make()
     asks = [site.ask_for_life(nonce=str(number)) for number in range(3)]
     copy_after_the_charge(site, tmp_path / "copy", *asks)
     open_rounds = charged(tmp_path / "copy")

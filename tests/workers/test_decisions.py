@@ -18,7 +18,7 @@ from tests.workers.test_agent_proposals import declined, proposal, propose, will
 from tests.workers.test_agent_service import NOW, Site, same, site  # noqa: F401  # the fixture
 from workers.agent import decisions
 from workers.agent.policy import BudgetTable, policy_toml
-from workers.agent.site import SiteConsole, answered_jobs, answered_rounds, as_csv, overview, percent
+from workers.agent.site import SiteConsole, answered_jobs, answered_rounds, as_csv, percent
 from workers.commands.site import approve as approve_by_command
 from workers.commands.site import waiting as say_waiting
 from workers.homes.journals import backup_home
@@ -189,7 +189,6 @@ def test_a_file_that_cannot_be_read_still_decides(site: Site, content: str) -> N
     (site.home / "refused").mkdir()
     (site.home / "refused" / digest).write_text(content)
     assert decisions.refused(site.home, digest) is not None
-    assert decisions.objection(site.home, digest) is not None
 
 
 @pytest.mark.parametrize("reason", ["", "  ", "x" * 301, "a\x1b[2Jb", "two\nlines"])
@@ -240,7 +239,7 @@ def test_what_was_answered_is_told_with_its_task_and_price(site: Site) -> None: 
     lines = list(csv.DictReader(io.StringIO(as_csv(rounds))))
     assert lines[0]["name"] == '\'=HYPERLINK("x")', "no spreadsheet obeys a name from elsewhere"
     assert lines[0]["instance_nano"] == str(charge)
-    (left,) = (one for one in overview(site.home)["budget"] if one["level"] == "instance")
+    (left,) = (one for one in SiteConsole(site.home).overview()["budget"] if one["level"] == "instance")
     assert left["spent_nano"] == sum(one["instance_nano"] for one in rounds)
 
 
@@ -259,7 +258,7 @@ def test_a_backup_keeps_what_people_have_decided_so_a_home_that_comes_back_does_
 
 
 def test_a_home_whose_agent_never_ran_says_so_and_shows_the_rest(site: Site) -> None:  # noqa: F811
-    shown = overview(site.home)
+    shown = SiteConsole(site.home).overview()
     assert shown["agent_id"] == "hospital-1"
     assert any("start it once" in one for one in shown["problems"])
     assert shown["policy"]
@@ -318,6 +317,11 @@ def test_the_shell_does_the_same_at_80_columns(
     out = site.home.parent / "answered.csv"
     assert labeler("history", "--format", "csv", "--out", out)[0] == 0
     assert ask.round.digest in out.read_text()
-    assert "left" in labeler("budget")[1]
+    shown = labeler("budget")[1]
+    [account] = [one for one in json.loads(labeler("budget", "--json")[1]) if one["level"] == "instance"]
+    spent = 1 - account["left_nano"] / account["cap_nano"]
+    assert 0 < spent < 1
+    assert f"{spent:.1%}" in shown  # the share beside a bar says what the bar shows
+    assert f"{1 - spent:.1%}" not in shown
     assert labeler("refuse", digest[:8], "--reason", "")[0] == 2
     assert labeler("desk", "--host", "0.0.0.0")[0] == 2

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +10,7 @@ import pytest
 from PIL import Image
 
 from feature_store.shard import Shard
+from tests.command_line import Labeler
 
 
 @pytest.fixture
@@ -28,73 +26,68 @@ def scans(tmp_path: Path) -> Path:
     return tmp_path / "scans"
 
 
-def _labeler(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "workers.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_embed_says_what_it_left_out_and_where_the_list_is(scans: Path, tmp_path: Path) -> None:
+def test_embed_says_what_it_left_out_and_where_the_list_is(labeler: Labeler, scans: Path, tmp_path: Path) -> None:
     shutil.copy(scans / "ill/P-17/0.png", scans / "ill/P-17/again.png")
     for name in ("Thumbs.db", "well/.DS_Store", "well/P-17/notes.txt"):
         (scans / name).write_text("no image")
     options = ("--backbone", "pixels:4", "--classes", "ill,well")
-    done = _labeler("embed", scans, *options, "--out", tmp_path / "a.shard")
-    assert done.returncode == 0, done.stderr
+    done = labeler("embed", scans, *options, "--out", tmp_path / "a.shard")
+    assert done.code == 0, done.err
     shard = Shard.open(tmp_path / "a.shard")
-    assert done.stdout.splitlines()[:4] == [
+    assert done.out.splitlines()[:4] == [
         f"5 images are in {tmp_path / 'a.shard'} (backbone pixels:4, {shard.fingerprint[:12]})",
         "Left out as copies of other images: 1",
         "Left out because identical images have different labels: 2",
         f"Identical images are listed in {tmp_path / 'a.shard.duplicates.csv'}; delete it once you have looked at it",
     ]
-    assert "ill/P-23" not in done.stdout + done.stderr
-    assert done.stderr.strip().endswith(
+    assert "ill/P-23" not in done.out + done.err
+    assert done.err.strip().endswith(
         "Warning: 3 files are no images and were passed over: Thumbs.db, well/.DS_Store, well/P-17/notes.txt."
     )
     (scans / "ill/P-17/cut.png").write_bytes((scans / "ill/P-17/1.png").read_bytes()[:40])
-    done = _labeler("embed", scans, *options, "--out", tmp_path / "b.shard", "--json")
-    assert done.returncode == 1
-    document = json.loads(done.stdout)
+    done = labeler("embed", scans, *options, "--out", tmp_path / "b.shard", "--json")
+    assert done.code == 1
+    document = done.document
     assert [one["source"] for one in document["skipped"]] == ["ill/P-17/cut.png"]
     assert (document["records"], document["copies"], document["contradictions"]) == (5, 1, 2)
 
 
-def test_embed_refuses_what_is_there_twice_where_it_is_told_to(scans: Path, tmp_path: Path) -> None:
+def test_embed_refuses_what_is_there_twice_where_it_is_told_to(labeler: Labeler, scans: Path, tmp_path: Path) -> None:
     options = ("--backbone", "pixels:4", "--out", tmp_path / "a.shard", "--classes", "ill,well", "--person-level", 2)
-    refused = _labeler("embed", scans, *options, "--duplicates", "refuse")
-    assert refused.returncode == 1
+    refused = labeler("embed", scans, *options, "--duplicates", "refuse")
+    assert refused.code == 1
     assert "the same image (under different labels and different people): ill/P-23/0.png, well/P-17/copy.png" in (
-        refused.stderr
+        refused.err
     )
-    assert "--duplicates keep-first" in refused.stderr
+    assert "--duplicates keep-first" in refused.err
 
-    as_json = _labeler("embed", scans, *options, "--duplicates", "refuse", "--json")
-    assert as_json.returncode == 1
-    assert json.loads(as_json.stdout)["duplicates"] == [
+    as_json = labeler("embed", scans, *options, "--duplicates", "refuse", "--json")
+    assert as_json.code == 1
+    assert as_json.document["duplicates"] == [
         {
             "sources": ["ill/P-23/0.png", "well/P-17/copy.png"],
             "contradiction": "under different labels and different people",
         }
     ]
 
-    done = _labeler("embed", scans, *options, "--duplicates", "keep-all", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["records"] == 7
+    done = labeler("embed", scans, *options, "--duplicates", "keep-all", "--json")
+    assert done.code == 0, done.err
+    assert done.document["records"] == 7
     shard = Shard.open(tmp_path / "a.shard")
     assert shard.knows_persons
     assert len(np.unique(np.asarray(shard.persons), axis=0)) == 2
 
-    looked = _labeler("duplicates", tmp_path / "a.shard", "--json")
-    assert looked.returncode == 1
-    assert json.loads(looked.stdout)["compared"] == ["bytes", "features"]
-    assert json.loads(looked.stdout)["duplicates"][0]["contradiction"] == "under different labels and different people"
+    looked = labeler("duplicates", tmp_path / "a.shard", "--json")
+    assert looked.code == 1
+    assert looked.document["compared"] == ["bytes", "features"]
+    assert looked.document["duplicates"][0]["contradiction"] == "under different labels and different people"
 
 
-def test_words_that_are_no_choice_are_refused(scans: Path, tmp_path: Path) -> None:
+def test_words_that_are_no_choice_are_refused(labeler: Labeler, scans: Path, tmp_path: Path) -> None:
     options = ("--backbone", "pixels:4", "--out", tmp_path / "a.shard", "--classes", "ill,well")
-    refused = _labeler("embed", scans, *options, "--duplicates", "whatever")
-    assert refused.returncode == 2
-    assert "must be one of refuse, keep-first, keep-all" in refused.stderr
-    refused = _labeler("embed", scans, *options, "--person-level", 2, "--person-column", "patient")
-    assert refused.returncode == 2
-    assert "in one way" in refused.stderr
+    refused = labeler("embed", scans, *options, "--duplicates", "whatever")
+    assert refused.code == 2
+    assert "must be one of refuse, keep-first, keep-all" in refused.err
+    refused = labeler("embed", scans, *options, "--person-level", 2, "--person-column", "patient")
+    assert refused.code == 2
+    assert "in one way" in refused.err

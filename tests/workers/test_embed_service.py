@@ -6,8 +6,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +28,7 @@ from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import UnreadableImage
+from tests.workers.builders import killed_at
 from workers.embedder import service as embed_service
 from workers.embedder.service import MOST_ATTEMPTS, Embedder, run_embedder
 from workers.up.redis_server import RedisServer
@@ -193,24 +192,6 @@ def test_what_cannot_be_embedded_fails_with_a_reason(office: Office, upload: pa.
     assert failure["problem_type"] in ("bad-data", "invalid-setting", "unreadable-image")
 
 
-def test_after_a_job_that_failed_the_next_one_is_done(office: Office) -> None:
-    bad = office.job("job-1", images_table([b"no image"]))
-    good = office.job("job-2", images_table([png(pictures(1)[0])]))
-    office.finish(good)
-    assert (bad / "failed.json").exists()
-
-
-def test_work_that_was_done_is_not_done_again(office: Office) -> None:
-    folder = office.job("job-1", images_table([png(pictures(1)[0])]))
-    office.finish(folder)
-    stamp = (folder / "public.shard").stat().st_mtime_ns
-    request = EmbedRequest(fingerprint=BACKBONE.fingerprint)
-    office.board.put("somebody", "job-1", request)
-    other = office.job("job-2", images_table([png(pictures(1)[0])]))
-    office.finish(other)
-    assert (folder / "public.shard").stat().st_mtime_ns == stamp
-
-
 def test_work_that_kills_whoever_takes_it_is_given_up(office: Office) -> None:
     folder = office.job("job-1", images_table([png(pictures(1)[0])]))
     begun = office.home / "embedding" / lane_of("somebody") / "turn"
@@ -253,20 +234,11 @@ def test_killed_at_any_step_another_embedder_makes_the_same_features(
 ) -> None:
     images = pictures(70)
     folder = office.job("job-1", images_table([png(image) for image in images]))
-    fault = tmp_path / "fault"
-    fault.write_text(point)
     code = (
-        "import sys, threading; from pathlib import Path; from workers.embedder.service import run_embedder; "
+        "from workers.embedder.service import run_embedder; "
         "run_embedder(Path(sys.argv[1]), sys.argv[2], {sys.argv[3]: 'pixels:4'}, stop=threading.Event())"
     )
-    died = subprocess.run(
-        [sys.executable, "-c", code, str(office.home), office.server.url, BACKBONE.fingerprint],
-        env=os.environ | {"LABELER_FAULTS": str(fault)},
-        cwd=Path(__file__).parents[2],
-        timeout=60,
-        check=False,
-    )
-    assert died.returncode == -signal.SIGKILL
+    killed_at(point, tmp_path / "fault", code, office.home, office.server.url, BACKBONE.fingerprint)
     assert (office.home / "embedding" / lane_of("somebody") / "turn").read_text() == "1"
     assert not (folder / "failed.json").exists()
     office.finish(folder)
@@ -274,7 +246,7 @@ def test_killed_at_any_step_another_embedder_makes_the_same_features(
 
 
 def test_a_redis_that_goes_away_is_waited_for(tmp_path: Path, start: Any) -> None:
-    with RedisServer(tmp_path / "redis", use_port=True) as server:
+    with RedisServer(tmp_path / "redis") as server:
         mailbox = RedisMailbox(server.url)
         office = Office(tmp_path / "coordinator", mailbox, server, start)
         running = office.run()

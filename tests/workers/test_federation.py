@@ -24,6 +24,7 @@ from workers.agent.policy import read_policy
 from workers.embedder.shards import embed_images
 from workers.party.home import read_agent_config, read_tallier_config
 from workers.up import Plan
+from workers.up import home as home_module
 from workers.up.home import LocalFederation, make_federation, prepare_journal
 from workers.up.supervisor import Death
 from workers.up.up import Running, _Run, last_complaint, run_up
@@ -100,15 +101,6 @@ def test_what_was_settled_when_it_was_made_cannot_be_changed_by_the_way(
     assert make_federation(made.home, Plan(agents=2)).agents == made.agents
 
 
-def test_the_token_is_kept_where_only_the_owner_reads_it(made: LocalFederation) -> None:
-    assert made.read_token() is None
-    made.keep_token("lab_kept")
-    reopened = make_federation(made.home, Plan())
-    assert reopened.read_token() == "lab_kept"
-    assert (made.home / "admin-token").stat().st_mode & 0o777 == 0o600
-    (made.home / "admin-token").unlink()
-
-
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(BadData, match=r"thesis\.tex"):
@@ -117,7 +109,13 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_making_it_goes_on_where_it_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.up.home._write_state", _interrupt)
+    whole = home_module._make_homes
+
+    def interrupted(*arguments: Any, **more: Any) -> None:
+        whole(*arguments, **more)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(home_module, "_make_homes", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make_federation(tmp_path, Plan(agents=1))
     keys = (tmp_path / "agents" / "agent-1" / "keys.json").read_bytes()
@@ -126,10 +124,6 @@ def test_making_it_goes_on_where_it_was_interrupted(tmp_path: Path, monkeypatch:
     federation = make_federation(tmp_path, Plan(agents=1))
     assert (federation.agents["agent-1"] / "keys.json").read_bytes() == keys
     assert Shard.open(federation.agents["agent-1"] / "images.shard").record_ids.tolist() == ids
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def test_shards_somebody_brings_stay_where_they_are(tmp_path: Path, federation_images: tuple[Path, Path]) -> None:
@@ -187,22 +181,16 @@ def federation_images(tmp_path_factory: pytest.TempPathFactory, images: Path) ->
     return root / "a.shard", root / "b.shard"
 
 
-@pytest.mark.parametrize(
-    ("epsilons", "said"),
-    [
-        ({"life_epsilon": 0.0}, "life_epsilon"),
-        ({"life_epsilon": 5.0, "instance_epsilon": 1.0}, "cannot be larger"),
-        ({"life_epsilon": 50.0, "instance_epsilon": 60.0}, "never given back"),
-    ],
-)
-def test_epsilons_that_do_not_go_together_are_refused_in_a_sentence_before_a_home_is_made(
-    tmp_path: Path, epsilons: dict[str, float], said: str
-) -> None:
+def test_epsilons_that_do_not_go_together_are_refused_in_a_sentence_before_a_home_is_made(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir(mode=0o700)
-    with pytest.raises(InvalidSetting, match=said):
-        make_federation(tmp_path / "home", Plan(agents=3, **epsilons))  # type: ignore[arg-type]
-    assert not (tmp_path / "home" / "coordinator").exists()
-    make_federation(tmp_path / "home", Plan(agents=3))
+    for plan, said in (
+        (Plan(life_epsilon=0.0), "life_epsilon"),
+        (Plan(life_epsilon=5.0, instance_epsilon=1.0), "cannot be larger"),
+        (Plan(life_epsilon=50.0, instance_epsilon=60.0), "never given back"),
+    ):
+        with pytest.raises(InvalidSetting, match=said):
+            make_federation(tmp_path / "home", plan)
+        assert list((tmp_path / "home").iterdir()) == []
 
 
 @pytest.mark.parametrize("has_more", [False, True])
@@ -221,57 +209,36 @@ def test_a_start_that_is_refused_leaves_no_empty_home_behind(tmp_path: Path, has
 # Before its coordinator starts
 
 
-@pytest.fixture
-def federation(tmp_path: Path) -> LocalFederation:
-    home = tmp_path / "federation"
-    home.mkdir(mode=0o700)
-    return make_federation(home, Plan(agents=2))
-
-
-def parties_of(federation: LocalFederation) -> dict[str, tuple[str, int | None, str, str]]:
+def states_of(federation: LocalFederation) -> dict[str, tuple[str, int | None, str, str]]:
     with closing(open_database(federation.coordinator / "journal.db", read_only=True)) as database:
         found = PartyStore(database).list()
     return {one.party_id: (one.role, one.tallier, one.state, one.verify_key) for one in found}
 
 
-def test_everybody_is_enrolled_with_keys_and_numbers_once(federation: LocalFederation) -> None:
-    prepare_journal(federation)
-    enrolled = parties_of(federation)
-    keys = {
-        name: PartyKeys.load(home / "keys.json").public.verify_key
-        for name, home in (federation.talliers | federation.agents).items()
+def test_everybody_is_enrolled_once_and_no_start_takes_other_keys_or_brings_back_who_was_revoked(
+    tmp_path: Path,
+) -> None:
+    tmp_path.chmod(0o700)
+    federation = make_federation(tmp_path, Plan(agents=2))
+    homes = federation.talliers | federation.agents
+    keys = {name: PartyKeys.load(home / "keys.json").public.verify_key for name, home in homes.items()}
+    agents = {name: ("agent", None, "active", keys[name]) for name in federation.agents}
+    everybody = agents | {
+        name: ("tallier", number, "active", keys[name]) for number, name in enumerate(federation.talliers)
     }
-    assert enrolled == {
-        "tallier-0": ("tallier", 0, "active", keys["tallier-0"]),
-        "tallier-1": ("tallier", 1, "active", keys["tallier-1"]),
-        "tallier-2": ("tallier", 2, "active", keys["tallier-2"]),
-        "agent-1": ("agent", None, "active", keys["agent-1"]),
-        "agent-2": ("agent", None, "active", keys["agent-2"]),
-    }
-    prepare_journal(federation)
-    assert parties_of(federation) == enrolled
-
-
-def test_whom_an_administrator_has_revoked_stays_revoked_at_the_next_start(federation: LocalFederation) -> None:
-    prepare_journal(federation)
+    for _ in range(2):
+        prepare_journal(federation)
+        assert states_of(federation) == everybody
     with closing(open_database(federation.coordinator / "journal.db")) as database:
         PartyStore(database).revoke("agent-2")
     prepare_journal(federation)
-    assert {name: state for name, (_, _, state, _) in parties_of(federation).items()}["agent-2"] == "revoked"
-
-
-def test_keys_that_are_not_those_enrolled_are_refused_with_the_party_they_are_of(federation: LocalFederation) -> None:
-    prepare_journal(federation)
-    path = federation.agents["agent-2"] / "keys.json"
+    assert states_of(federation)["agent-2"][2] == "revoked"
+    path = federation.agents["agent-1"] / "keys.json"
     path.unlink()
-    PartyKeys.generate().save(path)
-    with pytest.raises(BadData, match="agent-2 cannot be enrolled: 'agent-2' is enrolled already"):
+    with pytest.raises(InvalidSetting, match=r"agent-1: key file 'keys\.json' cannot be read"):
         prepare_journal(federation)
-
-
-def test_a_party_without_keys_is_named_before_anything_starts(federation: LocalFederation) -> None:
-    (federation.agents["agent-2"] / "keys.json").unlink()
-    with pytest.raises(InvalidSetting, match=r"agent-2: key file 'keys\.json' cannot be read"):
+    PartyKeys.generate().save(path)
+    with pytest.raises(BadData, match="agent-1 cannot be enrolled: 'agent-1' is enrolled already"):
         prepare_journal(federation)
 
 
@@ -304,11 +271,11 @@ def test_a_full_disk_does_not_end_it_where_somebody_dies(
         def tend(self) -> list[Death]:
             return [Death("agent-1", -9, 1.0, 1)]
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("workers.up.up.Supervisor", lambda _: Programs())
-    monkeypatch.setattr(LocalFederation, "write_processes", full)
+    monkeypatch.setattr("workers.up.up.replace_file", full)
     said: list[str] = []
     running = Running("", "lab_secret", False, made)
     run = _Run(running, cast(Any, None), port=0, stop=threading.Event(), complain=said.append)

@@ -187,9 +187,9 @@ def test_a_hospital_joins_with_two_commands_and_its_home_is_whole(
 
 def run_once(home: Path, service: Service, party_id: str) -> None:
     """The process of a home serves until it was heard of again."""
-    store = service.coordinator.mailroom
+    parties = service.coordinator.stores.parties
     stop = threading.Event()
-    before = store.fresh(service.coordinator.stores.parties.get(party_id)).last_contact
+    before = parties.get(party_id).last_contact
     failures: list[BaseException] = []
 
     def serve() -> None:
@@ -201,7 +201,7 @@ def run_once(home: Path, service: Service, party_id: str) -> None:
     thread = threading.Thread(target=serve)
     thread.start()
     pause = threading.Event()
-    while store.fresh(service.coordinator.stores.parties.get(party_id)).last_contact == before and thread.is_alive():
+    while parties.get(party_id).last_contact == before and thread.is_alive():
         pause.wait(0.02)
     stop.set()
     thread.join(30)

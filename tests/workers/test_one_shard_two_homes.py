@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import re
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,9 +18,8 @@ from feature_store.shard import MARK_NAME, Shard, claim
 from labeler.errors import BadData, OutputInUse
 from labeler.system.keys import PartyKeys
 from labeler.tally import QueryBatch
-from tests.workers.test_agent_service import AGENT, NOW, Site
-from workers.agent.service import LOOK_EVERY_S, run_agent
-from workers.party.home import AgentConfig, create_agent_home
+from tests.workers.test_agent_service import AGENT, Site
+from workers.agent.service import LOOK_EVERY_S
 from workers.run.labelling import run_job
 from workers.run.preparation import LabellingJob
 from workers.run.task_file import QueriesTable, TaskFile, TaskTable
@@ -32,18 +30,12 @@ ONE, OTHER = "1" * 64, "2" * 64
 @pytest.fixture
 def homes(tmp_path: Path, make_shard: Any, relay: Any, start: Any) -> tuple[Site, Site]:
     """Two homes of one agent that answer from the same shard."""
-    shard, batch = make_shard("own"), QueryBatch(make_shard("public", records=9, seed=99, public=True).features[:])
-    talliers = {f"tallier-{number}": PartyKeys.generate() for number in range(3)}
-    first = Site(tmp_path / "first", shard, relay, talliers, batch, start)
+    batch = QueryBatch(make_shard("public", records=9, seed=99, public=True).features[:])
+    first = Site(tmp_path / "first", make_shard("own"), relay, batch, start)
     second = replace(first, home=tmp_path / "second")
     for site in (first, second):
-        make(site, shard.path)
+        site.make()
     return first, second
-
-
-def make(site: Site, shard: Path) -> None:
-    config = AgentConfig(agent_id=AGENT, coordinator_url=site.relay.url, shard=str(shard), engine="numpy")
-    create_agent_home(site.home, config, site.policy())
 
 
 def enrol(site: Site) -> None:
@@ -59,17 +51,11 @@ def answer(site: Site, nonce: str) -> None:
     running.end()
 
 
-def run(site: Site) -> None:
-    stopped = threading.Event()
-    stopped.set()
-    run_agent(site.home, stop=stopped, clock=lambda: NOW)
-
-
 def test_a_second_home_answers_nothing_from_the_same_shard(homes: tuple[Site, Site]) -> None:
     first, second = homes
     answer(first, "first")
     try:
-        run(second)
+        second.start_once()
     except BadData as error:
         said = str(error)
     else:
@@ -82,7 +68,7 @@ def test_a_second_home_answers_nothing_from_the_same_shard(homes: tuple[Site, Si
 def test_the_same_home_goes_on_however_often_it_starts_and_wherever_it_is_moved(homes: tuple[Site, Site]) -> None:
     first, _ = homes
     answer(first, "first")
-    run(first)
+    first.start_once()
     first.home.rename(first.home.with_name("moved"))
     first.home = first.home.with_name("moved")
     answer(first, "second")
@@ -90,35 +76,36 @@ def test_the_same_home_goes_on_however_often_it_starts_and_wherever_it_is_moved(
 
 def test_a_copy_of_the_shard_answers_for_the_same_home(homes: tuple[Site, Site], tmp_path: Path) -> None:
     first, second = homes
-    run(first)
+    first.start_once()
     shutil.copytree(first.shard.path, tmp_path / "copy")
-    make(second, tmp_path / "copy")
+    second.make(shard=str(tmp_path / "copy"))
     with pytest.raises(BadData, match="answers for another home"):
-        run(second)
-    make(first, tmp_path / "copy")
-    run(first)
+        second.start_once()
+    first.make(shard=str(tmp_path / "copy"))
+    first.start_once()
 
 
 def test_a_shard_is_handed_over_as_the_refusal_says(homes: tuple[Site, Site]) -> None:
     first, second = homes
-    run(first)
+    first.start_once()
     mark = first.shard.path / MARK_NAME
     assert mark.stat().st_mode & 0o777 == 0o600
     assert json.loads(mark.read_text())["agent"] == AGENT
     mark.unlink()
     answer(second, "second")
     with pytest.raises(BadData, match="answers for another home"):
-        run(first)
+        first.start_once()
 
 
 def test_a_home_that_runs_stops_answering_once_the_shard_is_handed_over(homes: tuple[Site, Site]) -> None:
-    first, second = homes
+    first, _ = homes
     enrol(first)
     running = first.run()
     first.send(ask := first.ask(nonce="before"))
     first.shares(ask, 1)
+    # At once, so that the first home does not look in between and take it back.
     (first.shard.path / MARK_NAME).unlink()
-    run(second)
+    claim(first.shard.path, agent_id=AGENT, journal=OTHER)
     time.sleep(2 * LOOK_EVERY_S)  # it looks at its shard by the clock
     first.send(first.ask(nonce="after"))
     (refusal,) = first.refusals(1)
@@ -129,26 +116,26 @@ def test_a_home_that_runs_stops_answering_once_the_shard_is_handed_over(homes: t
 
 def test_a_mark_that_cannot_be_read_refuses_every_home(homes: tuple[Site, Site]) -> None:
     first, _ = homes
-    run(first)
+    first.start_once()
     for damage in (b"", b"{", b"[]", b'{"version": "labeler-shard-mark/2", "journal": "1"}'):
         (first.shard.path / MARK_NAME).write_bytes(damage)
         with pytest.raises(BadData, match="cannot be read, so nobody knows which home"):
-            run(first)
+            first.start_once()
 
 
 def test_a_marked_shard_is_a_shard_as_before(homes: tuple[Site, Site]) -> None:
     first, _ = homes
-    run(first)
+    first.start_once()
     shard = Shard.open(first.shard.path)
     assert shard.delete(shard.record_ids[:1]) == 1
-    run(first)
+    first.start_once()
 
 
 @pytest.mark.long
 def test_labeler_run_asks_nobody_about_the_mark(homes: tuple[Site, Site], make_shard: Any, tmp_path: Path) -> None:
     """It has no budget that lasts beyond its folder, as docs/task-file.md says."""
     first, _ = homes
-    run(first)
+    first.start_once()
     mark = (first.shard.path / MARK_NAME).read_bytes()
     other, public = make_shard("other", seed=1), make_shard("asked", seed=9, public=True)
     claim(other.path, agent_id="elsewhere", journal=OTHER)

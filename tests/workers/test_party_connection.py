@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import socket
 import threading
 import time
@@ -171,40 +170,6 @@ def test_a_request_ends_at_once_when_the_party_is_told_to_stop(when: str) -> Non
 # Through a proxy.
 
 
-class Proxy:
-    """Takes one CONNECT and passes everything on to a port of this machine."""
-
-    def __init__(self, port: int) -> None:
-        self.asked = b""
-        self._to = port
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def _run(self) -> None:
-        with suppress(OSError):
-            near, _ = self._socket.accept()
-            with near, socket.create_connection(("127.0.0.1", self._to)) as far:
-                while b"\r\n\r\n" not in self.asked:
-                    self.asked += _received(near)
-                near.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
-                back = threading.Thread(target=_pass_on, args=(far, near), daemon=True)
-                back.start()
-                _pass_on(near, far)
-                back.join(timeout=60)
-
-
-def _pass_on(one: socket.socket, other: socket.socket) -> None:
-    with suppress(OSError):
-        while data := one.recv(65536):
-            other.sendall(data)
-    with suppress(OSError):
-        other.shutdown(socket.SHUT_WR)
-
-
 @pytest.fixture
 def no_proxy(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY"):
@@ -215,25 +180,6 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def through(url: str, certificate: Path) -> CoordinatorHttp:
     return CoordinatorHttp(url, ca_file=str(certificate), read_timeout_s=5.0, stop=threading.Event())
-
-
-def test_a_proxy_of_the_environment_is_asked_for_a_tunnel_and_sees_no_more(
-    relay: Any, encrypted: tuple[str, Path], no_proxy: pytest.MonkeyPatch
-) -> None:
-    """The test's own host is this machine, to which no proxy leads, but by another name."""
-    relay.failures = [(418, {}, b"heard")] * 2
-    url, certificate = encrypted
-    port = int(url.rpartition(":")[2])
-    no_proxy.setattr("labeler.system.http_client.is_loopback", lambda _: False)
-    with closing(Proxy(port)) as proxy:
-        no_proxy.setenv("HTTPS_PROXY", f"http://user:pass%20word@{proxy.address}")
-        with closing(through(url, certificate)) as connection:
-            for _ in range(2):
-                with pytest.raises(ProtocolViolation, match="418"):
-                    post(connection)
-        assert proxy.asked.startswith(f"CONNECT localhost:{port} HTTP/1.".encode())
-        assert b"Basic " + base64.b64encode(b"user:pass word") in proxy.asked
-        assert b"v1/messages" not in proxy.asked
 
 
 @pytest.mark.parametrize("how", ["this machine", "NO_PROXY"])

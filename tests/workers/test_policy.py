@@ -276,7 +276,7 @@ def test_two_talliers_with_one_key_are_one_party_and_refused(tmp_path: Path) -> 
 
 def life_task(*, k: int, budget_nano: int) -> Ask:
     life = {"budget_nano": budget_nano, "least_similarity": -1.0}
-    return ask(method="reverse-knn", k=k, sigma_votes=10.0, max_queries=4, life=life)
+    return ask(method="reverse-knn", k=k, sigma_votes=10.0, max_queries=4, lifetime_budget=life)
 
 
 def test_no_job_may_take_more_of_an_images_life_than_the_site_says() -> None:

@@ -22,15 +22,13 @@ from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Ledger
 from labeler.messages.bodies import Settled
 from labeler.records import Records
-from labeler.system.keys import PartyKeys
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
-from tests.workers.public_clock import AGENT, NOW, Office, make_office, shares_of
+from tests.workers.public_clock import NOW, Office, make_office, shares_of
 from tests.workers.test_agent_service import Site
 from workers.agent.agent import Agent, as_it_is
 from workers.agent.driver import AgentDriver
 from workers.agent.public_clock import FIXED_S, ROOM, TICK_S, DrawnProbe, Padding, PublicClock
-from workers.party.home import AgentConfig, create_agent_home
 
 MakeShard = Callable[..., Shard]
 ANSWER = ("input-share", "input-share", "input-share", "answered")
@@ -371,12 +369,10 @@ def real_site(path: Path, make_shard: MakeShard, relay: Any, records: int, start
     """A site at the relay, as the first that ever spoke to it."""
     shard = make_shard(f"own-{path.name}-{records}", records=records, max_records=64)
     batch = QueryBatch(make_shard(f"public-{path.name}-{records}", records=8, seed=99, public=True).features[:])
-    talliers = {f"tallier-{number}": PartyKeys.generate() for number in range(3)}
-    site = Site(path / f"agent-{records}", shard, relay, talliers, batch, start)
-    config = AgentConfig(agent_id=AGENT, coordinator_url=relay.url, shard=str(shard.path), engine="numpy", **config)
+    site = Site(path / f"agent-{records}", shard, relay, batch, start)
     for seen in (relay.inbox, relay._mail, relay._taken):
         seen.clear()
-    relay.enrolled[AGENT] = create_agent_home(site.home, config, site.policy(max_queries_per_day=100_000))
+    site.make(site.policy(max_queries_per_day=100_000), **config)
     return site
 
 

@@ -163,7 +163,7 @@ def test_a_share_is_kept_in_the_journal_also_while_no_policy_asks_for_one(site: 
 
 
 def test_a_requester_takes_a_share_of_what_images_have_for_life(site: Site) -> None:
-    lasting = task(method="reverse-knn", life=LIFE | {"budget_nano": 10**8})
+    lasting = task(method="reverse-knn", lifetime_budget=LIFE | {"budget_nano": 10**8})
     most = job_nano(lasting)
     site.allow(instance_epsilon=30.0, life_epsilon=8.0)
     total = site.parts.policy.budget.life_nano

@@ -17,7 +17,7 @@ from labeler.errors import BadData, PrivacyRefusal, StorageFull
 from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Charge, Ledger
-from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
+from labeler.rounds.agent import NOT_KEPT, Recipients
 from labeler.system.erasable import KEYS_FILE, ErasableKeys, KeyFolder, is_locked_away, lock_away, take_out
 from labeler.system.faults import listening
 from tests.full_disk import no_room
@@ -92,15 +92,6 @@ def test_nothing_is_stored_before_it_is_and_the_first_answer_stands(kept: Kept) 
     # A second answer, of other records: what was stored first may have left.
     assert kept.reopen().store(ROUND, TALLIERS, [b"another"]) == BODIES
     assert kept.store.stored(ROUND, TALLIERS) == BODIES
-
-
-def test_what_was_stored_for_some_recipients_goes_to_no_others(kept: Kept) -> None:
-    kept.charge(ROUND)
-    kept.store.store(ROUND, TALLIERS, BODIES)
-    for others in (TALLIERS[::-1], TALLIERS[:1], (TALLIERS[0], ("tallier-1", "e" * 64))):
-        with pytest.raises(PrivacyRefusal) as refused:
-            kept.store.stored(ROUND, others)
-        assert str(refused.value) == ANSWERED_TO_OTHERS
 
 
 @pytest.mark.parametrize("was_stored", [False, True])
@@ -267,18 +258,6 @@ def test_a_key_that_could_not_be_overwritten_is_erased_as_soon_as_it_can(databas
     assert keys.names() == []
     with pytest.raises(PrivacyRefusal):
         rounds.key(ROUND)
-
-
-def test_nothing_is_asked_of_the_journal_where_nothing_was_undone(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rounds = journal_store(database, tmp_path)
-    charged(rounds, ROUND, kept_until=NOW)
-    with monkeypatch.context() as patch:
-        patch.setattr(database, "read", None)
-        patch.setattr(database, "write", None)
-        rounds.rounds.tidy()
-    assert rounds.key(ROUND)
 
 
 def test_an_answer_that_was_changed_or_moved_to_another_round_is_found_out(database: Database, tmp_path: Path) -> None:

@@ -116,17 +116,6 @@ def test_nothing_is_synced_while_somebody_may_wait_and_all_of_it_when_this_party
     assert synced == 2 * BOTH
 
 
-def test_where_it_never_waits_it_is_synced_once_a_second(path: Path, synced: list[str], clock: list[float]) -> None:
-    seen = Seen(path)
-    seen.keep(head(1), answer(head(1)))
-    seen.rest()
-    synced.clear()
-    for seq in range(2, 32):
-        clock[0] += SYNC_EVERY_S / 8
-        seen.keep(head(seq), answer(head(seq)))
-    assert synced == 3 * BOTH
-
-
 def test_what_a_person_consented_to_counts_from_the_next_look(path: Path) -> None:
     seen = Seen(path)
     seen.keep(head(7), answer(head(7)))

@@ -41,6 +41,7 @@ from labeler.system.erasable import KeysInMemory
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Level, Task, parse_task
 from tests.answering import AnsweringAgent, RoundsInMemory
+from tests.workers.builders import policy_of
 from tests.workers.journal_store import ChargingLedger
 from workers.agent.agent import AgentLedger, InMemoryLedger, as_it_is, shares_of
 from workers.agent.ledger import DurableLedger
@@ -64,17 +65,7 @@ def batch(step: int, model: np.ndarray | None = None) -> QueryBatch:
     return QueryBatch(model_rows(ROWS - 1), step * ROWS, np.zeros((ROWS, 2)) if model is None else model)
 
 
-POLICY = Policy.model_validate(
-    {
-        "budget": {"instance_epsilon": "unlimited", "agent_epsilon": "unlimited", "delta": 1e-5},
-        "allow": {
-            "backbones": ["backbone"], "tasks": "any", "methods": ["federated"], "max_queries_per_day": 1000,
-            "releases": ["histogram"], "max_noise_contributors": 3, "approval": False,
-        },
-        "talliers": {},
-        "coordinator": {"verify_key": "0" * 64},
-    }
-)  # fmt: skip
+POLICY = policy_of(methods=["federated"])
 
 
 @dataclass

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from labeler.errors import Unavailable
+from tests.processes import is_gone, wait_until
 from workers.up.supervisor import (
     LONGEST_PAUSE_S,
     LOOK_AT_LOGS_S,
@@ -72,21 +72,6 @@ def launcher(name: str, command: Sequence[str], *, output: Path) -> Callable[[],
 def program(folder: Path, name: str, code: str, *, stage: int = 0) -> Program:
     command = [sys.executable, "-c", code]
     return Program(name, stage, launcher(name, command, output=folder / f"{name}.log"))
-
-
-def is_gone(pid: int) -> bool:
-    """No process of that number runs; one that nobody has waited for counts as gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
-def wait_until(condition: Callable[[], object], *, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def is_up(folder: Path, name: str) -> bool:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -37,6 +33,7 @@ from labeler.sharing import ShareVector, split
 from labeler.system.erasable import KeyFolder, keys_in
 from labeler.system.keys import PartyKeys, verify
 from labeler.tally import AggregateShare, Round
+from tests.workers.builders import killed_at
 from workers.homes.journals import accept_restored_journal, backup_home
 from workers.party.home import TallierConfig, create_tallier_home, read_tallier_config
 from workers.tallier.service import run_tallier
@@ -355,24 +352,6 @@ def test_an_older_copy_of_its_journal_is_refused(table: Table) -> None:
         run_tallier(table.home, stop=threading.Event())
 
 
-def killed_at(table: Table, tmp_path: Path, point: str) -> None:
-    """Run it as a process of its own until it dies at a step."""
-    fault = tmp_path / "fault"
-    fault.write_text(point)
-    code = (
-        "import sys, threading; from pathlib import Path; from workers.tallier.service import run_tallier; "
-        "run_tallier(Path(sys.argv[1]), stop=threading.Event(), wait_s=0.5)"
-    )
-    died = subprocess.run(
-        [sys.executable, "-c", code, str(table.home)],
-        env=os.environ | {"LABELER_FAULTS": str(fault)},
-        cwd=Path(__file__).parents[2],
-        timeout=60,
-        check=False,
-    )
-    assert died.returncode == -signal.SIGKILL
-
-
 # The talliers' noise (labeler.noise).
 
 
@@ -418,7 +397,11 @@ def test_killed_between_storing_and_sending_it_sends_the_noise_that_it_had_drawn
     table.through()
     key = keys_in(table.home / "erasable")[round.digest + ".shares"]
     table.sum(round, AGENTS)
-    killed_at(table, tmp_path, point)
+    code = (
+        "from workers.tallier.service import run_tallier; "
+        "run_tallier(Path(sys.argv[1]), stop=threading.Event(), wait_s=0.5)"
+    )
+    killed_at(point, tmp_path / "fault", code, table.home)
     assert table.relay.received("aggregate-share") == []
     with open_database(table.home / "journal.db", read_only=True) as database:
         kept = TallierMemory(database, KeyFolder(table.home / "erasable")).load(round.digest)

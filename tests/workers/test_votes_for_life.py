@@ -13,7 +13,6 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.exc import DBAPIError
 
 from feature_store.shard import Shard
-from feature_store.shard_writer import ShardWriter
 from labeler.accounting.lifetime import set_aside_nano, vote_nano
 from labeler.budget import budget_for
 from labeler.errors import JournalBroken, LabelerError
@@ -23,14 +22,13 @@ from labeler.ledger.lifetimes import CLOSED, NO_DIGESTS, OTHER_KEY, SET_ASIDE
 from labeler.ledger.schema import life_rounds, life_spends
 from labeler.messages.bodies import Ask
 from labeler.sharing import unshard
-from labeler.system.keys import PartyKeys
 from labeler.system.site_key import SiteKey
 from labeler.tally import QueryBatch
+from tests.workers.builders import shard_of_rows
 from tests.workers.conftest import CLASSES, DIMENSION
 from tests.workers.test_agent_service import AGENT, NOW, Site
 from workers.agent.policy import Policy, policy_toml
 from workers.homes.journals import accept_restored_journal, backup_home, verify_journal
-from workers.party.home import AgentConfig, create_agent_home
 
 KEY, OTHER = SiteKey(b"k" * 32), SiteKey(b"o" * 32)
 RECORDS = 60
@@ -48,14 +46,11 @@ def write(
     features = centres[labels] + 0.3 * rng.normal(size=(RECORDS, DIMENSION))
     rows = np.concatenate([np.arange(RECORDS), np.arange(twice)])
     digests = None if key is None else key.digests("image", [b"image %d" % number for number in rows])
-    with ShardWriter(
-        path, classes=CLASSES, fingerprint=fingerprint, dimension=DIMENSION, public=False, backbone={"kind": "pixels"},
-        site_key=None if key is None else key.name, random_bytes=np.random.default_rng(ids).bytes, max_records=1000,
-    ) as writer:  # fmt: skip
-        names = [f"{number}.png" for number in range(len(rows))]
-        writer.append(features[rows], labels[rows], names, image_digests=digests)
-        writer.finish()
-    return Shard.open(path)
+    return shard_of_rows(
+        path, features[rows], labels[rows], classes=CLASSES, fingerprint=fingerprint, image_digests=digests,
+        backbone={"kind": "pixels"}, site_key=None if key is None else key.name, max_records=1000,
+        random_bytes=np.random.default_rng(ids).bytes,
+    )  # fmt: skip
 
 
 class LifeSite(Site):
@@ -73,9 +68,9 @@ class LifeSite(Site):
         """A task in which a record has as many votes for its life as are named."""
         fields = {"method": "reverse-knn", "k": 1, "sigma_votes": 1.0, "agents": 3, "backbone_fingerprint": fingerprint}
         wide = {"budget_nano": 10**10, "least_similarity": -1.0}
-        price = vote_nano(self.ask(**(fields | {"life": wide} | changes)).task)
+        price = vote_nano(self.ask(**(fields | {"lifetime_budget": wide} | changes)).task)
         life = {"budget_nano": votes * price + price // 2, "least_similarity": -1.0}
-        return self.ask(**(fields | {"life": life} | changes))
+        return self.ask(**(fields | {"lifetime_budget": life} | changes))
 
     def answer(self, ask: Ask) -> float:
         """How many votes are in the answer, up to the noise: standard deviation 3."""
@@ -93,14 +88,16 @@ class LifeSite(Site):
             return sum(entry.kind == "answer" for entry in Ledger(database, clock=lambda: NOW).entries())
 
 
+def life_site(tmp_path: Path, make_shard: Any, relay: Any, start: Any) -> LifeSite:
+    """One whose home is not made yet."""
+    batch = QueryBatch(make_shard("public", records=9, seed=99, public=True).features[:])
+    return LifeSite(tmp_path / "agent", write(tmp_path / "own"), relay, batch, start)
+
+
 @pytest.fixture
 def site(tmp_path: Path, make_shard: Any, relay: Any, start: Any) -> LifeSite:
-    shard = write(tmp_path / "own")
-    batch = QueryBatch(make_shard("public", records=9, seed=99, public=True).features[:])
-    talliers = {f"tallier-{number}": PartyKeys.generate() for number in range(3)}
-    site = LifeSite(tmp_path / "agent", shard, relay, talliers, batch, start)
-    config = AgentConfig(agent_id=AGENT, coordinator_url=relay.url, shard=str(shard.path), engine="numpy")
-    relay.enrolled[AGENT] = create_agent_home(site.home, config, site.policy())
+    site = life_site(tmp_path, make_shard, relay, start)
+    site.make()
     return site
 
 
@@ -169,9 +166,12 @@ def test_a_file_that_is_there_twice_is_one_image_and_votes_once(site: LifeSite) 
 
 def test_records_far_from_every_query_spend_nothing(site: LifeSite) -> None:
     ask = site.ask_for_life()
-    far = {"budget_nano": ask.task.life.budget_nano if ask.task.life else 0, "least_similarity": 1.0}
+    far = {
+        "budget_nano": ask.task.lifetime_budget.budget_nano if ask.task.lifetime_budget else 0,
+        "least_similarity": 1.0,
+    }
     running = site.run()
-    assert abs(site.answer(site.ask_for_life(life=far))) < 16
+    assert abs(site.answer(site.ask_for_life(lifetime_budget=far))) < 16
     assert site.spends() == [0] * RECORDS  # as many rows as where all of them vote: writing takes as long
     assert site.answer(ask) > 30
     running.end()
@@ -179,10 +179,10 @@ def test_records_far_from_every_query_spend_nothing(site: LifeSite) -> None:
 
 def test_only_records_of_the_classes_asked_about_vote_and_pay(site: LifeSite) -> None:
     ask = site.ask_for_life()
-    assert ask.task.life is not None
-    about = ask.task.life.model_dump() | {"asked_classes": ("dog",)}
+    assert ask.task.lifetime_budget is not None
+    about = ask.task.lifetime_budget.model_dump() | {"asked_classes": ("dog",)}
     running = site.run()
-    site.send(only := site.ask_for_life(life=about))
+    site.send(only := site.ask_for_life(lifetime_budget=about))
     (shares,) = site.shares(only, 1)
     running.end()
     found = unshard([share.expand() for share in shares]).sum(axis=0) / only.task.scale

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -314,17 +313,11 @@ def test_talliers_that_have_pinned_each_other_tell_the_same_group_and_move_toget
     assert len({group.digest for group in before}) == 1
     assert [group.number for group in before] == [0, 1, 2]
     assert len({group.addresses for group in before}) == 1
-    # What is consistent and free stays as it is at the next start.
+    # Every start of a local federation moves all three.
     introduce_talliers(trio.homes)
-    assert [group.addresses for group in groups()] == [group.addresses for group in before]
-    # A port that somebody else has taken meanwhile: new ones for all three.
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", before[1].addresses[1].port))
-        taken.listen()
-        introduce_talliers(trio.homes)
     moved = groups()
     assert len({group.addresses for group in moved}) == 1
-    assert moved[0].addresses[1] != before[0].addresses[1]
+    assert moved[0].addresses != before[0].addresses
     assert {group.digest for group in moved} == {group.digest for group in before}
     known = read_peers(trio.homes["tallier-0"])
     assert known is not None

@@ -21,29 +21,15 @@ from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.lifetimes import LifetimeSpends
 from labeler.sharing import unshard
-from labeler.system.keys import PartyKeys
-from labeler.tally import QueryBatch
-from tests.workers.test_agent_service import AGENT, NOW
-from tests.workers.test_votes_for_life import RECORDS, LifeSite, write
-from workers.agent.service import run_agent
+from tests.workers.test_agent_service import NOW
+from tests.workers.test_votes_for_life import RECORDS, LifeSite, life_site
 from workers.cli import main
-from workers.party.home import AgentConfig, create_agent_home, read_agent_config, witness_of
+from workers.party.home import read_agent_config, witness_of
 
 
 @pytest.fixture
 def site(tmp_path: Path, make_shard: Any, relay: Any, start: Any) -> LifeSite:
-    shard = write(tmp_path / "own")
-    batch = QueryBatch(make_shard("public", records=9, seed=99, public=True).features[:])
-    talliers = {f"tallier-{number}": PartyKeys.generate() for number in range(3)}
-    return LifeSite(tmp_path / "agent", shard, relay, talliers, batch, start)
-
-
-def make(site: LifeSite, witness: Path | None) -> None:
-    config = AgentConfig(
-        agent_id=AGENT, coordinator_url=site.relay.url, shard=str(site.shard.path), engine="numpy",
-        witness_file=None if witness is None else str(witness),
-    )  # fmt: skip
-    site.relay.enrolled[AGENT] = create_agent_home(site.home, config, site.policy())
+    return life_site(tmp_path, make_shard, relay, start)
 
 
 def put_back_after_an_answer(site: LifeSite, copy: Path) -> int:
@@ -61,29 +47,23 @@ def put_back_after_an_answer(site: LifeSite, copy: Path) -> int:
     return spent
 
 
-def run(site: LifeSite) -> None:
-    stopped = threading.Event()
-    stopped.set()
-    run_agent(site.home, stop=stopped, clock=lambda: NOW)
-
-
 def test_a_home_that_is_put_back_whole_is_refused_though_the_coordinator_would_let_it_answer(
     site: LifeSite, tmp_path: Path
 ) -> None:
     """The relay keeps no record of journals, as a coordinator that wants spends undone."""
     witness = tmp_path / "elsewhere" / "agent.head"
     witness.parent.mkdir()
-    make(site, witness)
+    site.make(witness_file=str(witness))
     put_back_after_an_answer(site, tmp_path / "copy")
     with pytest.raises(JournalBehind, match=r"agent\.head has seen entry .*older copy"):
-        run(site)
+        site.start_once()
     # Nor where the witness is gone, or its disk: nobody could tell.
     witness.unlink()
     with pytest.raises(JournalBehind, match=r"agent\.head is missing"):
-        run(site)
+        site.start_once()
     witness.parent.rmdir()
     with pytest.raises(InvalidSetting, match="mount its disk"):
-        run(site)
+        site.start_once()
 
 
 def test_who_goes_on_with_a_restored_home_is_told_what_its_witness_needs(
@@ -91,7 +71,7 @@ def test_who_goes_on_with_a_restored_home_is_told_what_its_witness_needs(
 ) -> None:
     witness = tmp_path / "else where" / "agent.head"
     witness.parent.mkdir()
-    make(site, witness)
+    site.make(witness_file=str(witness))
     put_back_after_an_answer(site, tmp_path / "copy")
     line = ["labeler", "journal", "accept-restored", "--home", str(site.home), "--reason", "x"]
     monkeypatch.setattr(sys, "argv", line)
@@ -99,15 +79,15 @@ def test_who_goes_on_with_a_restored_home_is_told_what_its_witness_needs(
         main()
     assert end.value.code == 0
     with pytest.raises(JournalBehind, match=r"agent\.head has"):
-        run(site)
+        site.start_once()
     [copy] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  cp ")]
     subprocess.run(shlex.split(copy), check=True)
-    run(site)
+    site.start_once()
 
 
 def test_without_a_witness_the_coordinator_alone_could_tell(site: LifeSite, tmp_path: Path) -> None:
     """What is said in docs/backup.md: such a coordinator gets the same votes twice."""
-    make(site, None)
+    site.make()
     spent = put_back_after_an_answer(site, tmp_path / "copy")
     assert 2 * sum(site.spends()) == spent
     running = site.run()
@@ -116,14 +96,14 @@ def test_without_a_witness_the_coordinator_alone_could_tell(site: LifeSite, tmp_
 
 
 def test_a_home_gets_a_witness_later_by_a_copy_of_its_own_head(site: LifeSite, tmp_path: Path) -> None:
-    make(site, None)
+    site.make()
     running = site.run()
     site.answer(site.ask_for_life(votes=4, nonce="first"))
     running.end()
     witness = tmp_path / "agent.head"
-    make(site, witness)
+    site.make(witness_file=str(witness))
     with pytest.raises(JournalBehind, match=r"agent\.head is missing"):
-        run(site)
+        site.start_once()
     shutil.copy(site.home / "journal.head", witness)
     running = site.run()
     site.answer(site.ask_for_life(votes=4, nonce="second"))
@@ -135,7 +115,7 @@ def test_a_home_gets_a_witness_later_by_a_copy_of_its_own_head(site: LifeSite, t
 def test_a_witness_in_the_home_is_none(site: LifeSite, where: str) -> None:
     site.home.mkdir(mode=0o700)
     (site.home / "deeper").mkdir()
-    make(site, Path(where.replace("HOME", str(site.home))))
+    site.make(witness_file=where.replace("HOME", str(site.home)))
     with pytest.raises(InvalidSetting, match="an absolute path outside the home"):
         witness_of(site.home, read_agent_config(site.home))
 
@@ -145,7 +125,7 @@ def test_nothing_is_answered_whose_charge_the_witness_was_not_told_of_however_of
 ) -> None:
     witness = tmp_path / "elsewhere" / "agent.head"
     witness.parent.mkdir()
-    make(site, witness)
+    site.make(witness_file=str(witness))
     running = site.run()
     site.answer(site.ask_for_life(votes=4, nonce="first"))
     # Its disk is there and takes nothing any more.
@@ -174,7 +154,7 @@ def test_no_answer_leaves_whose_spends_the_witness_was_not_told_of(
     """Its disk is lost between the charge and the answer, which is stored by then: that one leaves later, no other."""
     witness = tmp_path / "elsewhere" / "agent.head"
     witness.parent.mkdir()
-    make(site, witness)
+    site.make(witness_file=str(witness))
     ask = site.ask_for_life(votes=4, nonce="first")
     lost = threading.Event()
     tries: list[int] = []

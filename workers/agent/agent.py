@@ -52,7 +52,7 @@ NO_SPENDS = (
     "votes for life are cast by a site's own agent, whose journal remembers what each record has spent; this one "
     "remembers nothing beyond its job. Run a service (labeler up, labeler agent)"
 )
-"""The reason why an agent without a journal answers no task with `life`."""
+"""The reason why an agent without a journal answers no task with `lifetime_budget`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -206,7 +206,7 @@ class Agent:
 
     def _computed(self, task: Task, batch: QueryBatch, key: bytes, seal: Seal) -> Answer:
         cast: CastVotes | None = None
-        if task.life is None:
+        if task.lifetime_budget is None:
             ballots = self.ballots(task, batch, key)
         elif self._spends is None:
             raise PrivacyRefusal(f"agent {self.agent_id}: {NO_SPENDS}")
@@ -284,7 +284,7 @@ class Agent:
         """
         if task.records_per_person is not None and not self._shard.knows_persons:
             raise PrivacyRefusal(f"agent {self.agent_id}: {NO_PERSONS}")
-        if task.life is not None:
+        if task.lifetime_budget is not None:
             if self._spends is None:
                 raise PrivacyRefusal(f"agent {self.agent_id}: {NO_SPENDS}")
             self._spends.check(None if self._shard.image_digests is None else self._shard.site_key)

@@ -23,8 +23,6 @@ from pathlib import Path
 from labeler.errors import (
     AwaitingApproval,
     InvalidSetting,
-    LabelerError,
-    PolicyRefusal,
     ProtocolViolation,
     RefusedByPerson,
     SiteStopped,
@@ -117,19 +115,6 @@ def stopped(home: Path) -> Decision | None:
     return _read(home / STOPPED_FILE)
 
 
-def objection(home: Path, digest: str) -> LabelerError | None:
-    """Return what people have against answering a task now, as the error that the asker gets; None: nothing."""
-    no = refused(home, digest)
-    if no is not None:
-        return RefusedByPerson(f"a person at the site has refused task {digest[:12]}" + _because(no))
-    no = stopped(home)
-    if no is not None:
-        return SiteStopped(
-            "the site has stopped answering for now; the coordinator asks it again automatically" + _because(no)
-        )
-    return None
-
-
 def _because(no: Decision) -> str:
     return f": {no.reason}" if no.reason else ""
 
@@ -213,11 +198,14 @@ class Admission:
         if approved != self._memory.is_approved(task.digest):
             # The journal follows the folder, so that a list of waiting tasks shows decisions.
             self._memory.follow(task, self._clock(), is_approved=approved)
-        no = None if is_charged else objection(self._home, task.digest)
-        if isinstance(no, PolicyRefusal):
-            self._memory.decide_against(task, self._clock())
-        if no is not None:
-            raise no
+        if not is_charged:
+            if (no := refused(self._home, task.digest)) is not None:
+                self._memory.decide_against(task, self._clock())
+                raise RefusedByPerson(f"a person at the site has refused task {task.digest[:12]}" + _because(no))
+            if (no := stopped(self._home)) is not None:
+                raise SiteStopped(
+                    "the site has stopped answering for now; the coordinator asks it again automatically" + _because(no)
+                )
         try:
             policy = self._read_policy()
             policy.check(asked, coordinator_key=self._coordinator_key, is_approved=approved or is_charged)

@@ -502,7 +502,7 @@ class AgentDriver:
         round whose spends it does not hold, and recomputes that one from the very same spends. However many rounds are
         asked at once, none is answered from other spends under the same noise.
         """
-        for_life = [one for one in charges if one[1].ask.task.life is not None]
+        for_life = [one for one in charges if one[1].ask.task.lifetime_budget is not None]
         if not for_life:
             return list(charges)
         states = [self._state(digest) for digest in self._ledger.unanswered_for_life()]
@@ -514,7 +514,7 @@ class AgentDriver:
             # Nobody knows when the other is answered: these are charged once they are asked for again.
             for digest, _ in later:
                 self._states.pop(digest, None)
-        return [one for one in charges if one[1].ask.task.life is None] + now
+        return [one for one in charges if one[1].ask.task.lifetime_budget is None] + now
 
     # After the charge it answers or is silent: a refusal now, or its words, could depend on the records.
 
@@ -529,7 +529,7 @@ class AgentDriver:
         slow: list[tuple[str, machine.Compute]] = []
         for one in wanted:
             task = one[1].ask.task
-            (quick if task.traits.has_k and task.life is None else slow).append(one)
+            (quick if task.traits.has_k and task.lifetime_budget is None else slow).append(one)
         now = quick or slow[:1]
         self._waiting += slow if quick else slow[1:]
         if now:
@@ -611,7 +611,7 @@ class AgentDriver:
         Raises:
             PrivacyRefusal: another round has spent meanwhile; the answer is computed again.
         """
-        if turn.asks[digest].task.life is None:
+        if turn.asks[digest].task.lifetime_budget is None:
             return
         cast = turn.cast.pop(digest, None)
         if cast is None:

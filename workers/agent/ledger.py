@@ -325,7 +325,7 @@ class DurableLedger:
                 before = taken[level]
                 amount = before + sum(one[level] for one in prices)
                 found.append(Compared(f"share, {level}", floor(Fraction(share) * cap), before, amount))
-            if task.life is not None and budget.life_nano is not None:
+            if task.lifetime_budget is not None and budget.life_nano is not None:
                 amount = of_life + len(prices) * _life_nano(task)
                 found.append(Compared("share, life", floor(Fraction(share) * budget.life_nano), of_life, amount))
         for level, cap in limited:
@@ -368,7 +368,7 @@ class DurableLedger:
 
 def _life_nano(task: Task) -> int:
     """Return the most that a round takes of any record's votes for life."""
-    if task.life is None:
+    if task.lifetime_budget is None:
         return 0
     # Imported on use: few sites cast votes for life.
     from labeler.accounting.lifetime import job_nano

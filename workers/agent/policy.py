@@ -46,9 +46,9 @@ class BudgetTable(_Table):
         instance_epsilon: cap on what is learned about one record, or "unlimited".
         agent_epsilon: cap on what is learned about the site as a whole, or "unlimited".
         delta: failure probability of both.
-        life_epsilon: what of `instance_epsilon` is set aside for votes for life (`Task.life`). All such tasks that are
-            ever answered together cost one record no more, and none is answered that says more. What was set aside once
-            is never given back. None where no such task is answered.
+        life_epsilon: what of `instance_epsilon` is set aside for votes for life (`Task.lifetime_budget`). All such
+            tasks that are ever answered together cost one record no more, and none is answered that says more. What was
+            set aside once is never given back. None where no such task is answered.
         per_requester: the share of each cap, and of the `life_epsilon` for a record, that the jobs of one requester may
             take, so that none uses up the others' budget; None if one may take all. The coordinator names the requester
             (`Proposal.requester`). A share divides a budget among requesters; only the caps protect records. Jobs
@@ -238,16 +238,18 @@ class Policy(_Table):
                 )
 
     def _check_life(self, task: Task) -> None:
-        if task.life is None:
+        if task.lifetime_budget is None:
             return
         most = self.budget.life_nano
         if most is None:
             raise _refusal(
-                "budget.life_epsilon", "no votes for life", f"a task with {task.life.budget_nano} nano-units"
+                "budget.life_epsilon", "no votes for life", f"a task with {task.lifetime_budget.budget_nano} nano-units"
             )
-        if task.life.budget_nano > most:
+        if task.lifetime_budget.budget_nano > most:
             raise _refusal(
-                "budget.life_epsilon", f"votes for life of {most} nano-units a record", str(task.life.budget_nano)
+                "budget.life_epsilon",
+                f"votes for life of {most} nano-units a record",
+                str(task.lifetime_budget.budget_nano),
             )
         share = self.allow.life_job_share
         if share is None:

@@ -213,7 +213,9 @@ class DrawnProbe:
         most = self._redrawn()
         key = (ask.task.kind, len(ask.batch))
         if key not in self._known:
-            self._known[key] = self._timed(ask, most) + (most * LIFE_RECORD_S if ask.task.life is not None else 0.0)
+            self._known[key] = self._timed(ask, most) + (
+                most * LIFE_RECORD_S if ask.task.lifetime_budget is not None else 0.0
+            )
             while len(self._known) > _MOST_TIMED:
                 self._known.popitem(last=False)
         return self._known[key]

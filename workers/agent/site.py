@@ -165,35 +165,6 @@ def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return sorted(jobs.values(), key=lambda job: str(job["last_at"]), reverse=True)
 
 
-def overview(home: Path) -> dict[str, Any]:
-    """Return the desk's overview: the agent's name, whether it answers, waiting and decided tasks, the budget left.
-
-    What cannot be read is named in `problems`, and the rest is shown.
-    """
-    config = read_agent_config(home)
-    no = stopped(home)
-    found: dict[str, Any] = {
-        "agent_id": config.agent_id,
-        "coordinator_url": config.coordinator_url,
-        "stopped": None if no is None else {"reason": no.reason, "at": no.at},
-    }
-    problems: list[str] = []
-    parts: dict[str, Callable[[], Any]] = {
-        "policy": lambda: policy_in_words(read_policy(home / POLICY_FILE)),
-        "waiting": lambda: waiting_tasks(home),
-        "decided": lambda: decided_tasks(home),
-        "budget": lambda: site_budget(home),
-        "jobs": lambda: answered_jobs(answered_rounds(home)),
-    }
-    for name, read in parts.items():
-        try:
-            found[name] = read()
-        except LabelerError as error:
-            found[name] = []
-            problems.append(str(error))
-    return found | {"problems": list(dict.fromkeys(problems))}
-
-
 def approve(home: Path, digest: str) -> None:
     """Let the agent answer a task that its budget can pay.
 
@@ -296,7 +267,7 @@ def _decision(
 
 def _answered(one: AnsweredRound, task: Task | None, names: Mapping[str, list[str]], delta: float) -> dict[str, Any]:
     charges = {level: one.charges.get(level, 0) for level in LEVELS}
-    life_nano = 0 if task is None or task.life is None else task.life.budget_nano
+    life_nano = 0 if task is None or task.lifetime_budget is None else task.lifetime_budget.budget_nano
     return {
         "at": _moment(one.at),
         "task_id": one.task_digest,
@@ -355,8 +326,31 @@ class SiteConsole:
         self._home = home
 
     def overview(self) -> dict[str, Any]:
-        """See workers.agent.site."""
-        return overview(self._home)
+        """Return the agent's name, whether it answers, waiting and decided tasks, the budget left.
+
+        What cannot be read is named in `problems`, and the rest is shown.
+        """
+        home, config, no = self._home, read_agent_config(self._home), stopped(self._home)
+        found: dict[str, Any] = {
+            "agent_id": config.agent_id,
+            "coordinator_url": config.coordinator_url,
+            "stopped": None if no is None else {"reason": no.reason, "at": no.at},
+        }
+        problems: list[str] = []
+        parts: dict[str, Callable[[], Any]] = {
+            "policy": lambda: policy_in_words(read_policy(home / POLICY_FILE)),
+            "waiting": lambda: waiting_tasks(home),
+            "decided": lambda: decided_tasks(home),
+            "budget": lambda: site_budget(home),
+            "jobs": lambda: answered_jobs(answered_rounds(home)),
+        }
+        for name, read in parts.items():
+            try:
+                found[name] = read()
+            except LabelerError as error:
+                found[name] = []
+                problems.append(str(error))
+        return found | {"problems": list(dict.fromkeys(problems))}
 
     def rounds(self) -> list[dict[str, Any]]:
         """Return every round that was ever answered."""

@@ -93,7 +93,7 @@ class Adversary:
     name: str
     sentence: str
     prepare: Callable[[Surroundings], Attack]
-    takes: Callable[[Task], bool] = lambda task: task.life is None
+    takes: Callable[[Task], bool] = lambda task: task.lifetime_budget is None
 
 
 class SceneAttack:
@@ -116,10 +116,9 @@ class SceneAttack:
 
     def life(self, name: str, *, present: bool) -> Seen:
         """Run one life of the task."""
-        canaries = range(len(self.scene.canaries)) if present else ()
-        return self.pipeline.run(
-            self.worlds.with_canaries(canaries), seed=noise_seed(self._around, f"{name} {present}")
-        )
+        around, canaries = self._around, range(len(self.scene.canaries)) if present else ()
+        seed = None if around.noise_seed is None else f"{around.noise_seed} {around.folder.name} {name} {present}"
+        return self.pipeline.run(self.worlds.with_canaries(canaries), seed=seed)
 
     def _made_observer(self) -> Observer:
         task, canary = self.scene.task, self.scene.canaries[0]
@@ -139,11 +138,6 @@ class SceneAttack:
             for present in (False, True)
         ]
         return learn(numbers, *seen)
-
-
-def noise_seed(around: Surroundings, name: str) -> str | None:
-    """Return the noise seed of one run; None where noise is drawn as the product does."""
-    return None if around.noise_seed is None else f"{around.noise_seed} {around.folder.name} {name}"
 
 
 def natural(around: Surroundings, *, chosen: bool) -> Scene:
@@ -214,9 +208,9 @@ class LifeAttack:
     """Games of many canaries each, played when the first of them is asked about (an `adversaries.Attack`)."""
 
     def __init__(self, around: Surroundings) -> None:
-        if around.task.life is None:
+        if around.task.lifetime_budget is None:
             raise InvalidSetting("the attack of many jobs is on votes for life, and the task casts none")
-        self._around, self._budget_nano = around, around.task.life.budget_nano
+        self._around, self._budget_nano = around, around.task.lifetime_budget.budget_nano
         self._scores: dict[int, NDArray[np.float64]] = {}
 
     moved_mu: None = None
@@ -275,7 +269,7 @@ class LifeAttack:
                 "agents": 2,
                 "colluding_agents": 1,
                 "backbone_fingerprint": "audit",
-                "life": {"budget_nano": self._budget_nano, "least_similarity": _NEAR},
+                "lifetime_budget": {"budget_nano": self._budget_nano, "least_similarity": _NEAR},
             }
         )
 
@@ -330,7 +324,7 @@ ADVERSARIES: Final[dict[str, Adversary]] = {
             "many-jobs",
             "votes for life: a hundred jobs about the same record, each chosen by the answers before",
             LifeAttack,
-            takes=lambda task: task.life is not None,
+            takes=lambda task: task.lifetime_budget is not None,
         ),
     )
 }
@@ -388,9 +382,6 @@ class Surroundings:
     folder: Path
     seed: int
     noise_seed: int | None
-
-    def __post_init__(self) -> None:
-        check_attackable(self.task, self.level, self.view)
 
     def rng(self, purpose: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, purpose])

@@ -45,8 +45,9 @@ from labeler.task import Task
 from workers.agent.agent import NOISE, Agent, Answer, InMemoryLedger, Seal, as_it_is, shares_of
 from workers.progress import silent
 from workers.run.folder import RoundStore
-from workers.run.labelling import Order, open_run_journal, run_rounds
+from workers.run.labelling import agent_ids, open_run_journal, run_rounds
 from workers.run.parties import RunParties, tallier_names
+from workers.run.task_file import QueriesTable
 
 CANARY_PERSON = 1
 """The person whose records the first canary is, where a task counts persons; canary j is person 1 + j."""
@@ -258,7 +259,7 @@ class Pipeline:
         self._is_level = is_level
         self._task, self._batch = task, batch
         self._charges = total_charges(task, [len(batch)] * task.steps)
-        self._enrolled = tuple(f"agent-{number:04d}" for number in range(1, task.agents + 1))
+        self._enrolled = agent_ids(task)
         self._names = self._enrolled[: task.quorum]
         self._noisy = tallier_names(task) if task.noise_by == "talliers" else []
 
@@ -346,18 +347,9 @@ class Pipeline:
                 parties = RunParties(
                     task, list(batches), agents, kept, is_seeded=is_seeded, winner_engine=None, progress=silent
                 )
-                order = Order(
-                    job_id=hashlib.sha256(batches[0].digest.encode()).hexdigest()[:16],
-                    task=task,
-                    agents=self._enrolled,
-                    batches=tuple(batches),
-                    caps=self._charges,
-                    images=len(batches[0]),
-                    strategy="all",
-                    count=None,
-                    seed=0,
-                )
-                job = journal.begin(order)
+                name = hashlib.sha256(batches[0].digest.encode()).hexdigest()[:16]
+                images, chosen = len(batches[0]), QueriesTable()
+                job = journal.begin(name, task, self._enrolled, batches, self._charges, images=images, chosen=chosen)
                 run_rounds(journal, job, batches[0].features, parties, is_seeded=is_seeded)
                 found = [journal.release(job.job_id, number) for number in range(len(batches))]
         finally:

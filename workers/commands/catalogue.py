@@ -14,10 +14,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, wraps
 from importlib import import_module
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -26,8 +25,7 @@ from labeler.errors import Interrupted, InvalidSetting, LabelerError
 from workers.commands import interruptible
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A command, or a group of them, as `labeler --help` lists it.
 
     Attributes:
@@ -38,77 +36,53 @@ class Entry:
     summary: str
 
 
-CATALOGUE: Final[dict[str, Entry]] = {
-    "demo": Entry("jobs", "Run the whole pipeline on real handwritten digits, without any download."),
-    "run": Entry("jobs", "Label public images with private shards: a batch labeling job in one process."),
-    "student": Entry(
-        "jobs", "Train a student on a job's released answers, or fetch a service's; score it where truth is known."
-    ),
-    "predict": Entry(
-        "jobs", "Label new images with a student, or with the model that a job released. Asks nobody, costs no privacy."
-    ),
-    "evaluate": Entry(
-        "evaluation", "Measure how good a released model is on private records: every number with two intervals."
-    ),
-    "bench": Entry("checks", "Reproduce a paper's table or measure speed. Runs in a checkout of the project."),
-    "plan": Entry("jobs", "Show the price of a setting before anything is asked, or the setting for a price."),
-    "embed": Entry("shards", "Turn images into a shard of features. Resumes after an interruption."),
-    "duplicates": Entry("shards", "List images that a shard holds more than once, those with different labels first."),
-    "declare": Entry("shards", "Declare a public bound on the records of a shard that was embedded without one."),
-    "delete": Entry(
-        "shards", "Delete the records of people, or of images, from a shard and from the bytes of its files."
-    ),
-    "pretrain": Entry("shards", "Pretrain a SimCLR backbone on public images. Continues from its last checkpoint."),
-    "up": Entry(
-        "federation",
-        "Run a whole federation here: coordinator, embedder, agents, talliers and redis-server, each a process.",
-    ),
-    "submit": Entry(
-        "client", "Send images to a running service for labeling. The price is reserved before any agent is asked."
-    ),
-    "status": Entry("client", "Show one job, or the newest jobs."),
-    "share": Entry(
-        "client",
-        "Let another requester submit jobs into a task of yours. Each sees its own jobs; the queries are shared.",
-    ),
-    "budget": Entry("client", "Show what is spent and what is left, per account and level."),
-    "export": Entry(
-        "client",
-        "Write labels as other tools want them: those of every image of a local job, or those of a service's job.",
-    ),
-    "serve": Entry("federation", "Run the coordinator of a home; with --init make that home first."),
-    "embedder": Entry(
-        "federation",
-        "Run the embedder, which turns uploaded images into questions. Uses the coordinator's home.",
-    ),
-    "prune": Entry(
-        "journal",
-        "Delete images, questions and labels of ended jobs. Charges and digests stay; the journal still verifies.",
-    ),
-    "agent": Entry("parties", "Run an agent, and review and decide its answers."),
-    "tallier": Entry("parties", "Run a tallier, which adds up secret shares."),
-    "invite": Entry(
-        "journal", "Invite a site: make one signed file with all it needs, and a phrase to compare by phone."
-    ),
-    "keys": Entry("journal", "Make, show, enrol, rotate and revoke keys; make access tokens."),
-    "evidence": Entry(
-        "journal", "Write signed evidence of what was asked and what it cost, from a verified journal; or verify it."
-    ),
-    "audit": Entry("checks", "Attack a task's real pipeline, and say how much of its promise the attacks prove."),
-    "doctor": Entry(
-        "checks", "Check that this machine is ready and computes exactly, and how fast it is; say how to fix problems."
-    ),
-    "journal": Entry("journal", "Verify and back up a home's ledger; recover after its loss."),
-}
+_TABLE: Final = """\
+Try:
+demo jobs Run the whole pipeline on real handwritten digits, without any download.
+up federation Run a whole federation here: coordinator, embedder, agents, talliers and redis-server, each a process.
+bench checks Reproduce a paper's table or measure speed. Runs in a checkout of the project.
+Label images:
+plan jobs Show the price of a setting before anything is asked, or the setting for a price.
+embed shards Turn images into a shard of features. Resumes after an interruption.
+duplicates shards List images that a shard holds more than once, those with different labels first.
+pretrain shards Pretrain a SimCLR backbone on public images. Continues from its last checkpoint.
+run jobs Label public images with private shards: a batch labeling job in one process.
+student jobs Train a student on a job's released answers, or fetch a service's; score it where truth is known.
+evaluate evaluation Measure how good a released model is on private records: every number with two intervals.
+predict jobs Label new images with a student, or with the model that a job released. Asks nobody, costs no privacy.
+export client Write labels as other tools want them: those of every image of a local job, or those of a service's job.
+Ask a service:
+submit client Send images to a running service for labeling. The price is reserved before any agent is asked.
+status client Show one job, or the newest jobs.
+budget client Show what is spent and what is left, per account and level.
+share client Let another requester submit jobs into a task of yours. Each sees its own jobs; the queries are shared.
+Run a site:
+agent parties Run an agent, and review and decide its answers.
+tallier parties Run a tallier, which adds up secret shares.
+declare shards Declare a public bound on the records of a shard that was embedded without one.
+delete shards Delete the records of people, or of images, from a shard and from the bytes of its files.
+Operate a service:
+serve federation Run the coordinator of a home; with --init make that home first.
+embedder federation Run the embedder, which turns uploaded images into questions. Uses the coordinator's home.
+invite journal Invite a site: make one signed file with all it needs, and a phrase to compare by phone.
+keys journal Make, show, enrol, rotate and revoke keys; make access tokens.
+evidence journal Write signed evidence of what was asked and what it cost, from a verified journal; or verify it.
+audit checks Attack a task's real pipeline, and say how much of its promise the attacks prove.
+prune journal Delete images, questions and labels of ended jobs. Charges and digests stay; the journal still verifies.
+journal journal Verify and back up a home's ledger; recover after its loss.
+doctor checks Check that this machine is ready and computes exactly, and how fast it is; say how to fix problems.
+"""
+"""The headings of `labeler --help` in order, and below each its commands: name, module, first sentence."""
 
-GROUPS: Final[Mapping[str, str]] = {
-    "Try": "demo up bench",
-    "Label images": "plan embed duplicates pretrain run student evaluate predict export",
-    "Ask a service": "submit status budget share",
-    "Run a site": "agent tallier declare delete",
-    "Operate a service": "serve embedder invite keys evidence audit prune journal doctor",
-}
-"""The headings of `labeler --help` in order, with the commands below each."""
+CATALOGUE: Final[dict[str, Entry]] = {}
+GROUPS: Final[dict[str, list[str]]] = {}
+for _line in _TABLE.splitlines():
+    if _line.endswith(":"):
+        GROUPS[_line[:-1]] = _names = []
+    else:
+        _name, _module, _summary = _line.split(" ", 2)
+        CATALOGUE[_name] = Entry(_module, _summary)
+        _names.append(_name)
 
 
 class Catalogued(TyperGroup):
@@ -120,7 +94,7 @@ class Catalogued(TyperGroup):
                 name=name, help=CATALOGUE[name].summary, rich_markup_mode="markdown", rich_help_panel=group
             )
             for group, names in GROUPS.items()
-            for name in names.split()
+            for name in names
         }
         super().__init__(**settings)
 

@@ -222,6 +222,10 @@ def export(
 
     `labeler export job-5c1e09ab74d2f3186e0a --format student --out student.safetensors --url https://labels.example.org`
     """
+    import tempfile
+
+    import pyarrow.parquet as pq
+
     what = one_of("of", of, LABELS_OF)
     wanted = {"images": images, "image_root": image_root, "copy": copy}
     folder = folder_of(job, url, token)
@@ -241,7 +245,9 @@ def export(
             (service.student if chosen == "student" else service.model)(job, out)
         elif chosen in EXPORT_FORMATS and what == "images":
             # Made here from the same table, as for a folder.
-            _write_images(chosen, job, _image_table(service, job), out, wanted, as_json=as_json)
+            with tempfile.TemporaryDirectory() as place:
+                table = pq.read_table(service.labels(job, Path(place) / "labels.parquet"))
+            _write_images(chosen, job, table, out, wanted, as_json=as_json)
             return
         else:
             service.labels(job, out, format=one_of("format", chosen, FORMATS), of=one_of("of", what, LABELS_OF))
@@ -251,15 +257,6 @@ def export(
 
 def _check_place(out: Path, format: str) -> None:
     (check_folder if format in FOLDER_FORMATS else check_file)(out)
-
-
-def _image_table(service: Client, job: str) -> pa.Table:
-    import tempfile
-
-    import pyarrow.parquet as pq
-
-    with tempfile.TemporaryDirectory() as folder:
-        return pq.read_table(service.labels(job, Path(folder) / "labels.parquet"))
 
 
 def _write_images(kind: str, job: str, table: pa.Table, out: Path, wanted: dict[str, Any], *, as_json: bool) -> None:

@@ -92,7 +92,7 @@ def budget_table(accounts: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(show_edge=False)
     table.add_column("account", overflow="fold")
     table.add_column("level")
-    for heading in ("spent", "of", "left"):
+    for heading in ("spent", "of", "share"):
         table.add_column(heading, justify="right")
     table.add_column("", no_wrap=True)
     for one in accounts:
@@ -102,10 +102,10 @@ def budget_table(accounts: Sequence[Mapping[str, Any]]) -> Table:
             "per image" if one["level"] == "instance" else "per agent",
             "no bound" if spent is None else f"{spent:.3f}",
             "unlimited" if cap is None else f"{cap:g}",
-            "" if one["cap_nano"] is None else f"{left_fraction(one):.1%}",
+            "" if one["cap_nano"] is None else f"{1 - left_fraction(one):.1%}",
             _bar(one),
         )
-    table.caption = "epsilon; what is left is counted in mu^2, which adds up over jobs"
+    table.caption = "epsilon; the share that is spent is counted in mu^2, which adds up over jobs"
     if any(one.get("life_nano") for one in accounts):
         table.caption += (
             "; what is set aside for votes for life is counted as spent from the beginning, and no such job adds to it"
@@ -175,43 +175,6 @@ def connect(url: str, token: str, ca_file: Path | None) -> Client:
 
     # A person learns quickly that nothing answers; but `wait` keeps waiting for a job through restarts.
     return Client(url, token, ca_file=ca_file, absent_patience_s=_ABSENT_PATIENCE_S)
-
-
-def enrol_party(url: str, token: str, party: dict[str, Any], *, rotated: bool, ca_file: Path | None) -> dict[str, Any]:
-    """Enrol a party, or give one that is enrolled new keys; for `labeler keys`."""
-    from pydantic import ValidationError
-
-    from api.schema import KeysRequest, PartyRequest
-    from labeler.task import describe_validation
-
-    keys = {"verify_key": party["verify_key"], "seal_key": party["seal_key"]}
-    try:
-        known = {"party_id": party["party_id"], "role": party.get("role"), "tallier": party.get("tallier")}
-        request = PartyRequest.model_validate(keys | known)
-    except ValidationError as error:
-        raise InvalidSetting(describe_validation(error, "the file of public keys")) from None
-    with connect(url, token, ca_file) as service:
-        if rotated:
-            return service.rotate(request.party_id, KeysRequest.model_validate(keys)).model_dump(mode="json")
-        return service.enrol(request).model_dump(mode="json")
-
-
-def make_invitation(url: str, token: str, fields: dict[str, Any], *, ca_file: Path | None) -> dict[str, Any]:
-    """Invite a site; for `labeler invite`. The invitation includes the authority given by `ca_file`."""
-    from pydantic import ValidationError
-
-    from api.schema import InvitationRequest
-    from labeler.task import describe_validation
-
-    try:
-        certificates = "" if ca_file is None else ca_file.read_text(encoding="ascii")
-        request = InvitationRequest.model_validate(fields | {"ca_certificates": certificates})
-    except (OSError, UnicodeDecodeError):
-        raise InvalidSetting(f"--ca-file {ca_file} cannot be read, or is not a PEM file") from None
-    except ValidationError as error:
-        raise InvalidSetting(describe_validation(error, "the invitation")) from None
-    with connect(url, token, ca_file) as service:
-        return service.invite(request).model_dump(mode="json")
 
 
 def prune_service(

@@ -21,9 +21,7 @@ from workers.commands.console import (
     Token,
     Url,
     connect,
-    enrol_party,
     escaped,
-    make_invitation,
     one_of,
     print_json,
     tell,
@@ -396,15 +394,21 @@ def enrol(
 
     Example: `labeler keys enrol hospital-a.public.json --url https://labels.example.org`
     """
+    from api.schema import KeysRequest, PartyRequest
     from workers.homes.new import read_public
 
     party = read_public(public)
+    keys = {name: party[name] for name in ("verify_key", "seal_key")}
+    known = {name: party.get(name) for name in ("party_id", "role", "tallier")}
+    request = PartyRequest.model_validate(keys | known)
     if not yes:
         question = f"Does {party['party_id']} ({party.get('role')}) read out the fingerprint {party['fingerprint']}?"
         typer.confirm(question, abort=True, err=True)
-    view = enrol_party(url, token, party, rotated=rotated, ca_file=ca_file)
-    said = f"{view['party_id']} is enrolled as {view['role']} with fingerprint {view['fingerprint']}."
-    tell(view, said, as_json=as_json)
+    with connect(url, token, ca_file) as service:
+        new_keys = KeysRequest.model_validate(keys) if rotated else None
+        view = service.enrol(request) if new_keys is None else service.rotate(request.party_id, new_keys)
+    said = f"{view.party_id} is enrolled as {view.role} with fingerprint {view.fingerprint}."
+    tell(view.model_dump(mode="json"), said, as_json=as_json)
 
 
 @keys_app.command()
@@ -492,6 +496,7 @@ def invite(
 
     Example: `labeler invite hospital-a --url https://labels.example.org`
     """
+    from api.schema import InvitationRequest
     from workers.homes.joining import write_invitation
 
     if withdraw:
@@ -501,16 +506,21 @@ def invite(
         tell(gone.model_dump(mode="json"), said, as_json=as_json)
         return
     chosen = one_of("role", role, ("agent", "tallier"))
-    fields = {"party_id": name, "role": chosen, "tallier": number, "rotate": rotate, "valid_days": days}
     path = out or Path(f"{name}.invitation.json")
     check_file(path)
-    made = make_invitation(url, token, fields, ca_file=ca_file)
+    try:
+        certificates = "" if ca_file is None else ca_file.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        raise InvalidSetting(f"--ca-file {ca_file} cannot be read, or is not a PEM file") from None
+    request = InvitationRequest(
+        party_id=name, role=chosen, tallier=number, rotate=rotate, valid_days=days, ca_certificates=certificates
+    )
+    with connect(url, token, ca_file) as client:
+        made = client.invite(request).model_dump(mode="json")
     write_invitation(path, made["document"])
     if as_json:
-        print_json(
-            {key: made[key] for key in ("invitation_id", "party_id", "role", "expires_at", "phrase")}
-            | {"file": str(path)}
-        )
+        told = {key: made[key] for key in ("invitation_id", "party_id", "role", "expires_at", "phrase")}
+        print_json(told | {"file": str(path)})
         return
     what = "--shard SHARD --home HOME" if chosen == "agent" else "--home HOME"
     wrapped(f"Send {path} to {escaped(name)}, and to nobody else. Its people run")

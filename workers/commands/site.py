@@ -165,7 +165,7 @@ def history(
             raise InvalidSetting("--out needs --format json or csv")
         _say_history(answered_jobs(rounds))
         return
-    text = as_csv(rounds) if chosen == "csv" else _json(rounds)
+    text = as_csv(rounds) if chosen == "csv" else json.dumps(rounds, indent=1, allow_nan=False) + "\n"
     if out is None:
         typer.echo(text, nl=False)
     else:
@@ -192,10 +192,6 @@ def desk(
         tell({"url": address}, said, f"  {address}", as_json=as_json)
 
     run_desk(home, host=host, port=port, stop=stop_signal(), on_ready=ready)
-
-
-def _json(rounds: Sequence[Mapping[str, Any]]) -> str:
-    return json.dumps(list(rounds), indent=1, allow_nan=False) + "\n"
 
 
 def _check_agents(home: Path) -> None:

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from feature_store.backbones import Backbone, Transform, load_backbone
 from feature_store.decode import Skipped
 from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images
-from feature_store.embedding import Loaded, Loader, embed_source
+from feature_store.embedding import Loaded, embed_source, embedded_batches
 from feature_store.results.questions import (
     FAILURE,
     MOST_NAMED,
@@ -223,7 +223,7 @@ class Embedder:
                 raise _SliceOver
 
         look()
-        with _decoder(upload, backbone, request, look, lambda: self._is_over(lane, until)) as loader:
+        with _decoder(upload, backbone, request, look, lambda: self._is_over(lane, until)) as load:
             embed_source(
                 upload,
                 backbone,
@@ -232,7 +232,7 @@ class Embedder:
                 public=True,
                 thumbnails=False,
                 progress=progress,
-                loader=loader,
+                embedder=lambda network, _, indices: embedded_batches(network, load(indices.start)),
             )
         fault_point("embedder.embedded")
 
@@ -263,7 +263,7 @@ class Embedder:
 @contextmanager
 def _decoder(
     upload: Path, backbone: Backbone, request: EmbedRequest, look: Callable[[], None], is_over: Callable[[], bool]
-) -> Iterator[Loader]:
+) -> Iterator[Callable[[int], Generator[list[Loaded]]]]:
     """Yield batches of images from the decoder's process, as many as come within a moment; it ends with the block."""
     transform = Transform.model_validate(backbone.spec["transform"])
     limits = PixelLimits(request.max_pixels, request.max_job_pixels)

@@ -321,7 +321,7 @@ def coordinator_toml(
         "[agents]",
         *caps,
         "",
-        "# Fingerprint of a backbone (labeler embed prints it) = what loads it; a relative path is of this folder.",
+        "# Fingerprint of a backbone (labeler embed --json) = what loads it; a relative path is of this folder.",
         "[backbones]",
         *(f"{toml_value(fingerprint)} = {toml_value(path)}" for fingerprint, path in backbones.items()),
         "",

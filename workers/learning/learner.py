@@ -112,7 +112,11 @@ class Trainer:
         """
         stored = _model(model)
         if tuple(stored.classes) != tuple(classes):
-            raise MixedShards("the model that is evaluated has other classes than the task; name those of its file")
+            its, ours = (", ".join(names[:8]) + ", ..." * (len(names) > 8) for names in (stored.classes, classes))
+            raise MixedShards(
+                f"the model that is evaluated has other classes ({its}) than are asked for here ({ours}); name those "
+                "of its file, in its order"
+            )
         if stored.fingerprint != fingerprint:
             raise MixedShards(
                 f"the model that is evaluated reads features of backbone {stored.fingerprint[:12]}, the task's are of "

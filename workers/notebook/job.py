@@ -110,11 +110,11 @@ class LabelledJob:
             NotReady: nothing was answered, so no image has a label.
         """
         self._check_answered()
-        return _framed(self.path / "student_labels.parquet", frame)
+        return self._table("student_labels.parquet", frame)
 
     def questions(self, frame: Frame = "pandas") -> Any:
         """Return the questions and their released answers, in the fixed schema; see `labels` for the arguments."""
-        return _framed(self.path / "pseudo_labels.parquet", frame)
+        return self._table("pseudo_labels.parquet", frame)
 
     def predict(self, images: PathLike[str] | str | NDArray[np.generic]) -> NDArray[np.int64]:
         """Label other images: a shard of the same backbone, or its features of shape (n, dimension).
@@ -138,7 +138,7 @@ class LabelledJob:
     def evaluate(
         self,
         shards: Sequence[PathLike[str] | str],
-        out: str | PathLike[str],
+        out: str | PathLike[str] = "evaluation",
         *,
         epsilon: float = 0.1,
         delta: float = 1e-5,
@@ -204,6 +204,11 @@ class LabelledJob:
         where = None if images is None else named_path(images, "images")
         return export_images(format, Wanted(self.labels("arrow"), named_path(out, "out"), where, image_root, copy))
 
+    def _table(self, name: str, frame: Frame) -> Any:
+        import pyarrow.parquet as pq
+
+        return framed(pq.read_table(self.path / name), frame)
+
     def _check_answered(self) -> None:
         from feature_store.students.answers import NOTHING_ANSWERED
 
@@ -212,8 +217,6 @@ class LabelledJob:
 
     def _check_one_class(self) -> None:
         if self.report["task"].get("attributes_per_record") is not None:
-            from labeler.errors import InvalidSetting
-
             raise InvalidSetting(
                 "these images have attributes, any number each, and this is for one class per image; use labels(), and "
                 f"labeler.load_student({str(self.path / 'student.safetensors')!r}) for other images"
@@ -232,13 +235,6 @@ def open_job(path: str | PathLike[str]) -> LabelledJob:
         NotReady: there is none, or it is not finished.
     """
     return LabelledJob(path)
-
-
-def _framed(path: Path, frame: Frame) -> Any:
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(path)
-    return framed(table, frame)
 
 
 def framed(table: Any, frame: Frame) -> Any:
@@ -349,7 +345,6 @@ def load_student(path: PathLike[str] | str) -> TrainedStudent:
         BadData: it is no such file.
     """
     from feature_store.results.models import read_model
-    from labeler.system.files import named_path
 
     return TrainedStudent(read_model(named_path(path, "a student's file")))
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
+from api.client import Client, made
+from api.schema import LabelsOf, Selection, TaskRequest
 from feature_store.backbones.spec import DEFAULT_BACKBONE
+from labeler.errors import InvalidSetting, JobNotCompleted
 from labeler.methods import MethodName, ReleaseKind
 from labeler.rounds.effects import AskedStrategy, StudentKind
+from labeler.system.files import named_path
 from labeler.task import StatedLevel
-from workers.notebook.job import LabelledJob
+from workers.notebook.job import Frame, LabelledJob, TrainedStudent, framed, load_student
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,15 +29,6 @@ if TYPE_CHECKING:
     from feature_store.embedding import Duplicates
     from feature_store.own_features import Column, FittedOn
     from feature_store.sources import PersonColumn
-import tempfile
-from types import TracebackType
-from typing import Self
-
-from api.client import Client, made
-from api.schema import LabelsOf, Selection, TaskRequest
-from labeler.errors import InvalidSetting, JobNotCompleted
-from labeler.system.files import named_path
-from workers.notebook.job import Frame, TrainedStudent, framed, load_student
 
 SHARD_SUFFIX = ".shard"
 
@@ -59,6 +56,15 @@ class EmbeddedImages:
     copies: int = 0
     contradictions: int = 0
     listed: Path | None = None
+
+    @classmethod
+    def _of(cls, told: dict[str, Any]) -> Self:
+        skipped = tuple((one["source"], one["reason"]) for one in told["skipped"])
+        listed = None if told["listed"] is None else Path(told["listed"])
+        counts = told["copies"], told["contradictions"]
+        return cls(
+            Path(told["out"]), told["records"], tuple(told["classes"]), told["fingerprint"], skipped, *counts, listed
+        )
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -133,7 +139,7 @@ def embed(
             duplicates=duplicates,
             max_records=max_records,
         )
-        return _embedded(made)
+        return EmbeddedImages._of(made)
     if source is None or not (persons is None or isinstance(persons, PersonColumn)):
         raise InvalidSetting("of images persons is a PersonColumn: a folder level, a table or a column")
     named_path(source, "source")
@@ -151,24 +157,11 @@ def embed(
             max_records=max_records,
             progress=progress,
         )
-    return _embedded(made)
+    return EmbeddedImages._of(made)
 
 
 def _file_or_array(value: str | Path | NDArray[Any]) -> Path | NDArray[Any]:
     return Path(value) if isinstance(value, str | Path) else np.asarray(value)
-
-
-def _embedded(made: dict[str, Any]) -> EmbeddedImages:
-    return EmbeddedImages(
-        Path(made["out"]),
-        made["records"],
-        tuple(made["classes"]),
-        made["fingerprint"],
-        tuple((one["source"], one["reason"]) for one in made["skipped"]),
-        made["copies"],
-        made["contradictions"],
-        None if made["listed"] is None else Path(made["listed"]),
-    )
 
 
 def _beside(source: str | Path) -> Path:
@@ -263,8 +256,7 @@ def plan(
     Raises:
         InvalidSetting: the request is incomplete, contradicts itself, or has no solution.
     """
-    from labeler.system.files import named_path
-    from workers.plan import PlanRequest, make_plan, solve_request, with_radius
+    from workers.plan import PlanRequest, make_plan
 
     public = None if images is None else named_path(images, "images")
     request = PlanRequest(
@@ -288,17 +280,15 @@ def plan(
         ballot_radius=ballot_radius,
         records=records,
     )
-    request = with_radius(request, public)
-    task = solve_request(request)
     document = make_plan(request, public=public)
     expected = document["expected_accuracy"]
     return Plan(
         epsilon=document["instance"]["epsilon"],
         agent_epsilon=document["agent"]["epsilon"],
-        sigma_votes=task.sigma_votes,
-        queries=task.max_queries,
-        k=task.k,
-        delta=task.delta,
+        sigma_votes=document["sigma_votes"],
+        queries=document["queries"],
+        k=document["k"],
+        delta=document["delta"],
         holds_against=document["holds_against"],
         document=document,
         expected_accuracy=None if expected["low"] is None else (expected["low"], expected["high"]),
@@ -354,7 +344,6 @@ def run(
 
     from labeler.errors import InvalidTask
     from labeler.methods import METHODS
-    from labeler.system.files import named_path
     from labeler.task import describe_validation
     from workers.progress import progress_bars
     from workers.run.preparation import LabellingJob, open_shards

@@ -11,11 +11,10 @@ answer is public to every party that may poll, and holds nothing of any record.
     coordinator.proof   one answer to a poll, as received
 
 Both are overwritten in place, because a new file under the old name would cost a disk write at every answer. A kill
-loses nothing of them. They are synced at most once a second, when this party begins to wait for mail, so that no sync
-delays an answer. Without such a rest, the first answer a second later syncs them. What was seen within a second of the
-last sync is synced at the next rest, which is after the poll that then waits. So after a power cut they may be as old
-as one poll, which only makes them milder. A half-written proof counts as none, and the next answer is kept in its
-place.
+loses nothing of them. They are synced at most once a second, when this party turns to the next mail, so that no sync
+delays an answer. What was seen within a second of the last sync is synced after the poll that then waits. So after a
+power cut they may be as old as one poll, which only makes them milder. A half-written proof counts as none, and the
+next answer is kept in its place.
 """
 
 from __future__ import annotations
@@ -245,7 +244,7 @@ class Seen:
         self._anchor = Anchor(path, sync_every_s=math.inf)
         self._path = path.with_name(PROOF_FILE)
         self._proven = 0
-        self._unsynced_since: float | None = None
+        self._is_synced = True
         self._synced_at = -math.inf
 
     def head(self) -> Head:
@@ -278,18 +277,16 @@ class Seen:
             self._proven = head.seq
         if head.seq > self.head().seq:
             self._anchor.remember(head)
-            self._is_new()
+            self._is_synced = False
 
     def rest(self) -> None:
-        """Begin to wait: sync what was kept to disk, unless that happened within the last second.
+        """Sync what was kept to disk, unless that happened within the last second; nobody waits for an answer now.
 
         Raises:
             Unavailable: it cannot be synced.
         """
-        if self._unsynced_since is not None and time.monotonic() - self._synced_at >= SYNC_EVERY_S:
-            self._sync()
-
-    def _sync(self) -> None:
+        if self._is_synced or time.monotonic() - self._synced_at < SYNC_EVERY_S:
+            return
         for path in (self._path, self._anchor.path):
             try:
                 handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -301,7 +298,7 @@ class Seen:
                 continue
             except OSError as error:
                 raise _unwritten(path, error) from error
-        self._unsynced_since = None
+        self._is_synced = True
         self._synced_at = time.monotonic()
 
     def _keep_proof(self, data: bytes) -> None:
@@ -316,14 +313,7 @@ class Seen:
                 os.close(handle)
         except OSError as error:
             raise _unwritten(self._path, error) from error
-        self._is_new()
-
-    def _is_new(self) -> None:
-        now = time.monotonic()
-        if self._unsynced_since is None:
-            self._unsynced_since = now
-        elif now - self._unsynced_since >= SYNC_EVERY_S:
-            self._sync()
+        self._is_synced = False
 
 
 def _sound(data: bytes) -> bytes:

@@ -274,9 +274,9 @@ class PartyLink:
             ProtocolViolation: the answer is not valid.
             Interrupted: told to stop.
         """
+        self._seen.rest()
         answer, self._came = self._came, b""
         if not answer:
-            self._seen.rest()
             # The first poll is answered at once, so that this party learns that it is known.
             asking = self._asking(self._after, self.wait_s if self._is_known else 0.0)
             answer = self._send("/v1/messages:poll", [asking], beside=self._seen.proof())

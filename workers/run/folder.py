@@ -24,9 +24,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from labeler.errors import BadData, LabelerError, TryAgain
+from labeler.errors import BadData, LabelerError, StorageFull, TryAgain
 from labeler.system.erasable import KeyFolder, lock_away, take_out
-from labeler.system.files import exclusive, replace_file
+from labeler.system.files import exclusive, is_full, replace_file
 
 PLAN_FORMAT: Final = "labeler-job/2"
 KEYS_FOLDER, ANSWERS_FOLDER = "keys", "answers"
@@ -115,6 +115,7 @@ def open_job_folder(out: Path) -> Iterator[JobFolder]:
     Raises:
         OutputInUse: another process works there.
         BadData: it cannot be made or written.
+        StorageFull: there is no room for it.
     """
     if out.exists() and not out.is_dir():
         raise BadData(f"the output is to be a folder, and {out} is a file; choose another place")
@@ -132,7 +133,10 @@ def open_job_folder(out: Path) -> Iterator[JobFolder]:
                     _remove_unused(out, missing)
                 raise
     except OSError as error:
-        raise BadData(f"cannot write to output folder {out}: {error.strerror or error}") from None
+        why = f"cannot write to output folder {out}: {error.strerror or error}"
+        if is_full(error):
+            raise StorageFull(f"{why}. Make room, then give the same command again: it continues there") from None
+        raise BadData(why) from None
 
 
 def _remove_unused(out: Path, made: list[Path]) -> None:

@@ -27,7 +27,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, cast
@@ -69,6 +68,7 @@ from workers.run.preparation import (
     prepare_evaluation,
 )
 from workers.run.publishing import publish, publish_evaluation
+from workers.run.task_file import QueriesTable
 
 
 def run_job(
@@ -152,19 +152,15 @@ def label(prepared: PricedJob, folder: JobFolder, *, progress: ProgressCallback 
             winner_engine=winner_engine,
             progress=progress,
         )
-        selection = prepared.job.file.queries
-        order = Order(
-            job_id=prepared.job_id,
-            task=prepared.task,
-            agents=tuple(names),
-            batches=prepared.batches,
-            caps=caps,
+        job = journal.begin(
+            prepared.job_id,
+            prepared.task,
+            names,
+            prepared.batches,
+            caps,
             images=prepared.images,
-            strategy=selection.strategy,
-            count=selection.count,
-            seed=selection.seed,
+            chosen=prepared.job.file.queries,
         )
-        job = journal.begin(order)
         rounds = journal.rounds(job.job_id)
         # Released: nobody misses an answer any more, and a thief of this folder finds none.
         store.erase([one.round_digest for one in rounds if one.state == "opened"])
@@ -220,27 +216,6 @@ NO_DEADLINE: Final = datetime(4000, 1, 1, tzinfo=UTC)
 _BY = "run"
 
 
-@dataclass(frozen=True)
-class Order:
-    """A job as it is stored.
-
-    Attributes:
-        batches: the questions of each round, in order.
-        caps: what each agent may spend, in nano-units of mu^2, at the levels at which the task has a price.
-        images, strategy, count, seed: how many there are, and how questions were chosen among them.
-    """
-
-    job_id: str
-    task: Task
-    agents: tuple[str, ...]
-    batches: tuple[QueryBatch, ...] = field(repr=False)
-    caps: Mapping[Level, int]
-    images: int
-    strategy: str
-    count: int | None
-    seed: int
-
-
 class RunJournal:
     """The journal of a run; see the module. `open_run_journal` makes it."""
 
@@ -249,12 +224,55 @@ class RunJournal:
         self.ledger = Ledger(database, clock=now_utc)
         self.tasks, self.jobs = TaskStore(database), JobStore(database)
 
-    def begin(self, order: Order) -> JobRecord:
-        """Store a job, or find it as it was left."""
+    def begin(
+        self,
+        job_id: str,
+        task: Task,
+        agents: Sequence[str],
+        batches: Sequence[QueryBatch],
+        caps: Mapping[Level, int],
+        *,
+        images: int,
+        chosen: QueriesTable,
+    ) -> JobRecord:
+        """Store a job, or find it as it was left.
+
+        Args:
+            batches: the questions of each round, in order.
+            caps: what each agent may spend, in nano-units of mu^2, at the levels at which the task has a price.
+            images, chosen: how many there are, and how questions were chosen among them.
+        """
         with self.database.write() as connection:
-            if order.job_id not in self.jobs.many([order.job_id], connection=connection):
-                self._add(order, connection)
-            return self.jobs.get(order.job_id, connection=connection)
+            if job_id in self.jobs.many([job_id], connection=connection):
+                return self.jobs.get(job_id, connection=connection)
+            now = now_utc()
+            stored = self.tasks.add(TaskRecord(task, tuple(agents), now, _BY), connection=connection)
+            for level, cap in caps.items():
+                self.ledger.open_account(ACCOUNT, level, cap, connection=connection)
+            job = JobRecord(
+                job_id=job_id,
+                task_digest=stored.digest,
+                name=task.name,
+                state="queued",
+                images=images,
+                num_queries=sum(map(len, batches)),
+                first_query=0,
+                strategy=chosen.strategy,
+                count=chosen.count,
+                seed=chosen.seed,
+                source="features",
+                created_at=now,
+                updated_at=now,
+                expires_at=NO_DEADLINE,
+                created_by=_BY,
+            )
+            rounds = [
+                RoundRecord(job_id, number, batch.first_query, len(batch)) for number, batch in enumerate(batches)
+            ]
+            self.jobs.add(job, rounds, connection=connection)
+            # No agent is asked for its consent: naming a shard gives it.
+            self.jobs.willingness.fix_asked(job_id, agents, connection=connection)
+            return self.jobs.get(job_id, connection=connection)
 
     def rounds(self, job_id: str) -> list[RoundRecord]:
         """Return the rounds of a job, in order."""
@@ -264,46 +282,6 @@ class RunJournal:
         """Return what a round opened, if it did."""
         data = self.jobs.release(job_id, number)
         return None if data is None else release_from_bytes(data)
-
-    def charges(self) -> list[dict[str, Any]]:
-        """Return all posted charges, oldest first: reservation, level, amount, and contributors."""
-        found = self.ledger.entries(limit=1000)
-        while len(page := self.ledger.entries(after=found[-1].seq if found else 0, limit=1000)):
-            found += page
-        return [
-            {"id": one.reservation_id, "level": one.level, "amount": one.amount, "detail": one.detail}
-            for one in found
-            if one.kind == "post"
-        ]
-
-    def _add(self, order: Order, connection: Connection) -> None:
-        now = now_utc()
-        task = self.tasks.add(TaskRecord(order.task, order.agents, now, _BY), connection=connection)
-        for level, cap in order.caps.items():
-            self.ledger.open_account(ACCOUNT, level, cap, connection=connection)
-        job = JobRecord(
-            job_id=order.job_id,
-            task_digest=task.digest,
-            name=order.task.name,
-            state="queued",
-            images=order.images,
-            num_queries=sum(map(len, order.batches)),
-            first_query=0,
-            strategy=order.strategy,
-            count=order.count,
-            seed=order.seed,
-            source="features",
-            created_at=now,
-            updated_at=now,
-            expires_at=NO_DEADLINE,
-            created_by=_BY,
-        )
-        rounds = [
-            RoundRecord(job.job_id, number, batch.first_query, len(batch)) for number, batch in enumerate(order.batches)
-        ]
-        self.jobs.add(job, rounds, connection=connection)
-        # No agent is asked for its consent: naming a shard gives it.
-        self.jobs.willingness.fix_asked(job.job_id, order.agents, connection=connection)
 
 
 class RunSettlement:
@@ -445,7 +423,12 @@ def run_rounds(
 
     driver.observe = observe
     while not (last and last[0].state not in UNFINISHED):
-        _turns(driver, job.job_id)
+        while True:  # as many turns as follow from the events
+            is_more = driver.turn()
+            if trouble := driver.trouble(job.job_id):
+                raise trouble  # a service would try again
+            if not is_more:
+                break
         events = parties.answer()
         if not (events or (last and last[0].state not in UNFINISHED)):
             raise (
@@ -457,17 +440,3 @@ def run_rounds(
             driver.tell(job.job_id, event)
     if settlement.error is not None:
         raise settlement.error
-
-
-def _turns(driver: CoordinatorDriver, job_id: str) -> None:
-    """Take as many turns as follow from the events.
-
-    Raises:
-        Exception: why the job could not continue; a service would try again, and a run raises it.
-    """
-    is_more = True
-    while is_more:
-        is_more = driver.turn()
-        trouble = driver.trouble(job_id)
-        if trouble is not None:
-            raise trouble

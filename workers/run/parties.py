@@ -7,6 +7,9 @@ raises, so errors reach the caller unchanged.
 
     agents      labeler.rounds.agent: charged, then computed, then stored, all agents of a round together
                 (workers.run.folder), then handed to the talliers.
+    talliers    labeler.rounds.tallier: objects in memory only. A continued run hands them again what the agents have
+                stored, so the sum is the same. So is the noise, where talliers add it: its key is stored with the
+                agents' keys.
 
 Agents and talliers meet only through input shares: nothing here reads a ballot.
 """
@@ -14,7 +17,7 @@ Agents and talliers meet only through input shares: nothing here reads a ballot.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -42,7 +45,7 @@ from labeler.rounds.effects import (
 )
 from labeler.rounds.tallier import TallierEffect
 from labeler.system.clock import now_utc
-from labeler.tally import AggregateShare, InputShare, QueryBatch
+from labeler.tally import AggregateShare, QueryBatch
 from labeler.task import Task
 from workers.agent.agent import Agent, as_it_is, shares_of
 from workers.progress import ProgressCallback
@@ -84,7 +87,12 @@ class RunParties:
         self._progress = progress
         names = tallier_names(task)
         self._keys = tuple(TallierKey(one, _instead_of_key("seal", one), _instead_of_key("sign", one)) for one in names)
-        self._talliers = RunTalliers(task, winner_engine, noise_key=kept.tallier_key, is_seeded=is_seeded)
+        self._engine = winner_engine
+        self._talliers = {
+            name: TallierRounds(noise_key=partial(kept.tallier_key, name), is_seeded=is_seeded) for name in names
+        }
+        self._first = self._talliers[names[0]]
+        self._sums: dict[str, list[AggregateShare]] = {}
         self._sent: list[tuple[JobRun, Send, Head]] = []
         now = now_utc()
         self._enrolled = tuple(
@@ -143,20 +151,26 @@ class RunParties:
                     self._sent.append((job, send, head))  # rounds that are paid for open first
                 case SendAsks(number):
                     self._open(job, number)
-                    if not self._agents.keys() <= self._talliers.holds(job.rounds[number]):
+                    if not self._agents.keys() <= self._first.state(job.rounds[number].round_digest).sharing_ids.keys():
                         self._hand_over(job, job.rounds[number])
                     asked[number] = job
                 case AskForSums(number, names):
                     self._open(job, number)
-                    events += self._talliers.sums(job.rounds[number], names, head)
+                    events += self._summed(job.rounds[number], names, head)
                 case TellSettled(numbers):
-                    self._kept.erase([job.rounds[number].round_digest for number in numbers])
-                    for number in numbers:
-                        self._talliers.forget(job.rounds[number])
+                    digests = [job.rounds[number].round_digest for number in numbers]
+                    self._kept.erase(digests)
+                    for digest in digests:  # opened: nobody misses anything of it
+                        self._sums.pop(digest, None)
+                        for rounds in self._talliers.values():
+                            rounds.drop(digest)
                 case _:
                     pass  # a message to a party that does not exist here
         for number, job in asked.items():
-            events += self._talliers.holdings(job.rounds[number])
+            digest = job.rounds[number].round_digest
+            for name, rounds in self._talliers.items():
+                held = {agent: sharing.hex() for agent, sharing in rounds.state(digest).sharing_ids.items()}
+                events.append(HoldingsCame(digest, self._task.digest, name, held))
         return events
 
     # Rounds.
@@ -164,15 +178,21 @@ class RunParties:
     def _open(self, job: JobRun, number: int) -> None:
         """Open a round at the talliers; for a round of an earlier process, with what the agents have stored of it."""
         one = job.rounds[number]
-        if self._talliers.knows(one):
+        if self._first.state(one.round_digest).stage != "unknown":
             return
-        self._talliers.open(job, one)
+        for index, rounds in enumerate(self._talliers.values()):
+            opening = OpenRound(
+                round=job.round_value(one), tallier=index, participants=one.participants, expires_at=job.expires_at_s
+            )
+            _raise_refusals(rounds.step(one.round_digest, tallier.Opened(opening, rounds.site()), _NOW))
         if one.state in ("agreed", "posted") or self._kept.answers(one.round_digest) is not None:
             self._hand_over(job, one)
 
     def _hand_over(self, job: JobRun, one: RoundRun) -> None:
         for agent_id, bodies in self._answers(job, one).items():
-            self._talliers.take(one, shares_of(agent_id, job.round_value(one), bodies))
+            shares = shares_of(agent_id, job.round_value(one), bodies)
+            for rounds, sent in zip(self._talliers.values(), shares, strict=True):
+                _raise_refusals(rounds.take(one.round_digest, [(sent.agent_id, sent.share)], _NOW))
 
     def _answers(self, job: JobRun, one: RoundRun) -> Mapping[str, Bodies]:
         """Return what every agent answers, all durable before the first of it reaches a tallier."""
@@ -215,6 +235,34 @@ class RunParties:
             )
         return found
 
+    def _summed(self, one: RoundRun, names: Sequence[str], head: Head) -> list[SumCame]:
+        """Return the answer of each tallier that is asked: its sum, or the winners that they have found together."""
+        digest = one.round_digest
+        request = SumRequest(contributors=frozenset(one.contributors), ledger_seq=head.seq, ledger_hash=head.hash)
+        for rounds in self._talliers.values():
+            _raise_refusals(rounds.step(digest, tallier.SumAsked(request, rounds.site()), _NOW))
+            if digest in rounds.changes.summed:
+                self._sums.setdefault(digest, []).append(rounds.changes.summed[digest][2])
+            rounds.changes = Changes()
+        sums = self._sums[digest]
+        if self._task.release == "histogram":
+            answers = [aggregate_to_bytes(sum_) for sum_ in sums]
+        else:
+            labels = open_winner(sums, self._task, engine=self._engine).labels
+            answers = [winner_to_bytes(sum_.winner(labels)) for sum_ in sums]
+        return [
+            SumCame(
+                round_digest=digest,
+                task_digest=self._task.digest,
+                tallier_id=name,
+                kind=self._task.release,
+                stated=(digest, number),
+                data=answer,
+            )
+            for number, (name, answer) in enumerate(zip(self._talliers, answers, strict=True))
+            if name in names
+        ]
+
 
 def tallier_names(task: Task) -> list[str]:
     """Return names of the talliers of a run."""
@@ -251,114 +299,6 @@ def _step(
 def _instead_of_key(what: str, name: str) -> str:
     """Return a substitute for a party's key, different for each party: nobody signs or seals here."""
     return hashlib.sha256(f"labeler run, {what}: {name}".encode()).hexdigest()
-
-
-class RunTalliers:
-    """The talliers of a run: objects of this process, each with the rounds that it has in its own process.
-
-    They are in memory only (labeler.rounds.tallier says what has to be durable, and why). The agents have stored what a
-    tallier holds of a round, durably and before a tallier gets any of it. So a continued run hands it over again, and
-    the sum is the same. So is the noise, where talliers add it: its key is stored with the agents' keys.
-
-    Args:
-        engine: how they find the winner of each query; None adds their sums in this process.
-        noise_key: (tallier, digest of a round): what it draws its noise of the round from, where talliers add it.
-        is_seeded: such keys came from a known seed.
-    """
-
-    def __init__(
-        self, task: Task, engine: WinnerEngine | None, *, noise_key: Callable[[str, str], bytes], is_seeded: bool
-    ) -> None:
-        self._task = task
-        self._engine = engine
-        self._talliers = {
-            name: TallierRounds(noise_key=partial(noise_key, name), is_seeded=is_seeded) for name in tallier_names(task)
-        }
-        self._sums: dict[str, list[AggregateShare]] = {}
-
-    def knows(self, one: RoundRun) -> bool:
-        """True if a round is open, or summed, here."""
-        return self._first.state(one.round_digest).stage != "unknown"
-
-    def open(self, job: JobRun, one: RoundRun) -> None:
-        """Open a round at every tallier."""
-        for index, rounds in enumerate(self._talliers.values()):
-            opening = OpenRound(
-                round=job.round_value(one),
-                tallier=index,
-                participants=one.participants,
-                expires_at=job.expires_at_s,
-            )
-            _raise_refusals(rounds.step(one.round_digest, tallier.Opened(opening, rounds.site()), _NOW))
-
-    def take(self, one: RoundRun, shares: Sequence[InputShare]) -> None:
-        """Hand the shares of one agent over, one to each tallier.
-
-        Raises:
-            LabelerError: a tallier does not take its share.
-        """
-        for rounds, sent in zip(self._talliers.values(), shares, strict=True):
-            _raise_refusals(rounds.take(one.round_digest, [(sent.agent_id, sent.share)], _NOW))
-
-    def holds(self, one: RoundRun) -> frozenset[str]:
-        """Return the agents whose shares of a round are held."""
-        return frozenset(self._first.state(one.round_digest).sharing_ids)
-
-    def holdings(self, one: RoundRun) -> list[HoldingsCame]:
-        """Return what each tallier says that it holds of a round."""
-        return [
-            HoldingsCame(
-                round_digest=one.round_digest,
-                task_digest=self._task.digest,
-                tallier_id=name,
-                holdings={
-                    agent: sharing.hex() for agent, sharing in rounds.state(one.round_digest).sharing_ids.items()
-                },
-            )
-            for name, rounds in self._talliers.items()
-        ]
-
-    def sums(self, one: RoundRun, names: Sequence[str], head: Head) -> list[SumCame]:
-        """Return the answer of each tallier that is asked: its sum, or the winners that they have found together.
-
-        Raises:
-            LabelerError: a tallier does not sum these contributors; the winners cannot be found.
-        """
-        digest = one.round_digest
-        request = SumRequest(contributors=frozenset(one.contributors), ledger_seq=head.seq, ledger_hash=head.hash)
-        for rounds in self._talliers.values():
-            _raise_refusals(rounds.step(digest, tallier.SumAsked(request, rounds.site()), _NOW))
-            if digest in rounds.changes.summed:
-                self._sums.setdefault(digest, []).append(rounds.changes.summed[digest][2])
-            rounds.changes = Changes()
-        return [
-            SumCame(
-                round_digest=digest,
-                task_digest=self._task.digest,
-                tallier_id=name,
-                kind=self._task.release,
-                stated=(digest, number),
-                data=answer,
-            )
-            for number, (name, answer) in enumerate(zip(self._talliers, self._answers(self._sums[digest]), strict=True))
-            if name in names
-        ]
-
-    def forget(self, one: RoundRun) -> None:
-        """Drop a round that is opened; nobody misses anything of it."""
-        self._sums.pop(one.round_digest, None)
-        for rounds in self._talliers.values():
-            rounds.drop(one.round_digest)
-
-    @property
-    def _first(self) -> TallierRounds:
-        return next(iter(self._talliers.values()))
-
-    def _answers(self, sums: Sequence[AggregateShare]) -> list[bytes]:
-        if self._task.release == "histogram":
-            return [aggregate_to_bytes(one) for one in sums]
-        labels = open_winner(sums, self._task, engine=self._engine).labels
-        return [winner_to_bytes(one.winner(labels)) for one in sums]
 
 
 def _raise_refusals(told: Sequence[TallierEffect]) -> None:

@@ -111,14 +111,6 @@ class PublicImages:
         return [self.shard.sources[row] for row in self.rows.tolist()]
 
     @property
-    def classes(self) -> tuple[str, ...]:
-        return self.shard.classes
-
-    @property
-    def path(self) -> Path:
-        return self.shard.path
-
-    @property
     def backbone_name(self) -> str:
         """The backbone in words, for people."""
         described = self.shard.backbone
@@ -242,7 +234,11 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     for shard in [*shards, *([] if asked is None else [asked]), *scored]:
         shard.verify()
     if asked is None:
-        asked = _embedded(job, folder, shards[0], progress=progress)
+        # Imported on use: questions mostly come embedded.
+        from workers.embedder.shards import embed_queries
+
+        place = folder.out / ".job" / "queries"
+        asked = embed_queries(job.queries, str(job.backbone), place, classes=shards[0].classes, progress=progress)
         _check_together(job, shards, [asked, *scored])
     _check_no_record_twice(job, shards)
     public = PublicImages.of(asked)
@@ -347,13 +343,8 @@ def open_shards(job: LabellingJob) -> tuple[tuple[Shard, ...], Shard | None, lis
     asked = Shard.open(job.queries, verify=False) if (job.queries / "manifest.json").exists() else None
     scored = [] if job.test is None else [Shard.open(job.test, verify=False)]
     _check_together(job, shards, [*([] if asked is None else [asked]), *scored])
-    if asked is None and not METHODS[job.file.task.method].evaluates:
-        _check_images(job)
-    return shards, asked, scored
-
-
-def _check_images(job: LabellingJob) -> None:
-    """Check that public images to embed on the way exist, and that a backbone is named."""
+    if asked is not None or METHODS[job.file.task.method].evaluates:
+        return shards, asked, scored
     if not job.queries.exists() and not str(job.queries).startswith("torchvision:"):
         raise InvalidSetting(f"there is no shard, folder or file {job.queries} to take --images from")
     if job.backbone is None:
@@ -361,6 +352,7 @@ def _check_images(job: LabellingJob) -> None:
             f"{job.queries} is no shard; embed it first with `labeler embed ... --public`, or name the backbone "
             "with --backbone so that its images are embedded now"
         )
+    return shards, None, scored
 
 
 def _check_together(job: LabellingJob, private: Sequence[Shard], public: Sequence[Shard]) -> None:
@@ -396,19 +388,6 @@ def _check_source(job: LabellingJob, shard: Shard) -> None:
             f"--backbone has the fingerprint {fingerprint[:12]}, and shard {shard.path.name!r} was made by another, "
             f"{shard.fingerprint[:12]}; name the backbone with which the shards were embedded"
         )
-
-
-def _embedded(job: LabellingJob, folder: JobFolder, asks: Shard, *, progress: ProgressCallback) -> Shard:
-    """Return the public images, embedded once, as the shard of the questions."""
-    from workers.embedder.shards import embed_queries
-
-    return embed_queries(
-        job.queries,
-        str(job.backbone),
-        folder.out / ".job" / "queries",
-        classes=asks.classes,
-        progress=progress,
-    )
 
 
 def _questions(job: LabellingJob, shard: Shard, *, images: int | None) -> int | None:

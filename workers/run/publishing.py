@@ -99,7 +99,9 @@ def publish(
             model = released_model(prepared.task, releases, prepared.queries.features)
             _write_model(prepared, model.arrays, kind="linear", card=card, path=folder.out / "model.safetensors")
         _write_pseudo_labels(prepared, rounds, releases, folder, created_at=created_at)
-        ForStudents(prepared.answered_features, prepared.queries.assignment, prepared.public.path).write(folder.out)
+        ForStudents(prepared.answered_features, prepared.queries.assignment, prepared.public.shard.path).write(
+            folder.out
+        )
     # Where no question has an answer, that is what was paid for, and nothing follows from it.
     given, votes = np.concatenate([release.labels for release in releases]), None
     labels: pa.Table | None = None
@@ -414,7 +416,7 @@ def _answered_queries(
 def _shown_labels(prepared: PreparedJob, labels: pa.Table) -> ImageLabels:
     """Return the student's labels of every public image, with the truth where the requester knows it."""
     public = prepared.public
-    has_truth = public.classes == prepared.task.classes
+    has_truth = public.shard.classes == prepared.task.classes
     found = ImageLabels(
         sources=labels["source"].to_pylist(),
         labels=labels["label"].to_numpy(),
@@ -430,7 +432,7 @@ def _truths(prepared: PreparedJob) -> list[int | None]:
     images.
     """
     public, queries, task = prepared.public, prepared.queries, prepared.task
-    if public.classes != task.classes or task.attributes_per_record is not None:
+    if public.shard.classes != task.classes or task.attributes_per_record is not None:
         return [None] * len(queries.rows)
     if not prepared.asks_clusters:
         return [label if label >= 0 else None for label in public.labels[prepared.query_rows].tolist()]
@@ -511,31 +513,28 @@ def _attributes_of(prepared: PreparedJob, releases: Sequence[Release]) -> Labell
     )
 
 
-def _recall(has: NDArray[np.bool_], truly: NDArray[np.bool_]) -> float | None:
-    return float(has[truly].mean()) if truly.any() else None
-
-
 def _attribute_report(prepared: PreparedJob, labelled: LabelledAttributes) -> AttributeReport:
     public, names = prepared.public, prepared.task.classes
     has = labelled.probabilities >= ON
     sure = np.where(has, labelled.probabilities, 1 - labelled.probabilities)
     truth: NDArray[np.int16] | None = None
-    if public.shard.has_attributes and public.classes == names and (public.labels >= 0).any():
+    if public.shard.has_attributes and public.shard.classes == names and (public.labels >= 0).any():
         truth = public.labels
     known = np.zeros(len(public), dtype=np.bool_) if truth is None else truth[:, 0] >= 0
-    outcomes = tuple(
-        AttributeOutcome(
-            name=name,
-            on=int(has[:, place].sum()),
-            confidence=float(sure[:, place].mean()),
-            right=None if truth is None else float((has[known, place] == truth[known, place]).mean()),
-            # The accuracy of always giving the more frequent answer.
-            commoner=None if truth is None else max(share := float(truth[known, place].mean()), 1 - share),
-            recall=None if truth is None else _recall(has[known, place], truth[known, place] == 1),
-            auroc=None if truth is None else auroc(truth[known, place] == 1, labelled.probabilities[known, place]),
-        )
-        for place, name in enumerate(names)
-    )
+    outcomes = []
+    for place, name in enumerate(names):
+        one = AttributeOutcome(name=name, on=int(has[:, place].sum()), confidence=float(sure[:, place].mean()))
+        if truth is not None:
+            truly, said = truth[known, place] == 1, has[known, place]
+            one = replace(
+                one,
+                right=float((said == truly).mean()),
+                # The accuracy of always giving the more frequent answer.
+                commoner=max(float(truly.mean()), 1 - float(truly.mean())),
+                recall=float(said[truly].mean()) if truly.any() else None,
+                auroc=auroc(truly, labelled.probabilities[known, place]),
+            )
+        outcomes.append(one)
     numbers = np.unique(np.linspace(0, len(public) - 1, min(MOST_IMAGES, len(public))).astype(np.int64)).tolist()
     pictures = public.thumbnails(numbers)
     images = tuple(
@@ -549,4 +548,4 @@ def _attribute_report(prepared: PreparedJob, labelled: LabelledAttributes) -> At
         )
         for number in numbers
     )
-    return AttributeReport(outcomes, images, len(public), int(known.sum()))
+    return AttributeReport(tuple(outcomes), images, len(public), int(known.sum()))

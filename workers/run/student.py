@@ -124,14 +124,12 @@ def train_student(
             return _fine_tune(
                 job, folder, images=images, backbone=backbone, test=test, seed=seed, progress=progress, ranks=ranks
             )
-    scored = None if test is None else _labelled_shard(test, job)
-    student = fit_student(
-        kind,
-        job.answers,
-        job.public.features,
-        num_classes=job.task.num_classes,
-        seed=seed,
-    )
+    scored = None
+    if test is not None:
+        shard = Shard.open(test)
+        check_compatible([job.public.shard, shard])
+        scored = _truth(shard, test)
+    student = fit_student(kind, job.answers, job.public.features, num_classes=job.task.num_classes, seed=seed)
     path = folder / f"student-{kind}.safetensors"
     not_covered = job.public.shard.not_covered
     card = privacy_card(job.task, price(job.task), is_seeded=job.is_seeded, not_covered=not_covered)
@@ -181,12 +179,6 @@ def _scored(truth: NDArray[np.integer], probabilities: NDArray[np.float64], clas
     return scores.to_json() | {"test_images": scores.checked}
 
 
-def _labelled_shard(path: Path, job: FinishedJob) -> PublicImages:
-    shard = Shard.open(path)
-    check_compatible([job.public.shard, shard])
-    return _truth(shard, path)
-
-
 def _truth(shard: Shard, path: Path) -> PublicImages:
     if not shard.is_public:
         raise InvalidSetting(f"{path} cannot be scored on: truth that may be read off an accuracy must be public")
@@ -227,7 +219,9 @@ def _fine_tune(
     labelled = None
     if test is not None:
         labelled = open_source(test)
-        truth = _labels_of(labelled.labels, labelled.label_names, job.task.classes)
+        place = {name: number for number, name in enumerate(job.task.classes)}
+        names = (None if one is None else labelled.label_names[one] for one in labelled.labels)
+        truth = np.array([place.get(name or "", -1) for name in names], dtype=np.int64)
         known = np.flatnonzero(truth >= 0)
         if not len(known):
             raise BadData(f"no image of {test} has a label among the task's classes")
@@ -250,11 +244,6 @@ def _fine_tune(
         return result
     predicted = tuned.predict(network.tensors(image_for(labelled, int(number), network.transform) for number in known))
     return result | {"accuracy": float((predicted == truth[known]).mean()), "test_images": len(known)}
-
-
-def _labels_of(labels: Any, names: tuple[str, ...], classes: tuple[str, ...]) -> NDArray[np.int64]:
-    place = {name: number for number, name in enumerate(classes)}
-    return np.array([-1 if label is None else place.get(names[label], -1) for label in labels], dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -129,10 +129,6 @@ class TaskFile(_Table):
             )
         if not evaluates and self.evaluation != EvaluationTable():
             raise ValueError(f"[evaluation] is only for method evaluate; found {self.task.method}")
-        return self
-
-    @model_validator(mode="after")
-    def _nothing_is_chosen_for_a_model(self) -> TaskFile:
         if METHODS[self.task.method].asks_for_a_model and self.queries != QueriesTable():
             raise ValueError(
                 f"leave [queries] out for method {self.task.method}: agents are asked for a model, which labels every "
@@ -169,10 +165,10 @@ class TaskFile(_Table):
         Raises:
             InvalidTask: a field is out of bounds, or no sigma reaches the price; or it is of votes for life.
         """
-        if self.task.life is not None:
+        if self.task.lifetime_budget is not None:
             raise InvalidTask(
-                "task.life: votes for life are cast by agents whose journals remember what each image has spent, and a "
-                "run ends with its folder; submit this file to a service (labeler submit)"
+                "task.lifetime_budget: votes for life are cast by agents whose journals remember what each image has "
+                "spent, and a run ends with its folder; submit this file to a service (labeler submit)"
             )
         if self.task.attributes_per_record is not None and not has_attributes:
             raise InvalidTask(
@@ -212,11 +208,11 @@ def read_task_file(path: Path) -> TaskFile:
 def _check_values(text: SettingsText, table: TaskTable) -> None:
     """Refuse, with its line, what no task may say, whatever shards and questions it meets later."""
     fields = table.model_dump(exclude={"epsilon"}, exclude_none=True)
-    if table.life is not None:
+    if table.lifetime_budget is not None:
         # The federation's set-aside budget and its classes are not known here.
-        fields["life"] = {"budget_nano": 1} | fields["life"]
+        fields["lifetime_budget"] = {"budget_nano": 1} | fields["lifetime_budget"]
         for unknown in ("asked_classes", "epsilon"):
-            fields["life"].pop(unknown, None)
+            fields["lifetime_budget"].pop(unknown, None)
     whole = {
         "classes": _ANY_CLASSES,
         "sigma_votes": 1.0,

@@ -189,18 +189,6 @@ def read_group(home: Path, *, own_verify_key: str) -> WinnerGroup | None:
     return WinnerGroup(home, settings, own_verify_key)
 
 
-def common_addresses(homes: Sequence[Path]) -> list[str]:
-    """Return the addresses of the three talliers of one machine, in tallier order; none where their homes disagree."""
-    told = []
-    for home in homes:
-        known = read_peers(home)
-        if known is None or not known.peers:
-            return []
-        listens = {str(known.number): known.listen} | {key: peer.listen for key, peer in known.peers.items()}
-        told.append([listens[key] for key in sorted(listens)])
-    return told[0] if all(one == told[0] for one in told) else []
-
-
 def _peer(document: Mapping[str, Any]) -> Peer:
     if document.get("role") != "tallier" or "certificate" not in document or "listen" not in document:
         raise InvalidSetting(

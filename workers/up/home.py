@@ -60,10 +60,11 @@ from workers.party.home import (
     create_agent_home,
     create_tallier_home,
 )
-from workers.tallier.peers import address_of, common_addresses, make_identity, pin_peers, public_part
+from workers.tallier.peers import make_identity, pin_peers, public_part
 from workers.up import Plan
 
 TALLIERS: Final = 3
+STATE_FILE: Final = "federation.json"
 TOKEN_FILE: Final = "admin-token"
 LOOPBACK: Final = "127.0.0.1"
 AGENTS: Final = 5
@@ -106,19 +107,6 @@ class LocalFederation:
         """The folder of public images and a task to try the service with; None where none were made."""
         return self.home / "examples" if self._state.has_examples else None
 
-    def read_token(self) -> str | None:
-        """Read the administrator's token; None where none is kept."""
-        try:
-            return (self.home / TOKEN_FILE).read_text(encoding="ascii").strip() or None
-        except FileNotFoundError:
-            return None
-        except (OSError, UnicodeDecodeError):
-            raise BadData(f"{self.home / TOKEN_FILE} cannot be read; remove it, and a new token is made") from None
-
-    def keep_token(self, secret: str) -> None:
-        """Write the administrator's token to a file that only the home's owner can read."""
-        replace_file(self.home / TOKEN_FILE, f"{secret}\n".encode(), mode=0o600)
-
     def set_addresses(self, *, url: str, redis_url: str) -> None:
         """Write the addresses of the coordinator and redis-server into every home; the rest of the files stays."""
         settings = self.coordinator / COORDINATOR_FILE
@@ -129,10 +117,6 @@ class LocalFederation:
         for path in self.talliers.values():
             set_line(path / TALLIER_FILE, "coordinator_url", url)
         introduce_talliers(self.talliers)
-
-    def write_processes(self, pids: dict[str, int]) -> None:
-        """Write the id of every process, for people and tests."""
-        replace_file(self.home / "processes.json", json.dumps(pids, indent=1).encode(), mode=0o600)
 
 
 def agent_homes(home: Path, agents: int) -> dict[str, Path]:
@@ -157,11 +141,14 @@ def make_federation(home: Path, plan: Plan) -> LocalFederation:
     if state is not None:
         _check_unchanged(home, state, plan)
         return LocalFederation(home, state)
-    _check_fresh(home)
+    ours = {"coordinator", "agents", "talliers", "redis", "logs", "examples", "inputs", ".lock", TOKEN_FILE}
+    if strange := sorted(path.name for path in home.iterdir() if path.name not in ours):
+        raise BadData(f"{home} holds something else ({strange[0]}); choose an empty folder for a new federation")
     budget = _budget(plan)  # before anything is made: a half-made folder is no home
     homes = agent_homes(home, _number_of_agents(plan))
-    for folder in (home / "coordinator", home / "redis", home / "logs", *homes.values(), *tallier_homes(home).values()):
-        _private_folder(folder, below=home)
+    parties = (*homes.values(), *tallier_homes(home).values())
+    for folder in (*(home / name for name in ("coordinator", "redis", "logs", "agents", "talliers")), *parties):
+        folder.mkdir(mode=0o700, exist_ok=True)
     if plan.shards:
         data = bring_shards(plan.shards, plan.backbone, coordinator=home / "coordinator")
     else:
@@ -169,19 +156,16 @@ def make_federation(home: Path, plan: Plan) -> LocalFederation:
     # One engine for all, the one that starts at once: a handful of digits needs no faster search.
     _make_homes(home, homes, data, budget, engine="auto" if plan.shards else "numpy")
     state = _State(agents=len(homes), has_examples=not plan.shards)
-    _write_state(home, state)
+    replace_file(home / STATE_FILE, json.dumps(state.model_dump(), indent=1).encode(), mode=0o600)
     return LocalFederation(home, state)
 
 
 def introduce_talliers(homes: Mapping[str, Path]) -> None:
     """Let the talliers of this machine find winners together: addresses that are free now, the same in every home.
 
-    They keep their addresses while all are free; a certificate is made once.
+    A certificate is made once.
     """
     paths = list(homes.values())
-    known = common_addresses(paths)
-    if known and are_free(known):
-        return
     listens = free_listens(len(paths))
     documents = []
     for number, (name, path) in enumerate(homes.items()):
@@ -190,20 +174,6 @@ def introduce_talliers(homes: Mapping[str, Path]) -> None:
         documents.append(public | public_part(path))
     for number, path in enumerate(paths):
         pin_peers(path, [document for document in documents if document["tallier"] != number])
-
-
-def are_free(listens: Sequence[str]) -> bool:
-    """True if nothing listens at any of these addresses of this machine."""
-    with ExitStack() as held:
-        for listen in listens:
-            address = address_of(listen)
-            probe = held.enter_context(socket.socket())
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((address.host, address.port))
-            except OSError:
-                return False
-    return True
 
 
 def free_listens(count: int) -> list[str]:
@@ -322,19 +292,6 @@ def _check_unchanged(home: Path, state: _State, plan: Plan) -> None:
         )
 
 
-def _check_fresh(home: Path) -> None:
-    ours = {"coordinator", "agents", "talliers", "redis", "logs", "examples", "inputs", ".lock", TOKEN_FILE}
-    strange = sorted(path.name for path in home.iterdir() if path.name not in ours)
-    if strange:
-        raise BadData(f"{home} holds something else ({strange[0]}); choose an empty folder for a new federation")
-
-
-def _private_folder(folder: Path, *, below: Path) -> None:
-    """Make a folder that only its owner may enter, and those above it up to the home."""
-    for path in (*reversed([one for one in folder.parents if one.is_relative_to(below)]), folder):
-        path.mkdir(mode=0o700, exist_ok=True)
-
-
 def _public(home: Path) -> PublicKeys:
     try:
         return PartyKeys.load(home / KEYS_FILE).public
@@ -343,18 +300,13 @@ def _public(home: Path) -> PublicKeys:
 
 
 def _read_state(home: Path) -> _State | None:
-    path = home / "federation.json"
+    path = home / STATE_FILE
     try:
         return _State.model_validate(json.loads(path.read_bytes()))
     except FileNotFoundError:
         return None
     except (ValueError, ValidationError):
         raise BadData(f"{path} is damaged; restore it from a backup of the home") from None
-
-
-def _write_state(home: Path, state: _State) -> None:
-    document: dict[str, Any] = state.model_dump()
-    replace_file(home / "federation.json", json.dumps(document, indent=1).encode(), mode=0o600)
 
 
 # Its coordinator's journal, before that coordinator starts.
@@ -376,12 +328,16 @@ def prepare_journal(federation: LocalFederation) -> tuple[str, bool]:
     with closing(_journal(federation.coordinator)) as database:
         _enrol(federation, PartyStore(database), database)
         store = TokenStore(database)
-        kept = federation.read_token()
-        if kept is not None and store.find(kept) is not None:
+        file = federation.home / TOKEN_FILE
+        try:
+            kept = file.read_text(encoding="ascii").strip() if file.exists() else ""
+        except (OSError, UnicodeDecodeError):
+            raise BadData(f"{file} cannot be read; remove it, and a new token is made") from None
+        if kept and store.find(kept) is not None:
             return kept, False
         # A lost token stays valid; a revoked one does not, and another file would print it again.
         made = store.create(FIRST_TOKEN, "admin")[1]
-        federation.keep_token(made)
+        replace_file(file, f"{made}\n".encode(), mode=0o600)
         return made, True
 
 
@@ -543,10 +499,7 @@ def _describe(spec: BackboneSpec, coordinator: Path) -> str:
         tables.append(("transform", spec.transform.model_dump()))
     for name, fields in tables:
         if fields:
-            lines += [f"[{name}]", *(f"{key} = {_value(value)}" for key, value in fields.items())]
+            plain = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+            lines += [f"[{name}]", *(f"{key} = {toml_value(value)}" for key, value in plain.items())]
     replace_file(coordinator / BACKBONE_FILE, ("\n".join(lines) + "\n").encode())
     return BACKBONE_FILE
-
-
-def _value(value: object) -> str:
-    return toml_value(tuple(value) if isinstance(value, list) else value)

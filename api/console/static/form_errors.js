@@ -19,7 +19,7 @@ export function forgive(field) {
 /**
  * Says why a request was refused: at the fields that a 422 names, else beside the button.
  *
- * `idOf(name)` is the id of the control of a field of the request, such as "k" or "life.epsilon", or "".
+ * `idOf(name)` is the id of the control of a field of the request, such as "k" or "lifetime_budget.epsilon", or "".
  */
 export function showProblem(form, place, error, idOf) {
   clearErrors(form);
@@ -30,7 +30,7 @@ export function showProblem(form, place, error, idOf) {
   (form.querySelector("[aria-invalid]") ?? place).focus();
 }
 
-/** "body.k" and "body.task.k" are about k; "body.life.epsilon" is about that, else about life. */
+/** "body.k" and "body.task.k" are about k; "body.lifetime_budget.epsilon" is about that, else about lifetime_budget. */
 function fieldOf(path, idOf) {
   const parts = String(path).split(".").filter((part) => !/^(body|task|request|\d+)$/.test(part));
   for (let many = parts.length; many > 0; many -= 1) {

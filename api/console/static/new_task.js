@@ -19,7 +19,7 @@ const NUMBERS = {
   ballot_radius: "task-radius",
 };
 const LIFE = { least_similarity: "task-similarity", epsilon: "task-life-epsilon" };
-const IDS = { ...NUMBERS, life: "task-life", "life.least_similarity": "task-similarity", "life.epsilon": "task-life-epsilon", "life.asked_classes": "task-asked", name: "task-name", classes: "task-classes", method: "task-method", release: "task-release", epsilon: "task-noise", sigma_votes: "task-noise" };
+const IDS = { ...NUMBERS, lifetime_budget: "task-life", "lifetime_budget.least_similarity": "task-similarity", "lifetime_budget.epsilon": "task-life-epsilon", "lifetime_budget.asked_classes": "task-asked", name: "task-name", classes: "task-classes", method: "task-method", release: "task-release", epsilon: "task-noise", sigma_votes: "task-noise" };
 
 export class NewTask {
   #api;
@@ -78,7 +78,7 @@ export class NewTask {
       this.#box.ask(null, "Fill in how many questions, and the epsilon or the noise; the price appears here. Asking for it is free.");
       return;
     }
-    if (isForLife && request.life.least_similarity === undefined) {
+    if (isForLife && request.lifetime_budget.least_similarity === undefined) {
       this.#box.ask(null, "Say how similar a question has to be to an image for it to vote, from -1 (always) to 1 (never but for its own features); the price appears here.");
       return;
     }
@@ -94,13 +94,13 @@ export class NewTask {
       if (text !== "" && !byId(id).parentElement.hidden) request[name] = Number(text);
     }
     if (!byId("task-similarity").parentElement.hidden) {
-      request.life = {};
+      request.lifetime_budget = {};
       for (const [name, id] of Object.entries(LIFE)) {
         const text = byId(id).value.trim();
-        if (text !== "") request.life[name] = Number(text);
+        if (text !== "") request.lifetime_budget[name] = Number(text);
       }
       const asked = lines("task-asked");
-      if (asked.length > 0) request.life.asked_classes = asked;
+      if (asked.length > 0) request.lifetime_budget.asked_classes = asked;
     }
     const noise = byId("task-noise").value.trim();
     if (noise !== "") request[byId("task-measure").value] = Number(noise);

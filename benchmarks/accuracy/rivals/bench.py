@@ -1,10 +1,7 @@
-"""Rivals at the same price: `labeler bench rivals` on Office-Caltech10, `labeler bench curves` on CIFAR-10.
+"""Rivals at the same price: `labeler bench rivals` on Office-Caltech10.
 
 **Choosing settings.** On Office-Caltech10 each of the four domains is in turn the server. A method uses there the
-setting of best mean student accuracy on the three others at that epsilon, on splits and noise that are not reported. On
-CIFAR-10 settings and reading are those of best accuracy on other images of the set. Of the test images 2,500 are public
-(their labels are never used), 2,500 score while settings are chosen, 5,000 score what is reported. Of the training
-images 10,000 are for choosing, 40,000 for what is reported.
+setting of best mean student accuracy on the three others at that epsilon, on splits and noise that are not reported.
 
 **The same free reading for all methods.** What a method releases labels public images too. Whatever is computed from
 these labels and public features is post-processing, for a rival as for us. So every method is shown twice: as its
@@ -35,7 +32,7 @@ from benchmarks.accuracy.rivals.methods import (
     PublicPrototypes,
 )
 from benchmarks.accuracy.rivals.world import Rival, World
-from benchmarks.data import Cifar10Backbone, DataSet, Split, cifar10_features, data_root, ordered
+from benchmarks.data import Split, ordered
 from feature_store.students.members import PrototypeLearner
 from workers.progress import ProgressCallback, silent
 
@@ -66,12 +63,7 @@ TUNING_SPLITS, REPORTED_SPLITS = range(100, 104), range(10)
 COLLUDING: Final = 1
 """Agents that may pool what they know, as in a new task."""
 
-CIFAR_EPSILONS: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-SEEDS, DRAWS, TUNING_SEED = (0, 1, 2), 3, 100
-CIFAR_AGENTS: Final = 10
-CIFAR_DELTA: Final = 1e-5
-PUBLIC, TUNING_TEST, TUNING_TRAIN = 2_500, 2_500, 10_000
-CHART: Final = "rivals.png"
+DRAWS: Final = 3
 
 Scores = dict[tuple[Rival, float | None, Reading], list[float]]
 """Accuracies in percent of a setting at an epsilon and a reading, one per world and draw."""
@@ -228,80 +220,6 @@ def office_world(domains: Mapping[str, Split], server: str, split: int, *, collu
         test=_part(asked, test),
         num_classes=10,
         colluding_agents=colluding_agents,
-    )
-
-
-@dataclass(frozen=True)
-class Case:
-    """One panel of the chart."""
-
-    backbone: Cifar10Backbone
-    records: int
-
-    @property
-    def name(self) -> str:
-        network = "EfficientNet-Lite2" if self.backbone == "efficientnet-lite2" else "MobileNetV2"
-        return f"CIFAR-10, {network}, {CIFAR_AGENTS} agents x {self.records:,}"
-
-
-CASES: Final = (Case("efficientnet-lite2", 400), Case("efficientnet-lite2", 4_000), Case("mobilenetv2", 400))
-
-
-def bench_curves(
-    *, data: Path | None = None, full: bool = False, out: Path | None = None, progress: ProgressCallback = silent
-) -> list[BenchRow]:
-    """Return every method's curve from epsilon 0.05 to 2 on CIFAR-10, in every case; see the module."""
-    root = data_root(data)
-    epsilons: tuple[float | None, ...] = (*(CIFAR_EPSILONS if full else (0.1, 1.0)), None)
-    rows: list[BenchRow] = []
-    cases, draws = (CASES, DRAWS) if full else (CASES[:1], 1)
-    for case in in_turn(progress, "CIFAR-10", cases):
-        features = cifar10_features(root, backbone=case.backbone, progress=progress)
-        world = cifar10_world(features, TUNING_SEED, records=case.records, tuning=True)
-        tried = scores([world], every_setting(epsilons), draws=draws)
-        choice = Choice.best([tried], epsilons, ENTRANTS)
-        seeds = SEEDS if full else SEEDS[:1]
-        worlds = (cifar10_world(features, seed, records=case.records) for seed in seeds)
-        found = scores(worlds, choice.wanted, draws=draws)
-        rows += [_chosen_row(case, name, epsilon, choice, tried, found) for epsilon in epsilons for name in ENTRANTS]
-    if out is not None:
-        from benchmarks.papers.chart import draw_chart
-
-        draw_chart([row for row in rows if row.epsilon is not None], out / CHART)
-    return rows
-
-
-def _chosen_row(case: Case, name: str, epsilon: float | None, choice: Choice, tried: Scores, found: Scores) -> BenchRow:
-    """Return the row of a method's chosen setting; its reading, too, was best on the tuning images."""
-    options = {reading: choice.taken[name, epsilon, reading] for reading in READINGS}
-    reading = max(READINGS, key=lambda one: float(np.mean(tried[options[one], epsilon, one])))
-    values = found[options[reading], epsilon, reading]
-    row = _row(case.name, name, "test accuracy, %", values, epsilon, CIFAR_DELTA, repr(options[reading]))
-    return replace(row, settings=row.settings | {"reading": reading})
-
-
-def cifar10_world(data: DataSet, seed: int, *, records: int, tuning: bool = False) -> World:
-    """Return ten agents that hold training images; the server's public and the scored ones are test images.
-
-    Args:
-        data: features; see `benchmarks.data.cifar10_features`.
-        seed: of the division.
-        records: of each agent; while settings are chosen at most 1,000.
-        tuning: whether settings are chosen with it.
-    """
-    always = np.random.default_rng(10)
-    test, train = always.permutation(len(data.test)), always.permutation(len(data.train))
-    public, choosing, scored = np.split(test, [PUBLIC, PUBLIC + TUNING_TEST])
-    pool = train[:TUNING_TRAIN] if tuning else train[TUNING_TRAIN:]
-    rows = np.random.default_rng([seed, records]).permutation(pool)
-    size = min(records, len(pool) // CIFAR_AGENTS)
-    return World(
-        name=f"cifar10 {seed} {records} {tuning}",
-        holdings=[_part(data.train, rows[agent * size : (agent + 1) * size]) for agent in range(CIFAR_AGENTS)],
-        public=data.test.inputs[public],
-        test=_part(data.test, choosing if tuning else scored),
-        num_classes=data.num_classes,
-        delta=CIFAR_DELTA,
     )
 
 

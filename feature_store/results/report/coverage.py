@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from feature_store.results.report.model import AnsweredQuery, Coverage, evenly
+from feature_store.students.answers import unit_rows
 from labeler.errors import UnreadableImage
 from labeler.rounds.effects import AnswerStatus
 
@@ -43,7 +44,7 @@ def map_public_set(
             answered query covers an image that is at least as similar to it (by cosine) as a typical public image is
             to its tenth nearest neighbor.
     """
-    queries = _unit_rows(query_features)
+    queries = unit_rows(query_features)
     if cells is None:
         covering = _nearest_answered(public_features, queries, answered)
         meaning = f"as similar to an answered question as a typical image is to its {_NEAR_RANK}th nearest neighbour"
@@ -52,7 +53,7 @@ def map_public_set(
         covering = np.where((named >= 0) & answered[named], named, -1)
         meaning = "in a group of similar images about which a question was answered"
     drawn = evenly(len(public_features), MAX_DRAWN)
-    images = _unit_rows(public_features[drawn])
+    images = unit_rows(public_features[drawn])
     center, directions = _principal_directions(images)
     return Coverage(
         points=(images - center) @ directions,
@@ -62,12 +63,6 @@ def map_public_set(
         public_images=len(public_features),
         meaning=meaning,
     )
-
-
-def _unit_rows(features: NDArray[np.generic]) -> NDArray[np.float64]:
-    rows = features.astype(np.float64)
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.where(lengths > 0, lengths, 1.0)
 
 
 def _principal_directions(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -89,17 +84,17 @@ def _nearest_answered(
     covering = np.full(count, -1, dtype=np.int64)
     if not len(numbers):
         return covering
-    probes = _unit_rows(features[evenly(count, _PROBES)])
+    probes = unit_rows(features[evenly(count, _PROBES)])
     rank = min(_NEAR_RANK, count - 1) + 1  # An image is its own nearest, so its tenth neighbor has rank eleven.
     nearest = np.full((len(probes), 0), -np.inf)
     for start in range(0, count, _BLOCK_ROWS):
-        block = _unit_rows(features[start : start + _BLOCK_ROWS])
+        block = unit_rows(features[start : start + _BLOCK_ROWS])
         merged = np.hstack([nearest, probes @ block.T])
         keep = min(rank, merged.shape[1])
         nearest = np.partition(merged, -keep, axis=1)[:, -keep:]
     near = float(np.median(nearest.min(axis=1)))
     for start in range(0, count, _BLOCK_ROWS):
-        similarity = _unit_rows(features[start : start + _BLOCK_ROWS]) @ queries[numbers].T
+        similarity = unit_rows(features[start : start + _BLOCK_ROWS]) @ queries[numbers].T
         best = similarity.argmax(axis=1)
         is_near = similarity[np.arange(len(best)), best] >= near
         covering[start : start + _BLOCK_ROWS] = np.where(is_near, numbers[best], -1)

@@ -27,7 +27,6 @@ from feature_store.results.report.model import (
     ImageLabels,
     JobReport,
     LevelPrice,
-    Privacy,
     bands,
     confusion,
 )
@@ -74,7 +73,9 @@ def render_page(report: JobReport, pictures: dict[str, Picture]) -> str:
             delta=words.say_delta(report.privacy.delta),
             classes=_class_rows(report),
             attribute_rows=_attribute_rows(report),
-            attribute_tiles=attribute_tiles(report),
+            attribute_tiles=[]
+            if report.attributes is None
+            else [_with_attributes(one) for one in report.attributes.images],
             meaning=words.what_epsilon_means(report),
             price_rows=_price_rows(report),
             price_lines=(*words.noise_in_words(report.task), *words.without_a_bound(report)),
@@ -130,9 +131,9 @@ def _cards(report: JobReport) -> list[dict[str, str]]:
     if report.attributes is not None:
         each = words.count(len(report.attributes.outcomes), "attribute")
         cards.append(_card("images labelled", f"{report.attributes.count:,}", f"{each} of each"))
-    cards.append(
-        _card("questions answered", f"{report.answered:,}", f"of {len(report.queries):,} asked{_right(report)}")
-    )
+    right, known = report.scored
+    checked = f"; {right:,} of {known:,} that can be checked are right" if known else ""
+    cards.append(_card("questions answered", f"{report.answered:,}", f"of {len(report.queries):,} asked{checked}"))
     if report.student is not None and report.student.accuracy is not None:
         tested = f" on {words.count(report.student.test_images, 'unseen image')}" if report.student.test_images else ""
         figure = words.say_percent(report.student.accuracy)
@@ -155,11 +156,6 @@ def _cards(report: JobReport) -> list[dict[str, str]]:
 
 def _card(name: str, figure: str, unit: str) -> dict[str, str]:
     return {"name": name, "figure": figure, "unit": unit}
-
-
-def _right(report: JobReport) -> str:
-    right, known = report.scored
-    return f"; {right:,} of {known:,} that can be checked are right" if known else ""
 
 
 def _class_rows(report: JobReport) -> dict[str, Any]:
@@ -280,12 +276,6 @@ def question_tiles(report: JobReport) -> list[dict[str, Any]]:
 def image_tiles(report: JobReport, numbers: Sequence[int]) -> list[dict[str, Any]]:
     """Some of the public images with their labels."""
     return [] if report.images is None else [_image(report, number) for number in numbers]
-
-
-def attribute_tiles(report: JobReport) -> list[dict[str, Any]]:
-    """Some of the public images with the attributes that they have."""
-    said = report.attributes
-    return [] if said is None else [_with_attributes(image) for image in said.images]
 
 
 def _with_attributes(image: AttributeImage) -> dict[str, Any]:
@@ -425,9 +415,6 @@ def write_report(report: JobReport, out: Path) -> None:
     data for are removed, so that a folder never shows two jobs. `report.json` and `pseudo_labels.parquet`,
     to which the page links, are the caller's to write.
 
-    Args:
-        out: the folder; made if it is missing.
-
     Raises:
         UnreadableImage: a thumbnail is not a readable PNG image; nothing is written.
     """
@@ -445,14 +432,9 @@ def write_report(report: JobReport, out: Path) -> None:
 
 def report_json(report: JobReport) -> dict[str, Any]:
     """The report as a dict that `json.dumps` takes; accuracy keys stand only where truth is known."""
-    counts, task = report.status_counts, report.task
-    labels: dict[str, Any] = {
-        "asked": len(report.queries),
-        "answered": counts[AnswerStatus.ANSWERED],
-        "abstained": counts[AnswerStatus.ABSTAINED],
-        "refused_budget": counts[AnswerStatus.REFUSED_BUDGET],
-        "failed_quorum": counts[AnswerStatus.FAILED_QUORUM],
-    }
+    task, person, most = report.task, report.privacy.person, report.privacy.records_per_person
+    labels: dict[str, Any] = {"asked": len(report.queries)}
+    labels |= {str(status): count for status, count in report.status_counts.items()}
     if report.label_accuracy is not None:
         labels["accuracy"] = report.label_accuracy
     images: dict[str, Any] = {}
@@ -488,7 +470,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
             "delta": report.privacy.delta,
             "instance": _level(report.privacy.instance),
             "agent": _level(report.privacy.agent),
-            **_person(report.privacy),
+            **({} if person is None else {"person": _level(person) | {"records_per_person": most}}),
             "colluding_agents": task.colluding_agents,
             "holds_against": report.holds_against,
             **({} if task.dishonest_talliers is None else {"dishonest_talliers": task.dishonest_talliers}),
@@ -524,12 +506,6 @@ def report_json(report: JobReport) -> dict[str, Any]:
         if value:
             document[key] = value
     return document
-
-
-def _person(privacy: Privacy) -> dict[str, Any]:
-    if privacy.person is None:
-        return {}
-    return {"person": _level(privacy.person) | {"records_per_person": privacy.records_per_person}}
 
 
 def _level(price: LevelPrice) -> dict[str, Any]:

@@ -118,21 +118,17 @@ def _follow_color_scheme(svg: str) -> str:
     return svg[:head_end] + style + svg[head_end:]
 
 
-def legible(name: str, *, most: int = 18) -> str:
-    """A name as a picture can write it: shortened, on one line, a box for letters the font lacks."""
-    line = " ".join(name.split())
-    line = line if len(line) <= most else line[: most - 1].rstrip() + "…"
-    return "".join(letter if ord(letter) in _letters() and letter.isprintable() else "□" for letter in line)
-
-
 @cache
 def _letters() -> frozenset[int]:
     return frozenset(get_font(findfont(FONT)).get_charmap())
 
 
 def drawable(name: str, *, most: int = 18) -> str:
-    """A legible name as a figure takes it: a dollar begins no mathematics."""
-    return legible(name, most=most).replace("$", r"\$")
+    """A name as a figure can write it: shortened, on one line, a box for letters that the font lacks, and no math."""
+    line = " ".join(name.split())
+    line = line if len(line) <= most else line[: most - 1].rstrip() + "…"
+    written = "".join(letter if ord(letter) in _letters() and letter.isprintable() else "□" for letter in line)
+    return written.replace("$", r"\$")
 
 
 def class_colors(labels: Iterable[int], num_classes: int) -> dict[int, str]:

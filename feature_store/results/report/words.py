@@ -17,7 +17,6 @@ import math
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feature_store.results.report.model import AttributeReport, JobReport
 from feature_store.results.scores import UNEQUAL, Scores
@@ -308,7 +307,9 @@ def class_totals(report: JobReport) -> tuple[str, ...]:
     rows = [query.noisy_votes for query in report.queries if query.noisy_votes is not None]
     if not rows or not report.task.traits.counts or report.attributes is not None:
         return ()
-    if _is_noise(np.array(rows), report.task.total_sigma_votes):
+    # The sum of squares of noise alone is chi-squared, of mean n and variance 2 n for n numbers.
+    squares = np.square(np.array(rows) / report.task.total_sigma_votes)
+    if float(squares.sum()) < squares.size + STANDS_OUT * math.sqrt(2 * squares.size):
         return (ALL_NOISE,)
     if report.task.ballot_radius is not None:
         return ()
@@ -332,9 +333,3 @@ def class_totals(report: JobReport) -> tuple[str, ...]:
             f"{report.class_name(int(least))}: labels of the rarer class are less sure than they look."
         )
     return tuple(found)
-
-
-def _is_noise(votes: NDArray[np.float64], sigma: float) -> bool:
-    """Tell whether the sum of squares is that of noise alone: chi-squared, of mean n and variance 2 n for n numbers."""
-    numbers = votes.size
-    return float(np.square(votes / sigma).sum()) < numbers + STANDS_OUT * math.sqrt(2 * numbers)

@@ -286,19 +286,17 @@ def test_what_others_write_shares_the_commit_of_a_turn_and_is_refused_alone(
     site.conductor.tick()
     task = site.house.task(max_queries=7)
     stores = replace(site.house.stores, hand_in=site.driver.hand_in)
+    submissions = submission.Submissions(site.house.config, stores, site.house.owners)
     outcomes: dict[int, JobView | LabelerError] = {}
 
     def submit(number: int, count: int) -> None:
         request = JobRequest.model_validate({"task_id": task.digest, "backbone_fingerprint": FINGERPRINT})
         try:
-            outcomes[number] = submission.submit(
+            outcomes[number] = submissions.submit(
                 request,
                 site.house.upload(count, start=7 * number),
                 reader=Reader("tok-1", "requester"),
-                owners=site.house.owners,
                 idempotency_key=f"key-{number}",
-                config=site.house.config,
-                stores=stores,
             )
         except LabelerError as error:
             outcomes[number] = error

@@ -12,12 +12,12 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from api.coordinator import conductor
+from api.coordinator import conductor, submission
 from api.coordinator.conductor import Preparation
 from api.coordinator.ownership import Reader
 from api.coordinator.uploads import upload_of_features
 from api.fair_pool import FairPool
-from api.schema import JobView
+from api.schema import JobRequest, JobView
 from feature_store.query_selection import select_queries
 from feature_store.results.questions import EmbedBoard, lane_of
 from feature_store.rows import quantize
@@ -57,8 +57,6 @@ def prepare(house: House, mailbox: RedisMailbox) -> Iterator[Callable[..., Prepa
                 backbone_of=lambda _: "pixels:4",
                 max_pixels=10**6,
                 max_job_pixels=10**9,
-                ask_again_s=0.0,
-                steady=time.monotonic,
             )
         )
         return made[-1]
@@ -72,15 +70,9 @@ def submit(house: House, **selection: object) -> JobView:
     upload = upload_of_features(
         VECTORS.tolist(), None, folder=house.config.home / "incoming", limits=house.config.limits
     )
-    from api.coordinator import submission
-    from api.schema import JobRequest
-
     task = house.task()
     request = {"task_id": task.digest, "backbone_fingerprint": task.task.backbone_fingerprint, "selection": selection}
-    return submission.submit(
-        JobRequest.model_validate(request), upload, reader=Reader("tok-1", "requester"), owners=house.owners,
-        idempotency_key=None, config=house.config, stores=house.stores,
-    )  # fmt: skip
+    return house.submissions.submit(JobRequest.model_validate(request), upload, reader=Reader("tok-1", "requester"))
 
 
 def ask(preparation: Preparation, house: House, view: JobView) -> JobRecord:
@@ -177,8 +169,6 @@ def test_a_process_that_chooses_is_ended_when_its_job_is(
     while not marker.exists():
         assert time.monotonic() < end
         time.sleep(0.05)
-    from api.coordinator import submission
-
     submission.cancel(view.job_id, stores=house.stores)
     assert told.wait(60)
     assert not (questions(house, job).parent / "failed.json").exists()

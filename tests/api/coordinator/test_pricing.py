@@ -45,30 +45,6 @@ def test_a_price_for_a_person_is_shown_where_the_task_states_one_and_charged_now
     assert (plain.person_epsilon, plain.records_per_person) == (None, None)
 
 
-def test_a_price_of_a_model_says_which_bound_on_a_record_it_is_for(house: House) -> None:
-    said = []
-    for bound in ({}, {"max_records": 500}):
-        training = {"min_records": 100, "regularisation": 0.1} | bound
-        task = house.task(method="blind-average", k=1, max_queries=5, training=training).task
-        said.append(price_view(task, 5).one_record)
-    assert said[0] is not None
-    assert said[1] is not None
-    assert "half the noise would do" in said[0]
-    assert "at most 500 records" in said[1]
-    assert price_view(house.task().task, 5).one_record is None
-
-
-def test_a_whole_agent_has_a_price_where_ballots_are_drawn_onto_a_ball(house: House) -> None:
-    plain = price_view(house.task(method="reverse-knn").task, 100)
-    assert plain.agent_epsilon is None
-    assert "ballot_radius" in plain.reason
-    ball = house.task(method="reverse-knn", ballot_radius=20).task
-    assert ball.ballot_radius == 20
-    view = price_view(ball, 100)
-    assert view.agent_epsilon == price(ball).agent.epsilon
-    assert view.agent_charge_nano is not None
-
-
 def test_a_level_without_a_bound_has_no_number_and_says_why(house: House) -> None:
     task = house.task(method="reverse-knn").task
     view = price_view(task, 100)

@@ -20,10 +20,8 @@ class Silent(MemoryMailbox):
 
 def looked_at(house: House, *, mailbox: MemoryMailbox | None = None, waiting: int = 0) -> dict[str, tuple[bool, str]]:
     """What each part says."""
-    mailroom = SimpleNamespace(fresh=lambda party: party)
-    roster = Roster(
-        house.config, house.stores, cast(Any, None), cast(Any, mailroom), cast(Any, None), clock=house.clock
-    )
+    nobody = cast(Any, None)
+    roster = Roster(house.config, house.stores, nobody, nobody, nobody, clock=house.clock)
     health = Health(
         house.config,
         house.ledger,

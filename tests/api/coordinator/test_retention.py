@@ -88,26 +88,6 @@ def test_a_completed_job_leaves_its_labels_and_after_its_time_nothing(house: Hou
         keeper.labels(job_id)
 
 
-def test_a_sweep_looks_only_at_jobs_of_which_something_is_to_be_done(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many jobs a day leaves, what a sweep reads is what is new."""
-    keeper = made(house, questions_s=60.0, labels_s=3600.0)
-    old = completed(house)
-    keeper.sweep()
-    new = completed(house)
-    read: list[str] = []
-    many = house.jobs.many
-    monkeypatch.setattr(house.jobs, "many", lambda ids, **more: (read.extend(ids), many(ids, **more))[1])
-    keeper.sweep()
-    assert read == [new]
-    keeper.sweep()
-    assert read == [new]
-    house.clock.turn(seconds=61)
-    keeper.sweep()
-    assert sorted(read[1:]) == sorted([old, new])
-
-
 @pytest.mark.parametrize("state", ["cancelled", "failed", "expired"])
 def test_a_job_that_ends_without_labels_takes_its_folder_and_its_requests_with_it(
     house: House, keeper: Keeper, state: Any

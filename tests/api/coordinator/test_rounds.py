@@ -19,7 +19,7 @@ from labeler.driver.mail_memory import MemoryMailbox
 from labeler.errors import InvalidSetting, NotReady, PrivacyRefusal, Unavailable, WrongDigest
 from labeler.ledger.database import Connection, Database
 from labeler.ledger.jobs import RoundRecord
-from labeler.messages.bodies import Ask, OpenRound, Proposal, Settled, Withdrawn
+from labeler.messages.bodies import Ask, OpenRound, Proposal, Refusal, Settled, Withdrawn
 from labeler.release import release_from_bytes
 from labeler.rounds import tallier
 from labeler.rounds.coordinator import REKEYED
@@ -90,13 +90,19 @@ def test_no_price_is_worked_out_while_others_wait_for_the_journal(site: Site, mo
     assert set(priced) == {0}
 
 
-def test_a_job_that_cannot_reach_its_quorum_is_refused_with_every_reason_and_charged_to_nobody(site: Site) -> None:
+@pytest.mark.parametrize(
+    ("reason", "slug", "status"),
+    [("policy-refusal", "quorum-not-reached", 503), ("refused-by-person", "refused-by-person", 403)],
+)
+def test_a_job_that_cannot_reach_its_quorum_is_refused_with_every_reason_and_charged_to_nobody(
+    site: Site, reason: str, slug: str, status: int
+) -> None:
     job = site.submit()
     assert set(site.spent().values()) != {0}
-    view = site.say(job, east=YES, north=NO, west=YES)
+    view = site.say(job, east=YES, north=Refusal(reason, "allow.methods: not this one", True), west=YES)
     assert view.problem is not None
-    assert (view.state, view.problem.type.rpartition(":")[2]) == ("refused", "quorum-not-reached")
-    assert "1 of 3 agents will not take part" in view.problem.detail
+    assert (view.state, view.problem.type.rpartition(":")[2], view.problem.status) == ("refused", slug, status)
+    assert view.problem.detail.count("north says: allow.methods: not this one") == 1
     assert view.declined == view.rounds[0].refused == {"north": "allow.methods: not this one"}
     assert view.rounds[0].state == "not-asked"
     assert view.stage == "refused before anybody was asked; nothing was charged. Declined: north"

@@ -19,7 +19,7 @@ from labeler.ledger.lifetimes import SET_ASIDE
 from tests.api.conftest import House
 
 AGENTS = ("east", "north", "west")
-LIFE = {"method": "reverse-knn", "k": 1, "sigma_votes": 10.0, "life": {"least_similarity": 0.5}}
+LIFE = {"method": "reverse-knn", "k": 1, "sigma_votes": 10.0, "lifetime_budget": {"least_similarity": 0.5}}
 
 
 def with_life(house: House, epsilon: float | None, *, cap: float = 1.0, agents: float | None = None) -> House:
@@ -37,8 +37,8 @@ def test_the_whole_promise_is_charged_once_and_a_hundred_jobs_add_a_hundred_nano
     house = with_life(house, 1.0)
     budget = set_aside_nano(budget_for(1.0, 1e-5))
     task = house.task(**LIFE, max_queries=4)
-    assert task.task.life is not None
-    assert task.task.life.budget_nano == budget
+    assert task.task.lifetime_budget is not None
+    assert task.task.lifetime_budget.budget_nano == budget
     before = house.ledger.balance(FEDERATION, "instance")
     assert before.spent == budget
     for number in range(100):
@@ -53,7 +53,7 @@ def test_the_whole_promise_is_charged_once_and_a_hundred_jobs_add_a_hundred_nano
         assert shown.life_epsilon is not None
         assert 0.99 < shown.life_epsilon <= shown.spent_epsilon <= 1.0
     # By sums of prices the same noise would have been refused at the eighth job.
-    alone = price_view(house.task(**(LIFE | {"life": None}), max_queries=4).task, 4)
+    alone = price_view(house.task(**(LIFE | {"lifetime_budget": None}), max_queries=4).task, 4)
     assert alone.instance_charge_nano is not None
     assert 7 * alone.instance_charge_nano <= budget < 8 * alone.instance_charge_nano
 
@@ -90,11 +90,11 @@ def test_no_task_says_more_than_the_least_that_was_set_aside(house: House) -> No
     house = with_life(house, 1.0, agents=0.5)
     least = set_aside_nano(budget_for(0.5, 1e-5))
     task = house.task(**LIFE, max_queries=4).task
-    assert task.life is not None
-    assert task.life.budget_nano == least
+    assert task.lifetime_budget is not None
+    assert task.lifetime_budget.budget_nano == least
     wanted = {"least_similarity": 0.5, "budget_nano": least + 1}
     with pytest.raises(InvalidTask, match=f"has set aside {least}"):
-        house.task(**(LIFE | {"life": wanted}), max_queries=4)
+        house.task(**(LIFE | {"lifetime_budget": wanted}), max_queries=4)
 
 
 def test_opening_accounts_again_adds_nothing_and_a_larger_promise_adds_the_rest(house: House) -> None:
@@ -127,14 +127,18 @@ def test_a_part_is_not_larger_than_the_whole_and_no_epsilon_is_solved_for(house:
 def test_a_life_may_be_said_as_an_epsilon_and_no_more_of_it_than_is_set_aside(house: House) -> None:
     house = with_life(house, 1.0)
     for epsilon in (1.0, 0.5):
-        task = house.task(**(LIFE | {"life": {"least_similarity": 0.5, "epsilon": epsilon}}), max_queries=4).task
-        assert task.life is not None
-        assert task.life.budget_nano == set_aside_nano(budget_for(epsilon, 1e-5))
+        task = house.task(
+            **(LIFE | {"lifetime_budget": {"least_similarity": 0.5, "epsilon": epsilon}}), max_queries=4
+        ).task
+        assert task.lifetime_budget is not None
+        assert task.lifetime_budget.budget_nano == set_aside_nano(budget_for(epsilon, 1e-5))
         assert price_view(task, 4).instance_epsilon == pytest.approx(epsilon, rel=1e-2)
-    with pytest.raises(InvalidTask, match=r"life\.epsilon: 1\.1 .* has set aside epsilon 1\.000? \(at delta"):
-        house.task(**(LIFE | {"life": {"least_similarity": 0.5, "epsilon": 1.1}}), max_queries=4)
+    with pytest.raises(
+        InvalidTask, match=r"lifetime_budget\.epsilon: 1\.1 .* has set aside epsilon 1\.000? \(at delta"
+    ):
+        house.task(**(LIFE | {"lifetime_budget": {"least_similarity": 0.5, "epsilon": 1.1}}), max_queries=4)
     with pytest.raises(ValidationError, match="not both"):
         TaskRequest(
             name="t", delta=1e-5, max_queries=4,
-            **(LIFE | {"life": {"least_similarity": 0.5, "epsilon": 1.0, "budget_nano": 5}}),
+            **(LIFE | {"lifetime_budget": {"least_similarity": 0.5, "epsilon": 1.0, "budget_nano": 5}}),
         )  # fmt: skip

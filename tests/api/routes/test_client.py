@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -262,6 +263,18 @@ def test_waiting_goes_on_where_a_broken_stream_ended(client: Client, script: Scr
     assert [one.version for one in seen] == [1, 2, 3, 4]
     streams = [one for one in script.seen if one.path.endswith("/events")]
     assert [one.headers.get("last-event-id") for one in streams] == [None, "2", "2", "3"]
+
+
+def test_patience_begins_again_with_every_change_that_was_seen(script: Script) -> None:
+    """A job takes hours, and a service that restarts in the middle of it is waited for like any other."""
+
+    def slowly(handler: Handler) -> None:
+        stream(event(1, "queued"), is_whole=False)(handler)
+        time.sleep(0.8)
+
+    script.answers = [slowly, reply(503, BUSY), stream(event(2, "completed"), is_whole=True)]
+    with Client(script.url, "t", patience_s=0.5) as client:
+        assert client.wait(examples.JOB_ID).state == "completed"
 
 
 def test_vectors_that_are_all_quantised_are_sent_in_two_bytes_a_number_and_others_as_they_are() -> None:

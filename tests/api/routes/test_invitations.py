@@ -89,7 +89,7 @@ def test_talliers_and_hospitals_join_by_invitation(empty: Service, tmp_path: Pat
         "roster_digest": found.roster_digest,
     }
     assert empty.coordinator.stores.parties.get("hospital-a").verify_key == keys.public.verify_key
-    assert empty.coordinator.agent_budget("hospital-a").accounts, "an agent that joined has its accounts"
+    assert empty.coordinator.budget("hospital-a").accounts, "an agent that joined has its accounts"
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
@@ -133,6 +133,11 @@ def test_a_hospital_is_not_invited_before_all_talliers_have_joined(empty: Servic
     assert "1 (registry)" in detail
     assert "missing: 0, 2" in detail
     assert "labeler invite NAME --role tallier --number 0" in detail
+    for number in (0, 2):
+        assert invite(empty, f"site-{number}", role="tallier", tallier=number).status_code == 201
+    detail = invite(empty, "hospital-a").json()["detail"]
+    assert "site-0 has the invitation of 0; site-2 has the invitation of 2" in detail
+    assert "--number" not in detail
     assert not empty.coordinator.stores.parties.list("agent")
 
 

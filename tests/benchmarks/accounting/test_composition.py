@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from benchmarks.accounting.composition import LocalTraining, SampledGaussian, compose, poisson, strong_mu_as_printed
+from benchmarks.accounting.composition import LocalTraining, operator, poisson
 from labeler.accounting.gaussian import delta_of_epsilon, epsilon_of_delta
 
 
 @given(mu=st.floats(0.02, 0.5), times=st.integers(1, 400))
 @settings(max_examples=6, deadline=None)
 def test_composing_gaussians_is_the_closed_form_and_never_below_it(mu: float, times: int) -> None:
-    composed, total = compose(SampledGaussian(mu), times, interval=1e-3), mu * math.sqrt(times)
+    composed, total = operator(mu, 1.0, times, interval=1e-3), mu * math.sqrt(times)
     for delta in (1e-3, 1e-5):
         exact = epsilon_of_delta(delta, total)
         assert exact - 1e-9 <= composed.epsilon(delta) <= exact * 1.001 + 1e-5
@@ -53,7 +53,7 @@ def _loss_by_fourier(mu: float, p: float, times: int, *, both: bool) -> tuple[np
 @pytest.mark.parametrize(("sigma", "p", "times"), [(1.0, 16 / 600, 3534), (0.75, 16 / 600, 38 * 127), (2.0, 0.25, 200)])
 def test_sampled_compositions_agree_with_an_accountant_written_here(sigma: float, p: float, times: int) -> None:
     for both, composed in [
-        (True, compose(SampledGaussian(1 / sigma, p), times, interval=1e-3)),
+        (True, operator(1 / sigma, p, times, interval=1e-3)),
         (False, poisson(sigma, p, times, interval=1e-3)),
     ]:
         losses, masses = _loss_by_fourier(1 / sigma, p, times, both=both)
@@ -73,7 +73,7 @@ def test_poisson_sampling_costs_no_more_than_the_operator_and_no_less_than_nothi
 ) -> None:
     for delta in (1e-3, 1e-5):
         one_order = poisson(sigma, p, times, interval=2e-3).epsilon(delta)
-        assert 0 <= one_order <= compose(SampledGaussian(1 / sigma, p), times, interval=2e-3).epsilon(delta) + 2e-3
+        assert 0 <= one_order <= operator(1 / sigma, p, times, interval=2e-3).epsilon(delta) + 2e-3
         assert one_order <= epsilon_of_delta(delta, math.sqrt(times) / sigma) * 1.001 + 2e-3
 
 
@@ -120,10 +120,6 @@ def test_whole_batches_compose_to_a_gaussian() -> None:
     for composition in (training.exact(), training.as_printed()):
         assert composition.delta(1.0) == pytest.approx(delta_of_epsilon(1.0, 1.0), rel=1e-4)
     assert training.replaced().mu_at(1e-5) == pytest.approx(2.0, rel=1e-4)
-
-
-def test_the_strong_mu_as_printed_grows_with_the_clients() -> None:
-    assert strong_mu_as_printed(2.71, 100) == pytest.approx(2.71 * math.sqrt(99))
 
 
 def test_wider_cells_of_loss_cost_more_in_every_account_of_local_training() -> None:

@@ -19,7 +19,7 @@ from scipy.stats import norm
 from benchmarks.learning.networks import linear_head
 from benchmarks.learning.together import Training, initial_parameters, predict_together, train_together
 from benchmarks.papers import ae_dpfl
-from benchmarks.papers.ae_dpfl import ACCURACY, DELTA, LABELS, group_ballots, svhn, task_for, vote
+from benchmarks.papers.ae_dpfl import ACCURACY, DELTA, LABELS, group_ballots, task_for, vote
 from benchmarks.papers.partitions import MNIST_CASE
 from feature_store.query_selection import select_queries
 from labeler.accounting.gaussian import epsilon_of_delta
@@ -53,19 +53,17 @@ def test_the_noise_of_a_round_is_what_its_price_was_told() -> None:
     assert abs(noise.var() / task.sigma_votes**2 - 1) < limit * math.sqrt(2 / noise.size)
 
 
-def test_house_numbers_are_left_out_where_they_are_not_there(tmp_path: Path) -> None:
-    assert svhn(tmp_path) is None
-
-
 @pytest.mark.long
 def test_the_quick_version_measures_every_cell_on_real_digits(data_root: Path) -> None:
     cells = ae_dpfl.cells(data_root, full=False)
-    assert len({cell.key for cell in cells}) == len(cells)
+    assert len({cell.key for cell in cells}) == len(cells) == 3 + 9
+    cells = cells[:4]
     rows = [row for cell in cells for row in cell.run(lambda _stage, _done, _total: None)]
     assert all(math.isfinite(row.value) for row in rows)
     private = [row for row in rows if row.epsilon is not None]
     assert {row.level for row in private} == {"agent"}
-    assert all(row.settings["instance_epsilon"] > row.epsilon for row in private if row.epsilon)
+    voted = [row for row in private if "AE-DPFL" in row.method]
+    assert all(row.settings["instance_epsilon"] > row.epsilon for row in voted if row.epsilon)
     by_method = {(row.case, row.method, row.metric): row for row in rows}
     ours = by_method[MNIST_CASE, "AE-DPFL, cluster centres, histogram", ACCURACY]
     assert ours.epsilon is not None

@@ -12,7 +12,6 @@ import torch
 from benchmarks.accuracy.office_caltech import DOMAINS
 from benchmarks.papers import federated
 from benchmarks.papers.federated import (
-    OFFICE_RECORDS,
     cells,
     digits_federation,
     gradient_rows,
@@ -23,9 +22,9 @@ from workers.progress import silent
 
 
 def test_the_quick_table_has_every_method_on_digits_with_its_price_and_the_papers_number(data_root: Path) -> None:
-    rows = [row for cell in cells(data_root, full=False)[:-1] for row in cell.run(silent)]
+    rows = [row for cell in cells(data_root, full=False) for row in cell.run(silent)]
     assert [(row.case, row.method) for row in rows] == [
-        (MNIST_CASE, "FedAvg"), (USPS_CASE, "FedAvg+DA"), (MNIST_CASE, "DP-FedAvg"),
+        (MNIST_CASE, "FedAvg"), (USPS_CASE, "FedAvg"), (MNIST_CASE, "DP-FedAvg"),
     ]  # fmt: skip
     private = rows[-1]
     assert private.epsilon is not None
@@ -75,7 +74,6 @@ def test_office_rows_are_priced_per_record(monkeypatch: pytest.MonkeyPatch) -> N
         assert row.epsilon is not None
         assert 3.95 < row.epsilon <= 4.0
         assert (row.delta, row.level) == (1e-4, "instance")
-        assert row.settings["capacity"] < sum(OFFICE_RECORDS.values())
 
 
 def test_what_is_fitted_for_office_depends_on_public_images_alone() -> None:
@@ -91,12 +89,3 @@ def test_what_is_fitted_for_office_depends_on_public_images_alone() -> None:
     assert torch.equal(full.inputs[0, 1:60], less.inputs[0, :59])
     assert torch.equal(full.inputs[1:], less.inputs[1:])
     assert torch.equal(full.test, less.test)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_step_is_compared_with_opacus_in_turns() -> None:
-    pytest.importorskip("opacus", reason="Opacus is not installed")
-    own, ratio = federated.step_rows(pairs=2, batch=16)
-    assert (own.metric, ratio.metric) == ("milliseconds", "time ratio")
-    assert min(own.value, ratio.value) > 0
-    assert "Opacus" in str(ratio.reference)

@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 
 from api.client_http import ServiceProblem
-from tests.e2e.service.conftest import Service, wait_until
+from tests.e2e.service.conftest import Service
 from tests.e2e.service.harm import QUERIES, new_task, paid_at_instance_level, paused, posted, submit
+from tests.processes import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from tests.e2e.attacks.conftest import MOST_IDLE
-from tests.e2e.service.conftest import Service, wait_until
+from tests.e2e.service.conftest import Service
 from tests.e2e.service.harm import new_task, submit
+from tests.processes import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,16 @@ VIOLATIONS = """async () => (await axe.run({
   })).violations.flatMap((one) => one.nodes.map((node) => `${one.id}: ${node.target} ${node.html.slice(0, 200)}`))"""
 """All rules but that of contrast, which `contrast.js` holds of every text: axe's takes nine tenths of its time, seconds
 of a core for a page of a thousand texts."""
+
+
+def in_both_widths_and_schemes(narrow: int = 390) -> pytest.MarkDecorator:
+    """As narrow as a phone and as wide as a screen, light and dark: two of the four for every run of the tests."""
+    quick = [(narrow, "light"), (1400, "dark")]
+    others = [
+        pytest.param(width, scheme, marks=pytest.mark.long) for width, scheme in ((narrow, "dark"), (1400, "light"))
+    ]
+    return pytest.mark.parametrize(("width", "scheme"), [*quick, *others])
+
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = [
@@ -88,6 +99,14 @@ class Visit:
 
 
 OpenPage = Callable[..., Visit]
+
+
+@pytest.fixture
+def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where pictures are kept: LABELER_SCREENSHOTS, or the test's own folder."""
+    path = Path(os.environ.get("LABELER_SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import re
 import signal
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,9 @@ from api.client import Client
 from api.coordinator.labels import SIDE
 from api.schema import JobView, Selection, TaskRequest
 from labeler.errors import LabelerError
-from tests.forked_command import ForkedCommand, run_forked
+from tests.e2e.browser.conftest import in_both_widths_and_schemes
+from tests.e2e.service.conftest import Service, running
+from tests.forked_command import run_forked
 
 OpenPage = Callable[..., Any]
 pytestmark = pytest.mark.slow
@@ -31,42 +32,15 @@ SLOW_MS = 30_000
 RESERVED = re.compile(r"reserved (?!0\.0)[0-9.]+ % \+")
 
 
-@dataclass(frozen=True)
-class Federation:
-    """A running `labeler up`: where it answers, its first token, example images, and its folder."""
-
-    url: str
-    token: str
-    examples: Path
-
-    home: Path
-
-    def pid(self, role: str) -> int:
-        """Process id of a part that runs now."""
-        return int(json.loads((self.home / "processes.json").read_text())[role])
-
-    @property
-    def dashboard(self) -> str:
-        return f"{self.url}/dashboard#token={self.token}"
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running(tmp_path_factory.mktemp("dashboard") / "home") as service:
+        yield service
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    folder = tmp_path_factory.mktemp("dashboard")
-    command = ("up", "--home", folder / "home", "--json", "--agents", 3, "--port", 0)
-    process = ForkedCommand(*command, errors=folder / "log")
-    try:
-        line = process.stdout.readline()
-        assert line, (folder / "log").read_text()
-        told = json.loads(line)
-        yield Federation(told["url"], told["token"], Path(told["examples"]), folder / "home")
-    finally:
-        process.end()
-
-
-@pytest.fixture(scope="module")
-def client(federation: Federation) -> Iterator[Client]:
-    with Client(federation.url, federation.token) as client:
+def client(federation: Service) -> Iterator[Client]:
+    with federation.client() as client:
         yield client
 
 
@@ -75,22 +49,13 @@ def new_task(client: Client, name: str, *, epsilon: float) -> str:
     return client.create_task(request).task_id
 
 
-def submit(client: Client, federation: Federation, name: str, *, epsilon: float, count: int = 20) -> JobView:
+def submit(client: Client, federation: Service, name: str, *, epsilon: float, count: int = 20) -> JobView:
     return client.submit(
         new_task(client, name, epsilon=epsilon),
         images=federation.examples / "digits.zip",
         selection=Selection(strategy="random", count=count),
         name=name,
     )
-
-
-@pytest.fixture
-def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where pictures are kept: LABELER_SCREENSHOTS, or the test's own folder."""
-    folder = os.environ.get("LABELER_SCREENSHOTS")
-    path = Path(folder) if folder else tmp_path_factory.mktemp("screenshots")
-    path.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def goto(page: Page, view: str) -> None:
@@ -119,7 +84,7 @@ def percent(text: str) -> float:
     return float(found.group(1))
 
 
-def photos(federation: Federation, folder: Path, count: int) -> list[Path]:
+def photos(federation: Service, folder: Path, count: int) -> list[Path]:
     """Some of the example images as files, some of them with names that must stay names."""
     odd = {0: "Grünes Bild 春.png", 1: "<img src=x onerror=alert(1)>.png", 2: 'a "quoted" 100 %22.png'}
     with zipfile.ZipFile(federation.examples / "digits.zip") as archive:
@@ -130,7 +95,7 @@ def photos(federation: Federation, folder: Path, count: int) -> list[Path]:
 
 
 def test_a_requester_makes_a_task_sees_the_price_submits_images_and_looks_at_their_labels(
-    open_page: OpenPage, federation: Federation, client: Client, screenshots: Path, tmp_path: Path
+    open_page: OpenPage, federation: Service, client: Client, screenshots: Path, tmp_path: Path
 ) -> None:
     made = client.create_token("a curious lab", "requester")
     visit = open_page(f"{federation.url}/")
@@ -227,7 +192,7 @@ LOSE_ONE_ANSWER = """() => {
 
 
 def test_a_submission_whose_answer_was_lost_is_sent_again_and_is_one_job(
-    open_page: OpenPage, federation: Federation, client: Client, tmp_path: Path
+    open_page: OpenPage, federation: Service, client: Client, tmp_path: Path
 ) -> None:
     task = new_task(client, "sent twice", epsilon=0.3)
     visit = open_page(f"{federation.url}/dashboard#token={federation.token}")
@@ -251,7 +216,7 @@ def test_a_submission_whose_answer_was_lost_is_sent_again_and_is_one_job(
 
 def test_the_officer_finds_why_a_job_stopped_and_what_to_do_and_stops_a_token(
     open_page: OpenPage,
-    federation: Federation,
+    federation: Service,
     client: Client,
     screenshots: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -331,7 +296,7 @@ def test_the_officer_finds_why_a_job_stopped_and_what_to_do_and_stops_a_token(
 
 @pytest.mark.long
 def test_the_officer_prints_signed_evidence_of_a_task_and_of_a_period(
-    open_page: OpenPage, federation: Federation, client: Client, tmp_path: Path
+    open_page: OpenPage, federation: Service, client: Client, tmp_path: Path
 ) -> None:
     job = client.wait(submit(client, federation, "to be proved", epsilon=0.2).job_id)
     made = client.create_token("data protection", "viewer")
@@ -363,7 +328,7 @@ def test_the_officer_prints_signed_evidence_of_a_task_and_of_a_period(
 
 
 def test_a_job_is_seen_from_queued_to_completed_and_the_budget_after_it(
-    open_page: OpenPage, federation: Federation, client: Client, screenshots: Path
+    open_page: OpenPage, federation: Service, client: Client, screenshots: Path
 ) -> None:
     visit = open_page(federation.dashboard)
     page = visit.page
@@ -414,7 +379,7 @@ def test_a_job_is_seen_from_queued_to_completed_and_the_budget_after_it(
 
 @pytest.mark.long
 def test_an_evaluation_shows_each_number_with_two_intervals_and_gives_the_measured_model(
-    open_page: OpenPage, federation: Federation, client: Client, screenshots: Path
+    open_page: OpenPage, federation: Service, client: Client, screenshots: Path
 ) -> None:
     labeled = submit(client, federation, "to be evaluated", epsilon=1.0, count=40)
     assert client.wait(labeled.job_id).state == "completed"
@@ -445,7 +410,7 @@ def test_an_evaluation_shows_each_number_with_two_intervals_and_gives_the_measur
 
 @pytest.mark.long
 def test_the_ledger_by_job_adds_up_to_the_budget_and_nano_units_and_hashes_are_one_click_away(
-    open_page: OpenPage, federation: Federation, client: Client, screenshots: Path
+    open_page: OpenPage, federation: Service, client: Client, screenshots: Path
 ) -> None:
     for number in range(2):
         client.wait(submit(client, federation, f"adds up {number}", epsilon=0.6, count=100).job_id)
@@ -482,7 +447,7 @@ def test_the_ledger_by_job_adds_up_to_the_budget_and_nano_units_and_hashes_are_o
 
 
 def test_what_an_ended_job_leaves_is_deleted_after_asking_twice_and_its_charge_stays(
-    open_page: OpenPage, federation: Federation, client: Client, screenshots: Path
+    open_page: OpenPage, federation: Service, client: Client, screenshots: Path
 ) -> None:
     job = client.wait(submit(client, federation, "to be forgotten", epsilon=0.2).job_id)
     assert job.state == "completed"
@@ -515,17 +480,9 @@ CUT = """() => [...document.querySelectorAll("main *, nav *")].filter((one) => o
     one.getBoundingClientRect().right > innerWidth + 0.5).map((one) => one.outerHTML.slice(0, 120))"""
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"),
-    [
-        (390, "light"),
-        (1400, "dark"),
-        pytest.param(390, "dark", marks=pytest.mark.long),
-        pytest.param(1400, "light", marks=pytest.mark.long),
-    ],
-)
+@in_both_widths_and_schemes()
 def test_every_view_reads_in_both_themes_and_widths_nothing_is_cut_and_axe_finds_nothing(
-    open_page: OpenPage, federation: Federation, client: Client, screenshots: Path, width: int, scheme: str
+    open_page: OpenPage, federation: Service, client: Client, screenshots: Path, width: int, scheme: str
 ) -> None:
     job = next((one for one in client.jobs() if one.name == "without bound"), None)
     if job is None:
@@ -570,7 +527,7 @@ def test_every_view_reads_in_both_themes_and_widths_nothing_is_cut_and_axe_finds
 
 
 def test_with_the_keyboard_alone_every_control_is_reached_and_seen_and_none_holds_it(
-    open_page: OpenPage, federation: Federation
+    open_page: OpenPage, federation: Service
 ) -> None:
     page = open_page(federation.dashboard).page
     expect(page.locator("#budget-agents")).to_contain_text("agent-3", timeout=SLOW_MS)
@@ -603,7 +560,7 @@ def test_with_the_keyboard_alone_every_control_is_reached_and_seen_and_none_hold
 
 @pytest.mark.long
 def test_a_viewer_sees_budgets_and_is_offered_nothing_to_stop_or_to_download(
-    open_page: OpenPage, federation: Federation, client: Client
+    open_page: OpenPage, federation: Service, client: Client
 ) -> None:
     task = new_task(client, "a task's name is for all to read", epsilon=0.2)
     asked = Selection(strategy="random", count=20)

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from api import console as dashboard
 from labeler.accounting.gaussian import epsilon_of_delta
-from tests.e2e.browser.conftest import opening
+from tests.e2e.browser.conftest import in_both_widths_and_schemes, opening
 
 OpenPage = Callable[..., Any]
 
@@ -87,15 +87,7 @@ def test_a_token_is_pasted_with_the_keyboard_alone(open_page: OpenPage, url: str
     expect(page.get_by_role("button", name="Sign out")).to_be_visible()
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"),
-    [
-        (320, "light"),
-        (1400, "dark"),
-        pytest.param(320, "dark", marks=pytest.mark.long),
-        pytest.param(1400, "light", marks=pytest.mark.long),
-    ],
-)
+@in_both_widths_and_schemes(320)
 def test_every_text_has_contrast_and_nothing_is_wider_than_the_window(
     open_page: OpenPage, url: str, scheme: str, width: int
 ) -> None:

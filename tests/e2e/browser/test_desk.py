@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 from playwright.sync_api import expect
 
 from feature_store.backbones import load_backbone
+from tests.processes import wait_until
 from workers.digits import write_digits, zip_images
 from workers.up.redis_server import RedisServer
 
@@ -145,21 +145,6 @@ def waits_for(place: Place, job: dict[str, Any]) -> set[tuple[str, str]]:
     return {(one["agent_id"], one["reason"]) for one in state_of(place, job)["waiting_for"]}
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"waited {seconds} s for {what}"
-        time.sleep(0.2)
-
-
-@pytest.fixture
-def screenshots(tmp_path: Path) -> Path:
-    """Where pictures are kept: LABELER_SCREENSHOTS, or the test's own folder."""
-    path = Path(os.environ.get("LABELER_SCREENSHOTS") or tmp_path / "screenshots")
-    path.mkdir(parents=True, exist_ok=True)
-    return path
-
-
 def test_two_hospitals_join_decide_on_their_desks_and_see_what_was_spent(
     place: Place, open_page: OpenPage, screenshots: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +161,7 @@ def test_two_hospitals_join_decide_on_their_desks_and_see_what_was_spent(
     ready = f"{place.environment['LABELER_URL']}/readyz"
     import httpx2
 
-    wait_until(lambda: httpx2.get(ready, trust_env=False).status_code == 200, "everybody")
+    wait_until(lambda: httpx2.get(ready, trust_env=False).status_code == 200, what="everybody")
     job = submit(place, "digits <b>of</b> the post")
     # The desks are processes beside the agents, over the same journals.
     desks = {
@@ -208,14 +193,14 @@ def test_two_hospitals_join_decide_on_their_desks_and_see_what_was_spent(
     expect(page.locator("#decisions")).to_contain_text("approved")
     visits["hospital-b"].page.get_by_role("button", name="Approve", exact=True).click()
     expect(visits["hospital-b"].page.locator("#decisions")).to_contain_text("approved")
-    wait_until(lambda: waits_for(place, job) == {("hospital-a", "later")}, "a yes of the other, and a not now")
+    wait_until(lambda: waits_for(place, job) == {("hospital-a", "later")}, what="a yes of the other, and a not now")
     looked_at(visits["hospital-a"], screenshots, "desk-stopped")
     assert state_of(place, job)["state"] in ("queued", "collecting")
     page.get_by_role("button", name="Answer again").click()
     expect(page.locator("h1")).to_have_text("Answering, and nothing waits for you")
 
     # The job runs, and both see what it has cost them.
-    wait_until(lambda: state_of(place, job)["state"] == "completed", "the job")
+    wait_until(lambda: state_of(place, job)["state"] == "completed", what="the job")
     place.labeler("export", job["job_id"], "--out", "labels.parquet")
     assert pq.read_table(place.folder / "labels.parquet").num_rows == 60
     for name, visit in visits.items():
@@ -240,7 +225,7 @@ def test_two_hospitals_join_decide_on_their_desks_and_see_what_was_spent(
         card.get_by_label("Reason for a refusal").fill("no ethics vote <i>yet</i>")
         card.get_by_role("button", name="Refuse").click()
         expect(visit.page.locator("#decisions")).to_contain_text("no ethics vote <i>yet</i>")
-    wait_until(lambda: state_of(place, second)["state"] == "refused", "the refusal")
+    wait_until(lambda: state_of(place, second)["state"] == "refused", what="the refusal")
     assert "no ethics vote <i>yet</i>" in json.dumps(state_of(place, second)["declined"])
     looked_at(visits["hospital-a"], screenshots, "desk-after")
     for visit in visits.values():

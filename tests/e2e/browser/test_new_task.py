@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,30 +11,19 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from api.client import Client
-from tests.forked_command import ForkedCommand
+from tests.e2e.browser.conftest import in_both_widths_and_schemes
+from tests.e2e.service.conftest import running
 
 pytestmark = pytest.mark.slow
 SLOW_MS = 30_000
-SIZES = [
-    (1400, "light"),
-    (390, "dark"),
-    pytest.param(1400, "dark", marks=pytest.mark.long),
-    pytest.param(390, "light", marks=pytest.mark.long),
-]
 
 
 @pytest.fixture(scope="module")
 def url_and_token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """A federation that has set something aside for votes for life."""
-    folder = tmp_path_factory.mktemp("new-task")
-    budget = ("--instance-epsilon", 3, "--life-epsilon", 1)
-    command = ("up", "--home", folder / "home", "--json", "--agents", 3, "--port", 0, *budget)
-    process = ForkedCommand(*command, errors=folder / "log")
-    try:
-        said = json.loads(process.stdout.readline())
-        yield said["url"], said["token"]
-    finally:
-        process.end()
+    home = tmp_path_factory.mktemp("new-task") / "home"
+    with running(home, "--instance-epsilon", 3, "--life-epsilon", 1) as service:
+        yield service.url, service.token
 
 
 def form(page: Page, url: str, token: str) -> None:
@@ -116,12 +104,12 @@ def test_a_task_for_life_is_priced_warned_of_refused_at_its_field_and_made(
     with Client(url, token) as client:
         made = next(one for one in client.tasks() if one.task["name"] == "for life")
     assert made.task["dishonest_talliers"] == 1
-    assert made.task["life"]["least_similarity"] == 0.4
+    assert made.task["lifetime_budget"]["least_similarity"] == 0.4
     assert made.price.instance_epsilon == pytest.approx(0.9, rel=1e-2)
     assert visit.script_errors == []
 
 
-@pytest.mark.parametrize(("width", "scheme"), SIZES)
+@in_both_widths_and_schemes()
 def test_the_form_for_life_reads_in_both_themes_and_widths(
     open_page: Callable[..., Any],
     url_and_token: tuple[str, str],

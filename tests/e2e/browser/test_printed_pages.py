@@ -12,7 +12,7 @@ from playwright.sync_api import Browser
 from feature_store.results.evidence import render_page as evidence_page
 from feature_store.results.report.page import write_report
 from labeler.evidence.derive import derive, software
-from tests.e2e.browser.conftest import OpenPage
+from tests.e2e.browser.conftest import OpenPage, in_both_widths_and_schemes
 from tests.feature_store.results.report.conftest import ReportMaker
 from tests.feature_store.results.report.conftest import make_report as make_report
 from tests.labeler.evidence.conftest import facts_of, round_of, task_with
@@ -33,15 +33,7 @@ def pages(make_report: ReportMaker, tmp_path_factory: pytest.TempPathFactory) ->
     return {"report": folder / "report" / "report.html", "evidence": folder / "evidence.html"}
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"),
-    [
-        (390, "light"),
-        (1400, "dark"),
-        pytest.param(390, "dark", marks=pytest.mark.long),
-        pytest.param(1400, "light", marks=pytest.mark.long),
-    ],
-)
+@in_both_widths_and_schemes()
 @pytest.mark.parametrize("name", ["report", "evidence"])
 def test_a_page_fits_and_nothing_is_wrong_with_it(
     pages: dict[str, Path], open_page: OpenPage, name: str, width: int, scheme: Scheme

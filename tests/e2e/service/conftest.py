@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,15 +13,20 @@ import pytest
 from sklearn.datasets import load_digits
 
 from api.client import Client
+from labeler.ledger.chain import Anchor
 from tests.e2e.conftest import SharedFederations
 from tests.forked_command import ForkedCommand
 from tests.postgres_server import PostgresServer
+from tests.processes import wait_until
+from workers.homes.journals import backup_home, verify_journal
 from workers.homes.new import set_line
 from workers.party.home import COORDINATOR_FILE
 from workers.up import Plan
 from workers.up.home import make_federation
 
 START_S = 90.0
+AGENTS = ("agent-1", "agent-2")
+TALLIERS = ("tallier-0", "tallier-1", "tallier-2")
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,15 @@ class Service:
     home: Path
     faults: Path
     process: ForkedCommand
+
+    @property
+    def examples(self) -> Path:
+        """The folder of images to try it with."""
+        return self.home / "examples"
+
+    @property
+    def dashboard(self) -> str:
+        return f"{self.url}/dashboard#token={self.token}"
 
     def client(self, *, token: str | None = None) -> Client:
         return Client(self.url, token or self.token)
@@ -87,7 +100,7 @@ def running(
 
 @pytest.fixture
 def service(federations: SharedFederations, tmp_path_factory: pytest.TempPathFactory) -> Service:
-    """One federation of three agents for all tests that do not harm it."""
+    """One federation of three agents for all tests that leave it whole, whatever they do to it."""
     return federations.get("service", lambda: running(tmp_path_factory.mktemp("up") / "federation"))
 
 
@@ -105,9 +118,76 @@ def on_postgresql(
 
 
 @pytest.fixture
-def harmed(federations: SharedFederations, tmp_path_factory: pytest.TempPathFactory) -> Service:
-    """One federation of three agents for tests that harm it and leave it whole."""
-    return federations.get("harmed", lambda: running(tmp_path_factory.mktemp("harmed") / "federation"))
+def unlimited(federations: SharedFederations, tmp_path_factory: pytest.TempPathFactory) -> Service:
+    """One federation of three agents whose accounts have no limit, for jobs that would be dear."""
+    home = tmp_path_factory.mktemp("unlimited") / "federation"
+    budget = ("--instance-epsilon", "unlimited", "--agent-epsilon", "unlimited")
+    return federations.get("unlimited", lambda: running(home, *budget))
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A federation that has ended, and a copy of its coordinator's home from before its last job.
+
+    Attributes:
+        home: its folder.
+        url: where its coordinator listened.
+        token: of its administrator.
+        older: the copy.
+        paid: what each job has cost every account, nano-units at instance level.
+    """
+
+    home: Path
+    url: str
+    token: str
+    older: Path
+    paid: int
+
+    @property
+    def coordinator(self) -> Path:
+        return self.home / "coordinator"
+
+    @property
+    def parties(self) -> dict[str, Path]:
+        agents = {name: self.home / "agents" / name for name in AGENTS}
+        return agents | {name: self.home / "talliers" / name for name in TALLIERS}
+
+    def client(self) -> Client:
+        return Client(self.url, self.token, patience_s=1.0)
+
+
+@pytest.fixture
+def stopped(
+    federations: SharedFederations, digit_features: np.ndarray, tmp_path_factory: pytest.TempPathFactory
+) -> Stopped:
+    """One federation of two agents that has completed a job of each of two tasks, and has ended."""
+    folder = tmp_path_factory.mktemp("stopped")
+    return federations.get("stopped", lambda: nullcontext(_stopped(folder, digit_features)))
+
+
+def _stopped(folder: Path, digit_features: np.ndarray) -> Stopped:
+    from tests.e2e.service.harm import new_task, submit
+
+    with running(folder / "federation", agents=len(AGENTS)) as service, service.client() as client:
+        paid = []
+        for number in range(2):
+            if number == 1:
+                backup_home(service.home / "coordinator", folder / "older")
+            done = client.wait(submit(client, new_task(client, f"job {number}"), digit_features[6 * number :]).job_id)
+            assert done.state == "completed"
+            paid.append(done.price.instance_charge_nano)
+        # In the second job every party has seen more of the journal than the copy holds.
+        assert paid[0] == paid[1]
+        copied = verify_journal(folder / "older")["entries"]
+        homes = [*(service.home / "agents").iterdir(), *(service.home / "talliers").iterdir()]
+        wait_until(lambda: all(seen(home) > copied for home in homes), what="everybody's next poll")
+    return Stopped(service.home, service.url, service.token, folder / "older", int(paid[0] or 0))
+
+
+def seen(home: Path) -> int:
+    """Up to which entry a party has seen the coordinator's journal."""
+    head = Anchor(home / "coordinator.head").read()
+    return 0 if head is None else head.seq
 
 
 @pytest.fixture(scope="session")
@@ -121,12 +201,3 @@ def digit_features() -> np.ndarray:
 
     images = [Image.fromarray((image * (255 / 16)).round().astype(np.uint8)) for image in load_digits().images]
     return quantize(backbone.embed(images))
-
-
-def wait_until(condition: Callable[[], bool], *, seconds: float = 90.0, what: str = "it") -> None:
-    """Wait for something that other processes do. The limit ends a test that hangs and promises nothing about time: on
-    shared cores several federations run beside each other."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"waited {seconds} s for {what}"
-        time.sleep(0.05)

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import redis
+from PIL import Image
+from sklearn.datasets import load_digits
 
 from api.client import Client
 from api.schema import JobView, TaskRequest, TaskView
@@ -24,6 +26,8 @@ from workers.agent.site import site_budget
 Account = tuple[str, str]
 
 QUERIES = 6
+AGENTS = ("agent-1", "agent-2", "agent-3")
+EVERYBODY = {"federation", *(f"agent:{name}" for name in AGENTS)}
 
 
 def new_task(client: Client, name: str, **changes: Any) -> TaskView:
@@ -36,6 +40,22 @@ def submit(client: Client, task: TaskView, features: np.ndarray) -> JobView:
     """All queries of a task as one job."""
     fingerprint = task.task["backbone_fingerprint"]
     return client.submit(task.task_id, features=features[:QUERIES], backbone_fingerprint=fingerprint)
+
+
+def digits_as_files(folder: Path, start: int, count: int) -> Path:
+    """The images that `digit_features` were made of, for jobs that need the embedder."""
+    folder.mkdir()
+    for number in range(start, start + count):
+        pixels = (load_digits().images[number] * (255 / 16)).round().astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:04d}.png")
+    return folder
+
+
+def arm(service: Service, point: str) -> None:
+    """Have whoever next reaches a fault point die there."""
+    armed = service.faults.with_suffix(".new")
+    armed.write_text(point)
+    armed.rename(service.faults)
 
 
 def posted(client: Client) -> dict[Account, int]:

@@ -20,8 +20,9 @@ from labeler.messages.bodies import AnswerSent, Ask, Poll, Proposal, Willing, sh
 from labeler.randomness import keyed_source, seeded_source
 from labeler.sharing import ShareVector, split
 from labeler.system.keys import PartyKeys
-from tests.e2e.service.conftest import Service, wait_until
+from tests.e2e.service.conftest import Service
 from tests.e2e.service.harm import new_task, paid_at_instance_level, paused, posted, submit
+from tests.processes import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -124,12 +125,12 @@ class Attacker:
 
 
 @pytest.fixture
-def attacker(harmed: Service) -> Iterator[Attacker]:
-    with harmed.client() as client:
+def attacker(service: Service) -> Iterator[Attacker]:
+    with service.client() as client:
         facts = next(one for one in client.parties().parties if one.party_id == "agent-1")
         assert facts.backbone_fingerprint is not None
         name = f"mallory-{secrets.token_hex(4)}"
-        attacker = Attacker(name, harmed.url, facts.backbone_fingerprint, tuple(facts.classes))
+        attacker = Attacker(name, service.url, facts.backbone_fingerprint, tuple(facts.classes))
         public = attacker.keys.public
         client.enrol(PartyRequest(party_id=name, role="agent", verify_key=public.verify_key, seal_key=public.seal_key))
         with attacker.http:
@@ -139,20 +140,20 @@ def attacker(harmed: Service) -> Iterator[Attacker]:
 
 
 def test_attacks_of_an_enrolled_agent_are_refused_by_name_and_the_round_goes_on(
-    harmed: Service, attacker: Attacker, digit_features: np.ndarray
+    service: Service, attacker: Attacker, digit_features: np.ndarray
 ) -> None:
-    with harmed.client() as client:
+    with service.client() as client:
         before = posted(client)
         job = submit(client, new_task(client, "attacked", max_dropouts=1), digit_features)
         proposal = attacker.await_proposal()
         awaited = lambda: [one.agent_id for one in client.job(job.job_id).waiting_for]  # noqa: E731
         wait_until(lambda: awaited() == [attacker.name], what="the word of the honest agents")
         # One honest agent is held up once it has agreed, so that the round waits until every attack was made.
-        with paused(harmed.pid("agent-3")):
+        with paused(service.pid("agent-3")):
             attacker.agree(proposal)
             attacker.await_ask()
-            send_what_is_refused(attacker, harmed.url)
-            send_two_different_shares(attacker, harmed)
+            send_what_is_refused(attacker, service.url)
+            send_two_different_shares(attacker, service)
         done = client.wait(job.job_id)
         assert done.state == "completed"
         assert done.rounds[0].answered == HONEST, "two different shares of one agent: neither counts"
@@ -214,17 +215,19 @@ def send_two_different_shares(attacker: Attacker, service: Service) -> None:
 
 
 def test_a_second_share_behind_the_agreement_ends_the_job_instead_of_holding_it_up(
-    harmed: Service, attacker: Attacker, digit_features: np.ndarray
+    service: Service, attacker: Attacker, digit_features: np.ndarray
 ) -> None:
-    with harmed.client() as client:
+    with service.client() as client:
         before = posted(client)
         job = submit(client, new_task(client, "held up", colluding_agents=1), digit_features)
         attacker.await_ask()
         good, twin = attacker.split(b"one"), attacker.split(b"another")
         attacker.taken(attacker.share(0, good[0]), attacker.share(1, good[1]))
         for name in (*HONEST, attacker.name):
-            wait_until(lambda name=name: "held" in at_tallier(harmed, name), what=f"the tallier to hold {name}'s share")
-        with paused(harmed.pid("tallier-0")):
+            wait_until(
+                lambda name=name: "held" in at_tallier(service, name), what=f"the tallier to hold {name}'s share"
+            )
+        with paused(service.pid("tallier-0")):
             attacker.taken(attacker.share(0, twin[0]), attacker.share(2, good[2]))
             wait_until(lambda: client.job(job.job_id).rounds[0].state == "posted", what="the agreement")
         done = client.wait(job.job_id)

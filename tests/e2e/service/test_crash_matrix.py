@@ -9,10 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
-from sklearn.datasets import load_digits
 
-from api.schema import TaskRequest
 from feature_store.shard import Shard
 from labeler.budget import Account
 from labeler.release import Release
@@ -21,12 +18,21 @@ from labeler.system.faults import FAULT_POINTS
 from labeler.tally import QueryBatch, round_of
 from labeler.task import ReleaseKind, parse_task
 from tests.answering import AnsweringAgent
-from tests.e2e.service.conftest import Service, running, wait_until
+from tests.e2e.service.conftest import Service, running
+from tests.e2e.service.harm import (
+    EVERYBODY,
+    QUERIES,
+    arm,
+    digits_as_files,
+    new_task,
+    paid_at_instance_level,
+    posted,
+    submit,
+)
 from tests.one_round import run_round
+from tests.processes import wait_until
 from workers.agent.agent import InMemoryLedger
 
-QUERIES = 6
-AGENTS = 3
 WINNER_STEPS = ("tallier.computed",)
 """Steps of a round that opens winners; all others are shown on one that opens the histogram."""
 
@@ -52,13 +58,18 @@ QUICK = (
 """One real kill of each role for every run of the tests; all of them are for `make test-all`."""
 
 
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
+SQLITE, POSTGRESQL = "sqlite", "postgresql"
+ON_EITHER = [(SQLITE, *cell) for cell in CELLS] + [(POSTGRESQL, *cell) for cell in CELLS if cell[0] == "coordinator"]
+"""Only the coordinator meets its database; the others die beside SQLite."""
+
+
+@pytest.fixture(scope="module")
 def fragile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A federation that is killed part by part; the coordinator's journal on either database."""
     journal = None
-    if request.param == "postgresql":
+    if request.param == POSTGRESQL:
         journal = request.getfixturevalue("postgres_server").new_database()
-    with running(tmp_path_factory.mktemp("crashes") / "federation", agents=AGENTS, journal=journal) as service:
+    with running(tmp_path_factory.mktemp("crashes") / "federation", journal=journal) as service:
         yield service
 
 
@@ -112,61 +123,7 @@ def expected_release(service: Service, thief: Thief, task_fields: dict[str, obje
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    ("victim", "point"),
-    [
-        pytest.param(*cell, id=f"{cell[0]} at {cell[1]}", marks=[] if cell in QUICK else pytest.mark.long)
-        for cell in CELLS
-    ],
-)
-def test_a_killed_process_costs_time_and_nothing_else(
-    fragile, digit_features, tmp_path: Path, victim: str, point: str
-) -> None:
-    number = CELLS.index((victim, point))
-    features = digit_features[number * QUERIES : (number + 1) * QUERIES]
-    release: ReleaseKind = "winner" if point in WINNER_STEPS else "histogram"
-    with Thief(fragile.home) as thief, fragile.client() as client:
-        task = client.create_task(
-            TaskRequest(
-                name=f"{victim} {point}",
-                method="knn",
-                k=5,
-                sigma_votes=20.0,
-                delta=1e-5,
-                max_queries=QUERIES,
-                release=release,
-            )
-        )
-        before = {(one.account, one.level): one for one in client.budget().accounts}
-        if victim == "redis":  # no job waits for it to be back after the kill before
-            wait_until(lambda: client.readiness().ready, what="redis to be back")
-        pid = f"\n{fragile.pid('redis')}" if victim == "redis" else ""
-        armed = fragile.faults.with_suffix(".new")
-        armed.write_text(point + pid)
-        armed.rename(fragile.faults)
-        if victim == "embedder":
-            job = client.submit(task.task_id, images=digits_as_files(tmp_path / "digits", number * QUERIES))
-        else:
-            job = client.submit(task.task_id, features=features, backbone_fingerprint=task.task["backbone_fingerprint"])
-        done = client.wait(job.job_id)
-        # A post is answered with its sender's next mail, so an agent may learn that it was sent when the job is over.
-        wait_until(lambda: not fragile.faults.exists(), seconds=10.0, what="the fault point to be reached")
-        assert done.state == "completed"
-        after = {(one.account, one.level): one for one in client.budget().accounts}
-        charge = done.price.instance_charge_nano
-        for key, balance in after.items():
-            if key[1] == "instance":
-                assert balance.posted_nano - before[key].posted_nano == charge
-                assert balance.reserved_nano == 0
-        table = pq.read_table(client.labels(job.job_id, tmp_path / "labels.parquet", of="questions"))
-    expected = expected_release(fragile, thief, task.task, QueryBatch(features, first_query=0))
-    assert table["label"].to_pylist() == expected.labels.tolist()
-    if expected.noisy_votes is not None:
-        assert np.array_equal(np.array(table["noisy_votes"].to_pylist()), expected.noisy_votes)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.parametrize("fragile", [SQLITE], indirect=True)
 @pytest.mark.parametrize(
     "point",
     ["tallier.fixed", *(pytest.param(point, marks=pytest.mark.long) for point in ("tallier.stored", "tallier.summed"))],
@@ -176,40 +133,65 @@ def test_a_tallier_killed_between_storing_and_sending_never_draws_its_noise_agai
 ) -> None:
     """Talliers add the noise; what is released is what the keys say that they had drawn, bit for bit."""
     place = len(CELLS) + ["tallier.fixed", "tallier.stored", "tallier.summed"].index(point)
+    answered_through_a_kill(fragile, digit_features, tmp_path, "tallier", point, place=place, dishonest_talliers=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("fragile", "victim", "point"),
+    [
+        pytest.param(
+            database,
+            *cell,
+            id=f"{database}-{cell[0]} at {cell[1]}",
+            marks=[] if (database, tuple(cell)) in [(SQLITE, one) for one in QUICK] else pytest.mark.long,
+        )
+        for database, *cell in ON_EITHER
+    ],
+    indirect=["fragile"],
+)
+def test_a_killed_process_costs_time_and_nothing_else(
+    fragile, digit_features, tmp_path: Path, victim: str, point: str
+) -> None:
+    release: ReleaseKind = "winner" if point in WINNER_STEPS else "histogram"
+    answered_through_a_kill(
+        fragile, digit_features, tmp_path, victim, point, place=CELLS.index((victim, point)), release=release
+    )
+
+
+def answered_through_a_kill(
+    fragile: Service,
+    digit_features: np.ndarray,
+    folder: Path,
+    victim: str,
+    point: str,
+    *,
+    place: int,
+    **fields: object,
+) -> None:
+    """One job, of other questions at each place; a process dies at a point of it."""
     features = digit_features[place * QUERIES : (place + 1) * QUERIES]
     with Thief(fragile.home) as thief, fragile.client() as client:
-        task = client.create_task(
-            TaskRequest(
-                name=f"noise by talliers, {point}",
-                method="knn",
-                k=5,
-                sigma_votes=20.0,
-                delta=1e-5,
-                max_queries=QUERIES,
-                dishonest_talliers=1,
-            )
-        )
-        assert task.price.dishonest_talliers == 1
-        armed = fragile.faults.with_suffix(".new")
-        armed.write_text(point)
-        armed.rename(fragile.faults)
-        job = client.submit(task.task_id, features=features, backbone_fingerprint=task.task["backbone_fingerprint"])
+        task = new_task(client, f"{victim} {point} {place}", **fields)
+        if victim == "redis":  # no job waits for it to be back after the kill before
+            wait_until(lambda: client.readiness().ready, what="redis to be back")
+        before = posted(client)
+        arm(fragile, f"{point}\n{fragile.pid('redis')}" if victim == "redis" else point)
+        if victim == "embedder":  # vectors need none, so it would not be there to be killed
+            job = client.submit(task.task_id, images=digits_as_files(folder / "digits", place * QUERIES, QUERIES))
+        else:
+            job = submit(client, task, features)
         done = client.wait(job.job_id)
-        assert not fragile.faults.exists(), "the fault point was not reached"
+        # A post is answered with its sender's next mail, so an agent may learn that it was sent when the job is over.
+        wait_until(lambda: not fragile.faults.exists(), seconds=10.0, what="the fault point to be reached")
         assert done.state == "completed"
-        table = pq.read_table(client.labels(job.job_id, tmp_path / "labels.parquet", of="questions"))
+        assert paid_at_instance_level(client, before) == dict.fromkeys(EVERYBODY, done.price.instance_charge_nano)
+        table = pq.read_table(client.labels(job.job_id, folder / "labels.parquet", of="questions"))
     expected = expected_release(fragile, thief, task.task, QueryBatch(features, first_query=0))
     assert table["label"].to_pylist() == expected.labels.tolist()
-    assert np.array_equal(np.array(table["noisy_votes"].to_pylist()), expected.noisy_votes)
-
-
-def digits_as_files(folder: Path, start: int) -> Path:
-    """The images that the features were made of: vectors need no embedder, so it would not be there to be killed."""
-    folder.mkdir()
-    for number in range(QUERIES):
-        pixels = (load_digits().images[start + number] * (255 / 16)).round().astype(np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.png")
-    return folder
+    if expected.noisy_votes is not None:
+        assert np.array_equal(np.array(table["noisy_votes"].to_pylist()), expected.noisy_votes)
 
 
 def test_every_role_is_killed_in_every_run_of_the_tests() -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from api.client import Client, ServiceProblem
 from api.schema import TaskRequest
 from feature_store.results.questions import MAX_JOB_PIXELS, EmbedBoard
-from tests.e2e.service.conftest import Service, wait_until
+from tests.e2e.service.conftest import Service
+from tests.e2e.service.harm import digits_as_files
+from tests.processes import wait_until
 
 SIDE = 7900
 QUERIES = 4
@@ -60,11 +61,7 @@ def test_other_requesters_are_served_beside_a_bomb_and_cancelled_it_leaves_nothi
         job = hostile.submit(task_of(hostile, images)[0], images=bomb(tmp_path / "bomb.zip", images))
         shard = home / "jobs" / job.job_id / ".public.shard.writing"
         wait_until(shard.exists, what="the bomb to be embedded")
-        pictures = tmp_path / "pictures"
-        pictures.mkdir()
-        for number in range(QUERIES):
-            pixels = (load_digits().images[number] * (255 / 16)).round().astype(np.uint8)
-            Image.fromarray(pixels).save(pictures / f"{number}.png")
+        pictures = digits_as_files(tmp_path / "pictures", 0, QUERIES)
         task_id, fingerprint = task_of(honest, 2 * QUERIES)
         ours = [
             honest.submit(task_id, features=digit_features[:QUERIES], backbone_fingerprint=fingerprint),

@@ -15,8 +15,10 @@ import pytest
 from api.client import Client
 from api.schema import PartyRequest
 from feature_store.shard import MARK_NAME
-from tests.e2e.service.conftest import Service, wait_until
+from tests.e2e.service.conftest import Service
 from tests.e2e.service.harm import (
+    AGENTS,
+    EVERYBODY,
     new_task,
     paid_at_instance_level,
     paused,
@@ -30,17 +32,15 @@ from tests.e2e.service.harm import (
     without_policy,
 )
 from tests.forked_command import run_forked
+from tests.processes import wait_until
 from workers.homes.journals import backup_home
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-AGENTS = ("agent-1", "agent-2", "agent-3")
-EVERYBODY = {"federation", *(f"agent:{name}" for name in AGENTS)}
-
 
 @pytest.fixture
-def client(harmed: Service) -> Any:
-    with harmed.client() as client:
+def client(service: Service) -> Any:
+    with service.client() as client:
         yield client
 
 
@@ -48,27 +48,27 @@ def client(harmed: Service) -> Any:
 
 
 def test_redis_emptied_in_the_middle_of_a_round_costs_time_and_nothing_else(
-    harmed: Service, client: Client, digit_features: Any
+    service: Service, client: Client, digit_features: Any
 ) -> None:
     task = new_task(client, "redis emptied")
-    before, own = posted(client), spent_at_sites(harmed)
-    with redis_of(harmed) as store, paused(harmed.pid("tallier-0")):
+    before, own = posted(client), spent_at_sites(service)
+    with redis_of(service) as store, paused(service.pid("tallier-0")):
         job = submit(client, task, digit_features)
-        wait_until(lambda: all(spent > own[name] for name, spent in spent_at_sites(harmed).items()), what="answers")
+        wait_until(lambda: all(spent > own[name] for name, spent in spent_at_sites(service).items()), what="answers")
         store.flushall()
     done = client.wait(job.job_id)
     assert done.state == "completed"
     charge = done.price.instance_charge_nano
     assert paid_at_instance_level(client, before) == dict.fromkeys(EVERYBODY, charge)
     # Asked twice, every site has answered twice the same, and paid once.
-    assert {name: spent - own[name] for name, spent in spent_at_sites(harmed).items()} == dict.fromkeys(AGENTS, charge)
+    assert {name: spent - own[name] for name, spent in spent_at_sites(service).items()} == dict.fromkeys(AGENTS, charge)
 
 
 def test_redis_that_may_evict_is_refused_at_the_start_and_named_while_running(
-    harmed: Service, client: Client, tmp_path: Path
+    service: Service, client: Client, tmp_path: Path
 ) -> None:
-    backup_home(harmed.home / "coordinator", tmp_path / "copy")
-    with redis_of(harmed) as store:
+    backup_home(service.home / "coordinator", tmp_path / "copy")
+    with redis_of(service) as store:
         store.config_set("maxmemory-policy", "allkeys-lru")
         try:
             code, said = run_forked("serve", "--home", tmp_path / "copy", "--port", 0)
@@ -100,11 +100,11 @@ def test_redis_that_may_evict_is_refused_at_the_start_and_named_while_running(
     ids=["epsilon", "method", "backbone", "queries a day", "unknown field"],
 )
 def test_what_a_site_does_not_allow_ends_the_job_with_its_reason(
-    harmed: Service, client: Client, digit_features: Any, pattern: str, line: str, reason: str
+    service: Service, client: Client, digit_features: Any, pattern: str, line: str, reason: str
 ) -> None:
     task = new_task(client, "beyond a site's policy")
-    before, own = posted(client), spent_at_sites(harmed)
-    with policy(harmed.home / "agents" / "agent-1", pattern, line):
+    before, own = posted(client), spent_at_sites(service)
+    with policy(service.home / "agents" / "agent-1", pattern, line):
         done = client.wait(submit(client, task, digit_features).job_id)
     assert done.state == "refused"
     assert done.problem is not None
@@ -114,15 +114,15 @@ def test_what_a_site_does_not_allow_ends_the_job_with_its_reason(
     assert done.rounds[0].state == "not-asked"
     # Nobody was asked, so nobody is charged: not here, and at no site.
     assert paid_at_instance_level(client, before) == {}
-    wait_until(lambda: spent_at_sites(harmed) == own, what="the other sites to give back what they had set aside")
+    wait_until(lambda: spent_at_sites(service) == own, what="the other sites to give back what they had set aside")
 
 
 def test_sites_without_a_policy_answer_nothing_and_nothing_is_charged(
-    harmed: Service, client: Client, digit_features: Any
+    service: Service, client: Client, digit_features: Any
 ) -> None:
     task = new_task(client, "no policy anywhere")
     before = posted(client)
-    with without_policy(*(harmed.home / "agents" / name for name in AGENTS)):
+    with without_policy(*(service.home / "agents" / name for name in AGENTS)):
         job = submit(client, task, digit_features)
         done = client.wait(job.job_id)
     assert done.state == "refused"
@@ -132,9 +132,9 @@ def test_sites_without_a_policy_answer_nothing_and_nothing_is_charged(
 
 
 def test_a_task_waits_for_the_person_at_one_site_and_is_answered_after_approval(
-    harmed: Service, client: Client, digit_features: Any, labeler: Any
+    service: Service, client: Client, digit_features: Any, labeler: Any
 ) -> None:
-    home = harmed.home / "agents" / "agent-1"
+    home = service.home / "agents" / "agent-1"
     task = new_task(client, "awaits a person")
     before, own = posted(client), spent_at(home)
     with policy(home, "^approval = .*", "approval = true"):
@@ -159,13 +159,22 @@ def test_a_task_waits_for_the_person_at_one_site_and_is_answered_after_approval(
 
 
 def test_an_agent_enrolled_later_takes_part_and_catches_up_after_it_was_away(
-    harmed: Service, client: Client, digit_features: Any, labeler: Any, tmp_path: Path
+    service: Service, client: Client, digit_features: Any, labeler: Any, tmp_path: Path
 ) -> None:
-    home, first = tmp_path / "agent-4", harmed.home / "agents" / "agent-1"
+    home, first = tmp_path / "agent-4", service.home / "agents" / "agent-1"
     shard = first / tomllib.loads((first / "agent.toml").read_text())["shard"]
     # As if the images were embedded again: a shard that is marked answers for one home.
     shutil.copytree(shard, tmp_path / "own.shard", ignore=shutil.ignore_patterns(MARK_NAME))
-    arguments = ("--id", "agent-4", "--coordinator", harmed.url, "--shard", tmp_path / "own.shard", "--engine", "numpy")
+    arguments = (
+        "--id",
+        "agent-4",
+        "--coordinator",
+        service.url,
+        "--shard",
+        tmp_path / "own.shard",
+        "--engine",
+        "numpy",
+    )
     made = labeler("agent", "init", "--home", home, *arguments)
     assert made.code == 0, made.err
     shutil.copy2(first / "policy.toml", home / "policy.toml")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-from PIL import Image
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
@@ -21,18 +20,10 @@ from feature_store.results.image_labels import IMAGE_SCHEMA
 from feature_store.results.pseudo_labels import answers_of
 from feature_store.students.labeling import label_images
 from tests.e2e.service.conftest import Service
+from tests.e2e.service.harm import digits_as_files
 from workers.commands.catalogue import app
 
 IMAGES, CLUSTERS = 120, 24
-DIGITS = load_digits()
-
-
-def write_digits(folder: Path, start: int, count: int) -> Path:
-    folder.mkdir()
-    for number in range(start, start + count):
-        pixels = (DIGITS.images[number] * (255 / 16)).round().astype(np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number:04d}.png")
-    return folder
 
 
 def labeler(*arguments: object, service: Service | None = None) -> str:
@@ -45,7 +36,7 @@ def labeler(*arguments: object, service: Service | None = None) -> str:
 def test_photos_become_labels_of_every_image_a_student_and_labels_of_new_photos(
     service: Service, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
-    photos, new = write_digits(tmp_path / "photos", 0, IMAGES), write_digits(tmp_path / "new", 1400, 50)
+    photos, new = digits_as_files(tmp_path / "photos", 0, IMAGES), digits_as_files(tmp_path / "new", 1400, 50)
     wanted = {"name": "digits", "method": "reverse-knn", "sigma_votes": 2.0, "delta": 1e-5, "max_queries": CLUSTERS}
     with service.client() as client:
         task = client.create_task(TaskRequest.model_validate(wanted))
@@ -64,7 +55,7 @@ def test_photos_become_labels_of_every_image_a_student_and_labels_of_new_photos(
     here = label_images(answers, digit_features[:IMAGES], rows=questions.rows, kind="planned")
     assert table["label"].to_pylist() == here.probabilities.argmax(axis=1).tolist()
     assert np.allclose(table["confidence"].to_numpy(), here.probabilities.max(axis=1), atol=1e-6)
-    assert (table["label"].to_numpy() == DIGITS.target[:IMAGES]).mean() > 0.6
+    assert (table["label"].to_numpy() == load_digits().target[:IMAGES]).mean() > 0.6
 
     # The student, and new photos.
     student = tmp_path / "student.safetensors"

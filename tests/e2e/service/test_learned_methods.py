@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,9 @@ from api.schema import TaskRequest, TaskView
 from feature_store.results.models import read_model
 from feature_store.results.questions import QUESTIONS
 from tests.command_line import Labeler
-from tests.e2e.service.conftest import Service, running, wait_until
+from tests.e2e.service.conftest import Service
+from tests.e2e.service.harm import EVERYBODY, arm, paid_at_instance_level, posted
+from tests.processes import wait_until
 
 DIMENSION = 64
 QUERIES = 300
@@ -42,13 +43,6 @@ METHODS: dict[str, dict[str, Any]] = {
 """Of the last the first round pays for all, and each further one the least there is: they are one price, too."""
 
 
-@pytest.fixture(scope="module")
-def learning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    home = tmp_path_factory.mktemp("learning") / "federation"
-    with running(home, "--instance-epsilon", "unlimited", "--agent-epsilon", "unlimited") as service:
-        yield service
-
-
 def make_task(client: Client, method: str, **fields: Any) -> TaskView:
     request = {"name": method, "method": method, "delta": 1e-5} | METHODS[method] | fields
     return client.create_task(TaskRequest.model_validate(request))
@@ -67,21 +61,17 @@ def processes_of(service: Service, role: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_job_labels_every_image_and_charges_every_account_once(
-    learning: Service, digit_features: np.ndarray, tmp_path: Path, method: str
+    unlimited: Service, digit_features: np.ndarray, tmp_path: Path, method: str
 ) -> None:
-    with learning.client() as client:
+    with unlimited.client() as client:
         task = make_task(client, method)
-        before = {(one.account, one.level): one.posted_nano for one in client.budget().accounts}
+        before = posted(client)
         job = submit(client, task, digit_features[:QUERIES])
         done = client.wait(job)
         assert done.state == "completed", done
         table = pq.read_table(client.labels(job, tmp_path / "labels.parquet", of="questions"))
-        charged = {
-            one.posted_nano - before[one.account, one.level]
-            for one in client.budget().accounts
-            if one.level == "instance"
-        }
-    assert charged == {task.price.instance_charge_nano}
+        paid = paid_at_instance_level(client, before)
+    assert paid == dict.fromkeys(EVERYBODY, task.price.instance_charge_nano)
     assert len(table) == QUERIES
     assert set(table["status"].to_pylist()) == {"answered"}
     assert (table["noisy_votes"].null_count == QUERIES) == (method in ("blind-average", "federated"))
@@ -91,16 +81,16 @@ def test_a_job_labels_every_image_and_charges_every_account_once(
 
 
 def test_a_released_model_is_downloaded_with_its_privacy_card(
-    learning: Service, digit_features: np.ndarray, tmp_path: Path
+    unlimited: Service, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
-    with learning.client() as client:
+    with unlimited.client() as client:
         task = make_task(client, "blind-average", colluding_agents=1)
         job = submit(client, task, digit_features[:50])
         assert client.wait(job).state == "completed"
         path = client.model(job, tmp_path / "model.safetensors")
         labels = pq.read_table(client.labels(job, tmp_path / "labels.parquet", of="questions"))["label"].to_numpy()
         # The journal alone has all of a model: the folders of jobs are in no backup.
-        (learning.home / "coordinator" / "jobs" / job / QUESTIONS).unlink()
+        (unlimited.home / "coordinator" / "jobs" / job / QUESTIONS).unlink()
         assert client.model(job, tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
         asked = submit(client, make_task(client, "ensemble", max_queries=5), digit_features[:5])
         client.wait(asked)
@@ -121,10 +111,10 @@ def test_a_released_model_is_downloaded_with_its_privacy_card(
 
 @pytest.mark.long
 def test_a_model_whose_noise_the_talliers_add_is_released_at_the_price_of_two_unknown_agents(
-    learning: Service, digit_features: np.ndarray, tmp_path: Path
+    unlimited: Service, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
     """Two of three agents may collude: among agents one share of noise is left, among talliers two."""
-    with learning.client() as client:
+    with unlimited.client() as client:
         task = make_task(client, "blind-average", dishonest_talliers=1)
         by_agents = make_task(client, "blind-average", colluding_agents=2)
         job = submit(client, task, digit_features[:QUERIES])
@@ -141,9 +131,9 @@ def test_a_model_whose_noise_the_talliers_add_is_released_at_the_price_of_two_un
 
 @pytest.mark.long
 def test_a_model_along_public_axes_is_asked_for_and_labels_every_image(
-    learning: Service, digit_features: np.ndarray, tmp_path: Path
+    unlimited: Service, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
-    with learning.client() as client:
+    with unlimited.client() as client:
         training = TRAINING | {"axes": 20}
         task = make_task(client, "blind-average", epsilon=10.0, max_queries=21, training=training)
         job = submit(client, task, digit_features[:QUERIES])
@@ -151,11 +141,11 @@ def test_a_model_along_public_axes_is_asked_for_and_labels_every_image(
         model = read_model(client.model(job, tmp_path / "model.safetensors"))
         labels = pq.read_table(client.labels(job, tmp_path / "labels.parquet", of="questions"))["label"].to_numpy()
         # More axes than so few images have: refused or failed before anybody is charged.
-        before = {(one.account, one.level): one.posted_nano for one in client.budget().accounts}
+        before = posted(client)
         again = make_task(client, "blind-average", epsilon=10.0, max_queries=21, training=training, name="few")
         few = client.wait(submit(client, again, digit_features[:10]))
         assert few.state in ("failed", "refused")
-        assert before == {(one.account, one.level): one.posted_nano for one in client.budget().accounts}
+        assert posted(client) == before
     assert np.mean(labels == load_digits().target[:QUERIES]) > 0.6
     assert model.arrays["axes"].shape == (21, DIMENSION)
     assert np.array_equal(model.predict_proba(digit_features[:QUERIES]).argmax(axis=1), labels)
@@ -163,9 +153,9 @@ def test_a_model_along_public_axes_is_asked_for_and_labels_every_image(
 
 @pytest.mark.long
 def test_class_means_are_summed_by_the_service_and_label_every_image(
-    learning: Service, digit_features: np.ndarray, tmp_path: Path
+    unlimited: Service, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
-    with learning.client() as client:
+    with unlimited.client() as client:
         training = {"learner": "means", "axes": 12}
         task = make_task(client, "blind-average", epsilon=4.0, max_queries=13, training=training, name="means")
         job = submit(client, task, digit_features[:QUERIES])
@@ -178,17 +168,17 @@ def test_class_means_are_summed_by_the_service_and_label_every_image(
     assert np.array_equal(model.predict_proba(digit_features[:QUERIES]).argmax(axis=1), labels)
 
 
-def test_a_job_of_the_wrong_size_says_which_task_to_make(learning: Service, digit_features: np.ndarray) -> None:
-    with learning.client() as client:
+def test_a_job_of_the_wrong_size_says_which_task_to_make(unlimited: Service, digit_features: np.ndarray) -> None:
+    with unlimited.client() as client:
         task = make_task(client, "blind-average", max_queries=DIMENSION)
-        before = client.budget().accounts
+        before = posted(client)
         done = client.wait(submit(client, task, digit_features[:5]))
         # The agents say so before the questions are made, so nobody is asked and nobody pays.
         assert done.state == "refused", done
         assert done.problem is not None
         assert f"max_queries = {DIMENSION + 1}" in done.problem.detail
         assert set(done.declined) == {"agent-1", "agent-2", "agent-3"}
-        assert {one.posted_nano for one in client.budget().accounts} == {one.posted_nano for one in before}
+        assert posted(client) == before
         with pytest.raises(ServiceProblem, match="aux-distill task is asked all its 300 queries at once"):
             submit(client, make_task(client, "aux-distill"), digit_features[:10])
 
@@ -204,62 +194,61 @@ def test_a_job_of_the_wrong_size_says_which_task_to_make(learning: Service, digi
     ],
 )
 def test_who_is_killed_goes_on_with_what_was_stored(
-    learning: Service, digit_features: np.ndarray, tmp_path: Path, method: str, fault: str, role: str
+    unlimited: Service, digit_features: np.ndarray, tmp_path: Path, method: str, fault: str, role: str
 ) -> None:
     """The journal keeps the answer and no model; every account is charged once."""
-    with learning.client() as client:
+    with unlimited.client() as client:
         task = make_task(client, method, name=fault)
-        before = {one.account: one.posted_nano for one in client.budget().accounts if one.level == "instance"}
-        alive = processes_of(learning, role)
-        armed = learning.faults.with_suffix(".new")
-        armed.write_text(f"{fault}\n")
-        armed.rename(learning.faults)
+        before = posted(client)
+        alive = processes_of(unlimited, role)
+        arm(unlimited, f"{fault}\n")
         job = submit(client, task, digit_features[:QUERIES])
         wait_until(
-            lambda: len(now := processes_of(learning, role)) == len(alive) and now != alive,
+            lambda: len(now := processes_of(unlimited, role)) == len(alive) and now != alive,
             what="what was killed to be started again",
         )
-        assert not learning.faults.exists()
+        assert not unlimited.faults.exists()
         assert client.wait(job).state == "completed"
-        after = {one.account: one.posted_nano for one in client.budget().accounts if one.level == "instance"}
+        paid = paid_at_instance_level(client, before)
         table = pq.read_table(client.labels(job, tmp_path / "labels.parquet", of="questions"))
-    assert {after[name] - before[name] for name in after} == {task.price.instance_charge_nano}
+    assert paid == dict.fromkeys(EVERYBODY, task.price.instance_charge_nano)
     assert np.mean(table["label"].to_numpy() == load_digits().target[:QUERIES]) > 0.6
 
 
 def test_a_service_evaluates_the_student_of_a_job_and_states_what_is_right(
-    learning: Service, digit_features: np.ndarray, labeler: Labeler, tmp_path: Path
+    unlimited: Service, digit_features: np.ndarray, labeler: Labeler, tmp_path: Path
 ) -> None:
     """Digits that no agent holds stand for the sites' own: the three agents share the rest of one data set."""
-    with learning.client() as client:
+    with unlimited.client() as client:
         voted = client.create_task(
             TaskRequest(name="votes", method="reverse-knn", epsilon=2.0, delta=1e-5, max_queries=QUERIES)
         )
         job = submit(client, voted, digit_features[:QUERIES])
         assert client.wait(job).state == "completed"
-        before = {(one.account, one.level): one.posted_nano for one in client.budget().accounts}
-        asked = client.evaluate(job, epsilon=2.0, records=1200)
-        done = client.wait(asked.job_id)
+        before = posted(client)
+        told = labeler(
+            "evaluate", job, "--url", unlimited.url, "--token", unlimited.token, "--epsilon", 2, "--records", 1200,
+            "--out", tmp_path / "evaluation",
+        )  # fmt: skip
+        assert told.code == 0, told.err
+        assert "Accuracy" in told.out
+        found = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
+        done = client.job(found["job_id"])
         assert done.state == "completed", done
         assert (done.evaluates, done.price.instance_epsilon) == (True, pytest.approx(2.0, abs=1e-3))
-        charged = {
-            one.posted_nano - before[one.account, one.level]
-            for one in client.budget().accounts
-            if one.level == "instance"
-        }
-        assert charged == {done.price.instance_charge_nano}
-        found = client.evaluation(asked.job_id)
+        assert paid_at_instance_level(client, before) == dict.fromkeys(EVERYBODY, done.price.instance_charge_nano)
+        assert client.evaluation(done.job_id) == found
         student = read_model(client.student(job, tmp_path / "student.safetensors"))
-        measured = read_model(client.student(asked.job_id, tmp_path / "measured.safetensors"))
+        measured = read_model(client.student(done.job_id, tmp_path / "measured.safetensors"))
         for wrong, call in (
-            (asked.job_id, lambda one: client.labels(one, tmp_path / "none")),
+            (done.job_id, lambda one: client.labels(one, tmp_path / "none")),
             (job, client.evaluation),
         ):
             with pytest.raises(ServiceProblem, match="evaluates") as refused:
                 call(wrong)
             assert refused.value.status == 404
         evidence = json.loads(client.evidence(tmp_path / "evidence.json", task=done.task_id).read_bytes())
-        public = client.labels(asked.job_id, tmp_path / "counts.parquet", of="questions")
+        public = client.labels(done.job_id, tmp_path / "counts.parquet", of="questions")
         assert np.isfinite(np.array(pq.read_table(public)["noisy_votes"].to_pylist())).all()
     assert "labeler.methods.evaluate.squared" in json.dumps(evidence)
     assert found["model"]["job_id"] == job
@@ -272,13 +261,6 @@ def test_a_service_evaluates_the_student_of_a_job_and_states_what_is_right(
     said = measured.predict_proba(digit_features)
     assert np.array_equal(said.argmax(axis=1), student.predict_proba(digit_features).argmax(axis=1))
     assert abs(said.max(axis=1).mean() - right) < 0.13
-    assert measured.card["guarantees"]["instance"]["epsilon"] == pytest.approx(4.0, abs=0.01)
-
-    told = labeler(
-        "evaluate", job, "--url", learning.url, "--token", learning.token, "--epsilon", 1,
-        "--out", tmp_path / "evaluation",
-    )  # fmt: skip
-    assert told.code == 0, told.err
-    assert "Accuracy" in told.out
-    assert json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())["privacy"]["delta"] == 1e-5
     assert read_model(tmp_path / "evaluation" / "measured.safetensors").measured is not None
+    assert found["privacy"]["delta"] == 1e-5
+    assert measured.card["guarantees"]["instance"]["epsilon"] == pytest.approx(4.0, abs=0.01)

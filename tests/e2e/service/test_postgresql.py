@@ -16,10 +16,11 @@ import pytest
 from PIL import Image
 
 from api.client_http import FormBody, Part
-from tests.e2e.service.conftest import Service, wait_until
+from tests.e2e.service.conftest import Service
 from tests.e2e.service.harm import QUERIES, new_task, paid_at_instance_level, paused, posted, submit
 from tests.e2e.service.test_readme_service import block, run, spent
 from tests.forked_command import run_forked
+from tests.processes import wait_until
 from workers.homes.new import set_line
 from workers.up import Plan
 from workers.up.home import make_federation

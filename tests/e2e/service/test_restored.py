@@ -9,7 +9,6 @@ import sqlite3
 import time
 import tomllib
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,67 +18,14 @@ import pytest
 from api.client import Client
 from api.client_http import ServiceProblem
 from labeler.errors import JournalBehind
-from labeler.ledger.chain import Anchor
-from tests.e2e.service.conftest import running, wait_until
+from tests.e2e.service.conftest import AGENTS, Stopped
 from tests.e2e.service.harm import new_task, spent_at, started, submit
 from tests.forked_command import run_forked
-from workers.homes.journals import accept_restored_journal, backup_home, verify_journal
+from tests.processes import wait_until
+from workers.homes.journals import accept_restored_journal, verify_journal
 from workers.up.redis_server import RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
-
-AGENTS = ("agent-1", "agent-2")
-TALLIERS = ("tallier-0", "tallier-1", "tallier-2")
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """A federation that has ended, and a copy of its coordinator's home from before its last job.
-
-    Attributes:
-        home: its folder.
-        url: where its coordinator listened.
-        token: of its administrator.
-        older: the copy.
-        paid: what each job has cost every account, nano-units at instance level.
-    """
-
-    home: Path
-    url: str
-    token: str
-    older: Path
-    paid: int
-
-    @property
-    def coordinator(self) -> Path:
-        return self.home / "coordinator"
-
-    @property
-    def parties(self) -> dict[str, Path]:
-        agents = {name: self.home / "agents" / name for name in AGENTS}
-        return agents | {name: self.home / "talliers" / name for name in TALLIERS}
-
-    def client(self) -> Client:
-        return Client(self.url, self.token, patience_s=1.0)
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory, digit_features: np.ndarray) -> Stopped:
-    folder = tmp_path_factory.mktemp("restored")
-    with running(folder / "federation", agents=len(AGENTS)) as service, service.client() as client:
-        paid = []
-        for number in range(2):
-            if number == 1:
-                backup_home(service.home / "coordinator", folder / "older")
-            done = client.wait(submit(client, new_task(client, f"job {number}"), digit_features[6 * number :]).job_id)
-            assert done.state == "completed"
-            paid.append(done.price.instance_charge_nano)
-        # In the second job every party has seen more of the journal than the copy holds.
-        assert paid[0] == paid[1]
-        copied = verify_journal(folder / "older")["entries"]
-        homes = [*(service.home / "agents").iterdir(), *(service.home / "talliers").iterdir()]
-        wait_until(lambda: all(seen(home) > copied for home in homes), what="everybody's next poll")
-    return Stopped(service.home, service.url, service.token, folder / "older", int(paid[0] or 0))
 
 
 @pytest.fixture
@@ -87,12 +33,6 @@ def copy(stopped: Stopped, tmp_path: Path) -> Path:
     """The coordinator's home, to be damaged."""
     shutil.copytree(stopped.coordinator, tmp_path / "coordinator")
     return tmp_path / "coordinator"
-
-
-def seen(home: Path) -> int:
-    """Up to which entry a party has seen the coordinator's journal."""
-    head = Anchor(home / "coordinator.head").read()
-    return 0 if head is None else head.seq
 
 
 def edit(home: Path, older: Path) -> None:

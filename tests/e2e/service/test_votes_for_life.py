@@ -29,7 +29,7 @@ def make_task(client: Client) -> TaskView:
     """A task in which an image has one vote for its whole life."""
     request = TaskRequest(
         name="digits", method="reverse-knn", sigma_votes=1.0, delta=1e-5, max_queries=QUERIES, colluding_agents=1,
-        life=LifeRequest(least_similarity=-1.0),
+        lifetime_budget=LifeRequest(least_similarity=-1.0),
     )  # fmt: skip
     return client.create_task(request)
 

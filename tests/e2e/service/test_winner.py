@@ -19,25 +19,17 @@ from api.client import Client
 from api.schema import TaskRequest, TaskView
 from labeler.rounds.effects import FINISHED
 from labeler.tally import QueryBatch
-from tests.e2e.service.conftest import Service, running
+from tests.e2e.service.conftest import Service
+from tests.e2e.service.harm import EVERYBODY, paid_at_instance_level, posted
 from tests.e2e.service.test_crash_matrix import Thief, expected_release
 from workers.tallier.peers import address_of, read_peers
 
-AGENTS = 3
 AT_ONCE = 8
 
 
-@pytest.fixture(scope="module")
-def winning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with running(
-        tmp_path_factory.mktemp("winning") / "federation", "--instance-epsilon", "unlimited", agents=AGENTS
-    ) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
-def thief(winning: Service) -> Iterator[Thief]:
-    with Thief(winning.home) as thief:
+@pytest.fixture
+def thief(unlimited: Service) -> Iterator[Thief]:
+    with Thief(unlimited.home) as thief:
         yield thief
 
 
@@ -67,21 +59,17 @@ def labels_of(client: Client, job_id: str, folder: Path) -> Any:
     return pq.read_table(client.labels(job_id, folder / f"{job_id}.parquet", of="questions"))
 
 
-def posted(client: Client) -> dict[str, int]:
-    return {one.account: one.posted_nano for one in client.budget().accounts if one.level == "instance"}
-
-
 @pytest.mark.parametrize("queries", [100, pytest.param(5_000, marks=pytest.mark.long)])
 def test_the_labels_are_those_of_the_reference_and_no_votes_come_with_them(
-    winning: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path, queries: int
+    unlimited: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path, queries: int
 ) -> None:
     features = np.resize(digit_features, (queries, digit_features.shape[1]))
-    with winning.client() as client:
+    with unlimited.client() as client:
         task = make_task(client, queries)
         job = submit(client, task, features)
         assert client.wait(job).state == "completed"
         table = labels_of(client, job, tmp_path)
-    reference = expected(winning, thief, task, job)
+    reference = expected(unlimited, thief, task, job)
     assert table["label"].to_pylist() == reference
     assert set(table["status"].to_pylist()) == {"answered"}
     assert set(table["release"].to_pylist()) == {"winner"}
@@ -89,30 +77,30 @@ def test_the_labels_are_those_of_the_reference_and_no_votes_come_with_them(
 
 
 def test_queries_whose_best_noisy_sum_is_below_the_threshold_are_abstained(
-    winning: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
+    unlimited: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
     features = digit_features[500:620]
-    with winning.client() as client:
+    with unlimited.client() as client:
         task = make_task(client, len(features), abstain_below=40)
         job = submit(client, task, features)
         assert client.wait(job).state == "completed"
         table = labels_of(client, job, tmp_path)
-    reference = expected(winning, thief, task, job)
+    reference = expected(unlimited, thief, task, job)
     assert table["label"].to_pylist() == reference
     assert table["status"].to_pylist() == ["abstained" if label < 0 else "answered" for label in reference]
     assert 0 < reference.count(-1) < len(features)
 
 
 def test_a_reverse_knn_job_opens_the_winners_of_the_reference(
-    winning: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
+    unlimited: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
     features = digit_features[620:660]
-    with winning.client() as client:
+    with unlimited.client() as client:
         task = make_task(client, len(features), method="reverse-knn", k=1, sigma_votes=10.0)
         job = submit(client, task, features)
         assert client.wait(job).state == "completed"
         table = labels_of(client, job, tmp_path)
-    assert table["label"].to_pylist() == expected(winning, thief, task, job)
+    assert table["label"].to_pylist() == expected(unlimited, thief, task, job)
 
 
 def is_computing(port: int) -> bool:
@@ -137,14 +125,14 @@ def is_seen_computing(client: Client, job: str, port: int) -> bool:
 
 @pytest.mark.long
 def test_a_tallier_killed_in_the_middle_of_the_computation_costs_time_and_nothing_else(
-    winning: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
+    unlimited: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
     features = digit_features[:1500]
-    peers = read_peers(winning.home / "talliers" / "tallier-1")
+    peers = read_peers(unlimited.home / "talliers" / "tallier-1")
     assert peers is not None
     port = address_of(peers.listen).port
-    with winning.client() as client:
-        victim = winning.pid("tallier-1")
+    with unlimited.client() as client:
+        victim = unlimited.pid("tallier-1")
         # A computation is over in a moment: it is looked for without a pause, and in another job where it was missed.
         for number in range(10):
             task = make_task(client, len(features), name=f"try {number}")
@@ -157,10 +145,9 @@ def test_a_tallier_killed_in_the_middle_of_the_computation_costs_time_and_nothin
         os.kill(victim, signal.SIGKILL)
         done = client.wait(job)
         assert done.state == "completed"
-        charged = {name: after - before[name] for name, after in posted(client).items()}
-        assert set(charged.values()) == {done.price.instance_charge_nano}
+        assert paid_at_instance_level(client, before) == dict.fromkeys(EVERYBODY, done.price.instance_charge_nano)
         table = labels_of(client, job, tmp_path)
-        assert table["label"].to_pylist() == expected(winning, thief, task, job)
+        assert table["label"].to_pylist() == expected(unlimited, thief, task, job)
         # The service stays up: the next job is answered.
         another = make_task(client, 5)
         assert client.wait(submit(client, another, digit_features[:5])).state == "completed"
@@ -179,36 +166,15 @@ def answered(
 
 @pytest.mark.long
 def test_eight_jobs_submitted_at_once_each_get_their_own_winners(
-    winning: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
+    unlimited: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
     def one(number: int) -> tuple[TaskView, str, list[int]]:
-        return answered(winning, digit_features[20 * number : 20 * number + 20], 20.0 + number, tmp_path)
+        return answered(unlimited, digit_features[20 * number : 20 * number + 20], 20.0 + number, tmp_path)
 
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         done = list(pool.map(one, range(AT_ONCE)))
     # The references come afterwards: whoever copies keys while rounds are open shares this process.
-    references = [expected(winning, thief, task, job) for task, job, _ in done]
+    references = [expected(unlimited, thief, task, job) for task, job, _ in done]
     # With this noise each list is as good as unique, so that an exchange of any two would show.
     assert len({tuple(labels) for labels in references}) == AT_ONCE
     assert [labels for *_, labels in done] == references
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.timeout(420)
-def test_jobs_in_a_row_eight_at_a_time_do_not_mix(
-    winning: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
-) -> None:
-    """As many as the time allows, at most LABELER_WINNER_JOBS."""
-    most, until = int(os.environ.get("LABELER_WINNER_JOBS", "40")), time.monotonic() + 240
-
-    def one(number: int) -> tuple[TaskView, str, list[int]] | None:
-        if time.monotonic() > until:
-            return None
-        return answered(winning, np.roll(digit_features, -number, axis=0)[:20], 20.0, tmp_path)
-
-    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-        done = [one for one in pool.map(one, range(most)) if one is not None]
-    assert len(done) >= 40
-    for task, job, labels in done:
-        assert labels == expected(winning, thief, task, job)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from feature_store.results.pseudo_labels import SCHEMA, JobStamp, pseudo_label_table
@@ -21,10 +23,10 @@ def task(**changes: object) -> Task:
     return parse_task(fields | changes)
 
 
-def table(agreed: Task, votes: np.ndarray | None, labels: tuple[int, ...] = (1, -1)):
+def table(agreed: Task, votes: np.ndarray | None, labels: tuple[int, ...] = (1, -1), stamp: JobStamp = STAMP):
     return pseudo_label_table(
         agreed,
-        STAMP,
+        stamp,
         query_ids=["q0", "q1"],
         sources=["a.png", "b.png"],
         labels=np.array(labels, np.int16),
@@ -42,6 +44,16 @@ def test_a_histogram_release_becomes_rows_with_its_noisy_votes() -> None:
     assert rows["noisy_votes"].to_pylist() == [[1.5, 2.5], None], "a sum without a label looks like an answer"
     assert json.loads(rows.schema.metadata[b"classes"]) == ["cat", "dog"]
     assert json.loads(rows.schema.metadata[b"seeded"]) is True
+
+
+@pytest.mark.parametrize(("question", "share"), [({"instance": 0.025, "agent": 0.5}, 0.025), (None, None)])
+def test_a_row_says_its_share_of_mu_squared_where_the_method_has_one(
+    question: dict[str, float] | None, share: float | None
+) -> None:
+    privacy = {"mu_squared": {"job": {"instance": 0.05}, "question": question}}
+    rows = table(task(), np.zeros((2, 2)), stamp=replace(STAMP, privacy=privacy))
+    assert rows.schema.field("mu_squared_share").type == pa.float64()
+    assert rows["mu_squared_share"].to_pylist() == [share, share]
 
 
 def test_a_winner_release_has_no_votes() -> None:

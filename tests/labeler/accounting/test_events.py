@@ -80,3 +80,9 @@ def test_a_sigma_that_is_not_a_positive_finite_number_is_refused(bad: Any) -> No
 def test_an_integer_event_outside_the_theorem_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting):
         _integer_sum(**change)
+
+
+def test_noise_of_exactly_the_least_size_that_the_proof_takes_is_taken() -> None:
+    assert _integer_sum(share_sigma_grid=0.5, noise_contributors=24).variance_grid == 6
+    assert _integer_sum(share_sigma_grid=1.0, noise_contributors=6).mu_squared == Fraction(2 * 16**2, 3)
+    assert _integer_sum(share_sigma_grid=3.0, noise_contributors=1).mu_squared == Fraction(2 * 16**2, 6)

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from labeler.accounting.events import GaussianSum
 from labeler.accounting.gaussian import delta_of_epsilon, deltas_of_epsilons, epsilon_of_delta, mu_of_epsilon
 from labeler.errors import InvalidSetting
+from tests.oracles.pld import epsilon_by_pld
 
 MU = st.floats(-6, 4).map(lambda exponent: 10.0**exponent)
 DELTA = st.floats(-12, -0.1).map(lambda exponent: 10.0**exponent)
@@ -101,3 +103,14 @@ def test_many_deltas_at_once_are_those_of_one_after_another(mu: float) -> None:
     epsilons = np.linspace(0, mu * mu / 2 + 12 * mu, 200)
     one_by_one = [delta_of_epsilon(epsilon, mu) for epsilon in epsilons.tolist()]
     np.testing.assert_allclose(deltas_of_epsilons(epsilons, mu), one_by_one, rtol=1e-10)
+
+
+@pytest.mark.parametrize(("squared", "sigma", "delta"), [(412, 25.0, 1e-4), (2, 30.0, 1e-6), (100, 2.5, 1e-5)])
+def test_an_accountant_of_other_origin_is_just_above_the_closed_form(squared: int, sigma: float, delta: float) -> None:
+    exact = epsilon_of_delta(delta, math.sqrt(squared) / sigma)
+    assert exact - 1e-9 <= epsilon_by_pld([GaussianSum(squared, sigma)], delta) <= exact * 1.0001 + 1e-6
+
+
+def test_queries_that_it_composes_one_by_one_are_worth_the_whole() -> None:
+    one_by_one = epsilon_by_pld([GaussianSum(2, 25.0)] * 40, 1e-4)
+    assert one_by_one == pytest.approx(epsilon_of_delta(1e-4, math.sqrt(80) / 25), rel=1e-4)

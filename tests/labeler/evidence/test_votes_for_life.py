@@ -19,7 +19,7 @@ def for_life(task: Task) -> Task:
         "k": 1,
         "sigma_votes": 20.0,
         "release": "histogram",
-        "life": {"budget_nano": BUDGET, "least_similarity": 0.5},
+        "lifetime_budget": {"budget_nano": BUDGET, "least_similarity": 0.5},
     }
     return parse_task({name: value for name, value in fields.items() if value is not None})
 
@@ -41,4 +41,4 @@ def test_the_card_says_what_the_number_is_of(task: Task) -> None:
     asked = for_life(task)
     card = privacy_card(asked, price(asked), is_seeded=False)
     assert FOR_LIFE.removesuffix(".") in card_in_words(card)
-    assert card["life"] == asked.life.model_dump(mode="json") if asked.life else None
+    assert card["lifetime_budget"] == asked.lifetime_budget.model_dump(mode="json") if asked.lifetime_budget else None

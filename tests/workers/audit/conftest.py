@@ -34,16 +34,6 @@ def natural_records(count: int = 120, dimension: int = 64) -> tuple[NDArray[np.i
     return quantize(rng.normal(size=(count, dimension))), rng.integers(0, 3, count).astype(np.int16)
 
 
-def planted(quick: int, *, runs: int) -> pytest.MarkDecorator:
-    """In how many runs a planted fault is looked for: few at confidence 0.9, more at 0.99 where time is no matter.
-
-    Records, coins and noise are seeded (`audit_of`), so either finds it each time or never: none fails by chance.
-    """
-    return pytest.mark.parametrize(
-        ("runs", "confidence"), [(quick, 0.9), pytest.param(runs, 0.99, marks=pytest.mark.long)], ids=["quick", "sure"]
-    )
-
-
 @pytest.fixture
 def around(tmp_path: Path):
     """Makes surroundings of a task, seeded."""

@@ -14,7 +14,7 @@ import labeler.release
 from labeler.auditing import promised_mu
 from labeler.errors import InvalidSetting
 from labeler.methods import METHODS
-from tests.workers.audit.conftest import audited_task, planted
+from tests.workers.audit.conftest import audited_task
 from tests.workers.audit.test_audit import audit_of, findings
 from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack, Surroundings
 from workers.audit.run import ONE_RUN, default_adversaries
@@ -66,13 +66,10 @@ def test_every_adversary_attacks_a_whole_agent(adversary: str, around: Callable[
     assert attack.trial(0, present=True) != attack.trial(0, present=False)
 
 
-@planted(25, runs=40)
-def test_a_ball_that_is_forgotten_is_found(
-    runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ball_that_is_forgotten_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labeler.release, "project", lambda ballots, radius, scale: ballots * scale)  # noqa: ARG005
     task = AGENTS["reverse-knn on a ball"]
-    assert findings(task, tmp_path / "audit", runs=runs, confidence=confidence, level="agent").is_above
+    assert findings(task, tmp_path / "audit", runs=25, confidence=0.9, level="agent").is_above
 
 
 def test_what_no_adversary_was_made_for_is_refused() -> None:
@@ -118,13 +115,10 @@ def test_a_record_with_other_attributes_than_it_puts_out_moves_all_that_is_charg
 
 
 @pytest.mark.long
-@planted(80, runs=140)
-def test_attributes_beyond_those_that_may_vote_are_found(
-    runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attributes_beyond_those_that_may_vote_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the check of what leaves an agent forgotten as well: it refuses them."""
     monkeypatch.setattr(labeler.release, "check_ballots", lambda *_: None)
     cast = labeler.methods.knn.attribute_ballots
     monkeypatch.setattr(labeler.methods.knn, "attribute_ballots", lambda labels, most: cast(labels, most=9 * most))
     task = audited_task(classes=tuple("abcdefghij"), attributes_per_record=1, sigma_votes=4.0)
-    assert findings(task, tmp_path / "audit", runs=runs, confidence=confidence).is_above
+    assert findings(task, tmp_path / "audit", runs=80, confidence=0.9).is_above

@@ -22,7 +22,7 @@ from labeler.errors import BadData
 from labeler.methods import METHODS
 from labeler.noise import noise_share
 from labeler.task import Task
-from tests.workers.audit.conftest import audited_task, natural_records, planted
+from tests.workers.audit.conftest import audited_task, natural_records
 from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack, Surroundings
 from workers.audit.observers import KnownVotes, log_winner_probability
 from workers.audit.run import ONE_RUN, Audit, default_adversaries, run_audit
@@ -92,15 +92,6 @@ def test_every_adversary_has_an_attack_on_every_method(
     assert all(np.isfinite(attack.trial(0, present=present)) for present in (False, True))
 
 
-@pytest.mark.long  # tests/e2e/test_audit.py holds the same of each answer, in seconds
-@pytest.mark.parametrize("name", ["knn", "reverse-knn"])
-def test_what_is_proved_lies_within_a_factor_of_two_of_what_is_promised(name: str, tmp_path: Path) -> None:
-    found = findings(TASKS[name], tmp_path / "audit", runs=240, confidence=0.95)
-    assert found.promised_epsilon / 2 < found.proved_epsilon <= found.promised_epsilon
-    assert not found.is_above
-    assert found.findings[0].advantage_bound <= found.promised_advantage
-
-
 WINNER = audited_task(release="winner", k=15, agents=3, sigma_votes=6.0, max_queries=72)
 """As many questions as make a winner worth something, votes that one vote decides, and a third class far behind."""
 
@@ -121,12 +112,9 @@ def test_colluders_vote_so_that_noise_they_know_moves_no_winner(
     assert leads[0] <= 1.5 < leads[1]
 
 
-@planted(70, runs=120)
-def test_noise_that_is_halved_is_found(
-    runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_that_is_halved_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labeler.release, "noise_share", lambda *args: noise_share(*args) // 2)
-    assert findings(TASKS["knn"], tmp_path / "audit", runs=runs, confidence=confidence).is_above
+    assert findings(TASKS["knn"], tmp_path / "audit", runs=70, confidence=0.9).is_above
 
 
 @pytest.mark.long
@@ -157,14 +145,11 @@ def test_the_agents_answer_nothing_beyond_what_was_paid_for(
             assert len(attack.life("two", present=True).releases) == 5
 
 
-@planted(50, runs=100)
-def test_a_cap_that_is_forgotten_is_found(
-    runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cap_that_is_forgotten_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All records of a person vote where two may: its canary has eight."""
     monkeypatch.setattr("workers.voting.first_of_each_person", lambda persons, *_: np.ones(len(persons), bool))
     task = audited_task(method="reverse-knn", k=2, sigma_votes=1.4, records_per_person=2)
-    assert findings(task, tmp_path / "audit", runs=runs, confidence=confidence, level="person").is_above
+    assert findings(task, tmp_path / "audit", runs=50, confidence=0.9, level="person").is_above
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ import workers.learning.linear
 from labeler.auditing import promised_mu
 from labeler.noise import noise_share
 from labeler.task import Task
-from tests.workers.audit.conftest import audited_task, planted
+from tests.workers.audit.conftest import audited_task
 from tests.workers.audit.test_audit import findings
 from workers.audit.adversaries import ADVERSARIES, STRONGEST, Attack, Surroundings
 
@@ -93,45 +93,25 @@ SUMS = audited_task(
 )
 """Class means, whose canary moves exactly what is charged."""
 
-PROVED = {"softmax": "softmax, records bounded", "svm": "svm, records bounded"}
+
+def test_noise_of_weights_that_is_too_little_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the seed, 99 of 100 audits find it."""
+    monkeypatch.setattr(labeler.release, "noise_share", lambda *args: noise_share(*args) // 3)
+    assert findings(SUMS, tmp_path / "audit", runs=60, confidence=0.9).is_above
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)  # 1,200 whole runs
-@pytest.mark.parametrize("name", PROVED)
-def test_what_is_proved_of_a_model_lies_within_a_factor_of_two_of_what_is_promised(name: str, tmp_path: Path) -> None:
-    task, _ = REACHED[PROVED[name]]
-    found = findings(task, tmp_path / "audit", runs=1_200, confidence=0.95)
-    assert found.promised_epsilon / 2 < found.proved_epsilon <= found.promised_epsilon
-    assert not found.is_above
-
-
-@planted(60, runs=300)
-def test_noise_of_weights_that_is_too_little_is_found(
-    runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A third in few runs, half in many: whatever the seed, 99 of 100 audits find it."""
-    less = 3 if runs == 60 else 2
-    monkeypatch.setattr(labeler.release, "noise_share", lambda *args: noise_share(*args) // less)
-    assert findings(SUMS, tmp_path / "audit", runs=runs, confidence=confidence).is_above
-
-
-@pytest.mark.long
-@planted(40, runs=150)
-def test_noise_of_heads_that_is_too_little_is_found(
-    runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sixth in few runs, a third in many: whatever the seed, 99 of 100 audits find it."""
-    less = 6 if runs == 40 else 3
+def test_noise_of_heads_that_is_too_little_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the seed, 99 of 100 audits find it."""
     spoken = labeler.noise.VectorSum.contribution
 
     def quieter(self: labeler.noise.VectorSum, vector: NDArray[np.float64], **given: object) -> NDArray[np.int64]:
         bare = self.quantize(vector)
-        return bare + (spoken(self, vector, **given) - bare) // less
+        return bare + (spoken(self, vector, **given) - bare) // 6
 
     monkeypatch.setattr(labeler.noise.VectorSum, "contribution", quieter)
     task, _ = REACHED["aux-distill, records bounded"]
-    assert findings(task, tmp_path / "audit", runs=runs, confidence=confidence).is_above
+    assert findings(task, tmp_path / "audit", runs=40, confidence=0.9).is_above
 
 
 @pytest.mark.long
@@ -144,17 +124,14 @@ def test_colluders_whose_noise_is_counted_as_unknown_are_found(tmp_path: Path, m
 
 
 @pytest.mark.long
-@planted(30, runs=50)
-def test_a_clip_of_features_that_is_forgotten_is_found(
-    runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clip_of_features_that_is_forgotten_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unclipped(features: NDArray[np.float64], terms: workers.learning.linear.LinearTerms) -> NDArray[np.float64]:
         bias = np.full((*features.shape[:-1], 1), terms.bias_feature)
         return np.concatenate([features.astype(np.float64), bias], axis=-1)
 
     monkeypatch.setattr(workers.learning.linear, "augmented", unclipped)
     task = model_task(**BOUNDED | {"regularisation": 0.03}, learner="svm", clip_norm=0.25)
-    found = findings(task, tmp_path / "audit", runs=runs, confidence=confidence)
+    found = findings(task, tmp_path / "audit", runs=30, confidence=0.9)
     assert found.is_above
     [one] = found.findings
     assert one.moved_epsilon is not None

@@ -60,15 +60,6 @@ def misses_one():
     yield from engines.exactness("numpy")
 
 
-def rounds():
-    """An engine whose products keep 22 bits."""
-    from feature_store.index.exact_index import NumpyBlock
-
-    right = NumpyBlock.scores
-    NumpyBlock.scores = lambda self, queries, tile: np.round(right(self, queries, tile) / 4) * 4
-    yield from engines.exactness("numpy")
-
-
 def rounds_on_a_device():
     """An index leaves such a device for the processor by itself, and finds the right neighbours all the same."""
     from feature_store.index import engine_torch
@@ -159,12 +150,6 @@ def test_an_engine_that_misses_a_neighbour_is_found() -> None:
     assert finding.state == "wrong"
     assert "the first: near 2^24, 24 numbers, k 1" in finding.found
     assert 'set engine = "numpy"' in finding.to_do
-
-
-def test_an_engine_that_rounds_is_found() -> None:
-    (finding,) = run("rounds")
-    assert finding.state == "wrong"
-    assert finding.numbers["wrong"] + finding.numbers["refused"] > 0
 
 
 @pytest.mark.long

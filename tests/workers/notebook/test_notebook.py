@@ -16,8 +16,8 @@ from sklearn.datasets import load_digits
 import labeler
 from feature_store.results.image_labels import IMAGE_SCHEMA
 from labeler.errors import InvalidSetting, InvalidTask, MixedShards, NotReady
+from tests.run_journals import charges_of
 from workers.commands.catalogue import load_commands
-from workers.run.labelling import open_run_journal
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,11 +63,6 @@ def test_every_public_image_has_a_label_and_most_are_right(job: labeler.Labelled
     assert "16 of 16 questions answered" in repr(job)
 
 
-def charges_of(folder: Path) -> list[dict[str, Any]]:
-    with open_run_journal(folder / ".job") as journal:
-        return journal.charges()
-
-
 def test_a_job_that_is_run_again_is_the_same_job_and_is_charged_once(job: labeler.LabelledJob, folders: Path) -> None:
     questions, charges = job.questions("arrow"), charges_of(folders / "job")
     sites = [folders / "site-a.shard", folders / "site-b.shard"]
@@ -76,7 +71,7 @@ def test_a_job_that_is_run_again_is_the_same_job_and_is_charged_once(job: labele
     )
     assert again.questions("arrow")["noisy_votes"].equals(questions["noisy_votes"])
     assert charges_of(folders / "job") == charges
-    assert len({one["id"] for one in charges}) == 1
+    assert len(dict(charges)) == 1
 
 
 @pytest.mark.parametrize("frame", ["pandas", "polars"])

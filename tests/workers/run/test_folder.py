@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from labeler.errors import BadData, InvalidSetting, OutputInUse
+from labeler.errors import BadData, InvalidSetting, OutputInUse, StorageFull
 from workers.run.folder import RoundStore, open_job_folder
 
 PLAN = {"task_digest": "abc", "seed": None}
@@ -43,6 +44,13 @@ def test_a_job_that_is_refused_leaves_no_trace(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting), open_job_folder(tmp_path / "a" / "b"):
         raise InvalidSetting("no")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_means_try_again_and_every_other_error_does_not(tmp_path: Path) -> None:
+    for number, found in ((errno.ENOSPC, StorageFull), (errno.EDQUOT, StorageFull), (errno.EACCES, BadData)):
+        with pytest.raises(found, match="cannot write to output folder") as said, open_job_folder(tmp_path / "job"):
+            raise OSError(number, "no")
+        assert said.value.exit_code == (75 if found is StorageFull else 1)
 
 
 def test_a_folder_keeps_its_plan(tmp_path: Path) -> None:

@@ -31,10 +31,10 @@ from tests.workers.conftest import CLASSES
 from workers.agent.agent import Agent, InMemoryLedger
 from workers.progress import silent
 from workers.run.folder import RoundStore, open_job_folder
-from workers.run.labelling import ACCOUNT, Order, label, open_run_journal, run_rounds
+from workers.run.labelling import ACCOUNT, label, open_run_journal, run_rounds
 from workers.run.parties import RunParties
 from workers.run.preparation import LabellingJob, job_charges, prepare
-from workers.run.task_file import TaskFile, TaskTable
+from workers.run.task_file import QueriesTable, TaskFile, TaskTable
 
 SIZES = (2, 1)
 
@@ -84,12 +84,11 @@ def opened_by_run(state: Path, template: Template, release: str) -> list[bytes]:
     shards = {name: Shard.open(template.shard(name, "all")) for name in template.agents}
     agents = [agent_over(name, shard, task, batches) for name, shard in shards.items()]
     caps = job_charges(task, batches)
-    order = Order("job", task, template.agents, batches, caps, len(asked), "all", None, 0)
     state.chmod(0o700)
     kept = RoundStore(state, template.agents)
     parties = RunParties(task, batches, agents, kept, is_seeded=False, winner_engine=None, progress=silent)
     with open_run_journal(state) as journal:
-        job = journal.begin(order)
+        job = journal.begin("job", task, template.agents, batches, caps, images=len(asked), chosen=QueriesTable())
         run_rounds(journal, job, asked, parties, is_seeded=False)
         found = [journal.release("job", number) for number in range(len(SIZES))]
     assert {one.kind for one in found if one is not None} == {release}

@@ -27,7 +27,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 DOCUMENT = (DOCS / "task-file.md").read_text() + "\n" + (DOCS / "task-training.md").read_text()
 TABLES = {
     "task": TaskTable,
-    "task.life": LifeRequest,
+    "task.lifetime_budget": LifeRequest,
     "task.training": Training,
     "task.training.sampled": Sampled,
     "queries": QueriesTable,
@@ -55,7 +55,7 @@ def test_the_documented_example_is_a_task() -> None:
 
 def test_a_run_casts_no_votes_for_life_and_says_where_they_are_cast() -> None:
     life = {"least_similarity": 0.5, "asked_classes": ("cat",)}
-    task = {"name": "x", "method": "reverse-knn", "delta": 1e-5, "sigma_votes": 3.0, "life": life}
+    task = {"name": "x", "method": "reverse-knn", "delta": 1e-5, "sigma_votes": 3.0, "lifetime_budget": life}
     file = TaskFile.model_validate({"task": task})
     with pytest.raises(InvalidTask, match="labeler submit"):
         file.resolve(classes=("cat", "dog"), agents=3, num_queries=30, fingerprint="f", nonce="")
@@ -81,8 +81,8 @@ FOUR = "[task]\nname='x'\ndelta=1e-4\nsigma_votes=3\n"
         (FOUR + "[queries]\ncount=0x" + "f" * 9000, "queries.count: Input should be less than or equal to 100000000"),
         ("[task\n", "task.toml is not valid TOML: line 1, column 6"),
         (
-            "[task]\nname='x'\nmethod='knn'\nsigma_votes=3\n[task.life]\nleast_similarity=0.5",
-            "life only means something for method reverse-knn",
+            "[task]\nname='x'\nmethod='knn'\nsigma_votes=3\n[task.lifetime_budget]\nleast_similarity=0.5",
+            "lifetime_budget only means something for method reverse-knn",
         ),
         (
             FOUR + "metod='knn'",

@@ -29,7 +29,6 @@ from feature_store.index.exact_index import NumpyEngine, rows_at_once
 from feature_store.query_selection import model_rows
 from feature_store.rows import quantize
 from feature_store.shard import Shard
-from feature_store.shard_writer import ShardWriter
 from labeler.budget import Account
 from labeler.errors import LabelerError
 from labeler.ledger.agent_memory import AgentMemory, JournalRounds
@@ -49,10 +48,10 @@ from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
 from tests.scored import scored
 from tests.workers.answer import answer as answer_of
+from tests.workers.builders import policy_of, shard_of_rows
 from tests.workers.journal_store import ChargingLedger, JournalStore
 from workers.agent.agent import InMemoryLedger
 from workers.agent.ledger import DurableLedger
-from workers.agent.policy import Policy
 from workers.learning.learner import Trainer
 from workers.voting import NeighborIndexes
 
@@ -163,14 +162,10 @@ def shard_of(path: Path, features: Feature, labels: NDArray[np.int16], task: Tas
     """A real private shard; ids are the same in both of a pair, and random. Of attributes where a task has them."""
     of_attributes = task is not None and task.attributes_per_record is not None
     labels = labels if task is None else labels_for(task, labels)
-    with ShardWriter(
-        path, classes=CLASSES, fingerprint="backbone", dimension=features.shape[1], public=False,
+    return shard_of_rows(
+        path, features, labels, classes=CLASSES, fingerprint="backbone", attributes=of_attributes,
         max_records=3_000 if len(labels) <= 3_000 else 400_000, random_bytes=seeded_source(b"ids").bytes,
-        attributes=of_attributes,
-    ) as writer:  # fmt: skip
-        writer.append(features, labels, [f"{number}.png" for number in range(len(labels))])
-        writer.finish()
-    return Shard.open(path)
+    )  # fmt: skip
 
 
 def outcome(
@@ -444,17 +439,7 @@ def test_a_full_disk_is_met_by_neighbours_at_the_same_byte(tmp_path: Path, way: 
 
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
-POLICY = Policy.model_validate(
-    {
-        "budget": {"instance_epsilon": "unlimited", "agent_epsilon": "unlimited", "delta": 1e-5},
-        "allow": {
-            "backbones": ["backbone"], "tasks": "any", "methods": list(METHODS), "max_queries_per_day": 100,
-            "releases": ["histogram"], "max_noise_contributors": 3, "approval": False,
-        },
-        "talliers": {},
-        "coordinator": {"verify_key": "0" * 64},
-    }
-)  # fmt: skip
+POLICY = policy_of(methods=list(METHODS))
 
 
 @contextmanager

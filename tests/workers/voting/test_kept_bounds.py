@@ -13,13 +13,11 @@ from PIL import Image
 from feature_store.query_selection import model_rows
 from feature_store.shard import MANIFEST_NAME, Manifest, Shard
 from feature_store.shard_writer import ShardWriter
-from labeler.budget import Account
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods.blind_average import weight_sum
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
-from tests.answering import AnsweringAgent
-from workers.agent.agent import InMemoryLedger
+from tests.workers.builders import agent_of, shard_of_rows
 from workers.embedder.shards import embed_images
 
 DIMENSION, CLASSES = 4, ("ill", "well")
@@ -28,12 +26,7 @@ DIMENSION, CLASSES = 4, ("ill", "well")
 def _shard(path: Path, count: int, *, max_records: int | None = None) -> Shard:
     random = np.random.default_rng(1)
     features, labels = random.normal(size=(50, DIMENSION))[:count], (np.arange(count) % 2).astype(np.int16)
-    with ShardWriter(
-        path, classes=CLASSES, fingerprint="f", dimension=DIMENSION, public=False, max_records=max_records
-    ) as writer:
-        writer.append(features, labels, [str(row) for row in range(count)])
-        writer.finish()
-    return Shard.open(path)
+    return shard_of_rows(path, features, labels, classes=CLASSES, max_records=max_records)
 
 
 def _task(method: str = "blind-average", **changes: Any) -> Task:
@@ -44,11 +37,6 @@ def _task(method: str = "blind-average", **changes: Any) -> Task:
         "training": training,
     }  # fmt: skip
     return parse_task(fields | changes)
-
-
-def _agent(shard: Shard) -> tuple[AnsweringAgent, InMemoryLedger]:
-    ledger = InMemoryLedger({"instance": Account("a", "instance", 10**15)})
-    return AnsweringAgent("a", shard, noise_secret=b"s" * 32, ledger=ledger, is_seeded=True, engine="numpy"), ledger
 
 
 @pytest.fixture
@@ -104,7 +92,7 @@ def test_an_agent_whose_site_keeps_no_such_bound_refuses_before_it_is_charged(
     """Whatever the shard holds: in the same words with one record and with many."""
     said = set()
     for count in (1, 30):
-        agent, ledger = _agent(_shard(tmp_path / str(count), count, max_records=declared))
+        agent, ledger = agent_of(_shard(tmp_path / str(count), count, max_records=declared))
         task = _task(method)
         with pytest.raises(PrivacyRefusal, match="at most 40 records") as refusal:
             agent.check_task(task, (task.max_queries,))
@@ -121,7 +109,7 @@ def test_an_agent_whose_site_keeps_the_bound_answers_and_one_record_moves_its_an
     task = _task()
     answers = []
     for count in (24, 25):
-        agent, _ = _agent(_shard(tmp_path / str(count), count, max_records=declared))
+        agent, _ = agent_of(_shard(tmp_path / str(count), count, max_records=declared))
         agent.check(task, QueryBatch(model_rows(DIMENSION)))
         answers.append(agent.ballots(task, QueryBatch(model_rows(DIMENSION))))
     event = weight_sum(task).event("instance")
@@ -139,13 +127,13 @@ def test_a_shard_that_was_embedded_anew_without_the_bound_answers_nothing_that_w
     """
     task = _task(method)
     batch = QueryBatch(_shard(tmp_path / "asked", task.max_queries, max_records=40).features[:].copy())
-    agent, _ = _agent(_shard(tmp_path / "anew", 50))
+    agent, _ = agent_of(_shard(tmp_path / "anew", 50))
     with pytest.raises(PrivacyRefusal, match="at most 40 records"):
         agent.computed(task, batch, key=b"k" * 32, seal=lambda _, body: body)
 
 
 def test_a_cap_per_person_needs_no_bound_since_it_is_priced_without_one(tmp_path: Path) -> None:
     task = _task(records_per_person=2)
-    agent, _ = _agent(_shard(tmp_path / "a", 30))
+    agent, _ = agent_of(_shard(tmp_path / "a", 30))
     with pytest.raises(PrivacyRefusal, match="whose records it holds"):
         agent.check_task(task, (task.max_queries,))

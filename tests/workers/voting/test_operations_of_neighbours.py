@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from feature_store.index import build, build_index, engine_int16
 from feature_store.rows import quantize
 from feature_store.shard import Shard
-from feature_store.shard_writer import ShardWriter
 from labeler.ledger.lifetimes import Spent
 from labeler.randomness import seeded_source
 from labeler.records import ModelStore
@@ -27,6 +26,7 @@ from labeler.tally import QueryBatch
 from labeler.task import Task
 from tests.feature_store.index.fake_devices import fakes_have_names
 from tests.operations import Operation, difference, operations
+from tests.workers.builders import shard_of_rows
 from tests.workers.voting.test_answers_of_neighbours import (
     CLASSES,
     DIMENSION,
@@ -96,16 +96,12 @@ COUNTS = (5, 21)
 def shard_of(path: Path, arrays: Arrays, task: Task, *, declared: int | None, deleted: int = 0) -> Shard:
     features, labels = arrays[0], labels_for(task, arrays[1])
     persons = np.stack([np.arange(len(labels)) // 2] * 2, axis=1)
-    with ShardWriter(
-        path, classes=CLASSES, fingerprint="backbone", dimension=features.shape[1], public=False,
-        max_records=declared, random_bytes=seeded_source(b"ids").bytes,
-        attributes=task.attributes_per_record is not None, site_key=SITE_KEY.name,
-    ) as writer:  # fmt: skip
-        names = [f"{number}.png" for number in range(len(labels))]
-        digests = SITE_KEY.digests("image", [name.encode() for name in names])
-        writer.append(features, labels, names, image_digests=digests)
-        writer.finish()
-    shard = Shard.open(path)
+    shard = shard_of_rows(
+        path, features, labels, classes=CLASSES, fingerprint="backbone", max_records=declared,
+        random_bytes=seeded_source(b"ids").bytes, attributes=task.attributes_per_record is not None,
+        image_digests=SITE_KEY.digests("image", [b"%d.png" % number for number in range(len(labels))]),
+        site_key=SITE_KEY.name,
+    )  # fmt: skip
     if deleted:
         shard.delete(shard.record_ids[:deleted])
     opened = Shard.open(path)
@@ -196,7 +192,7 @@ def test_records_of_a_person_are_cut_by_the_same_operations(tmp_path: Path, worl
 @pytest.mark.parametrize("world", WORLDS)
 def test_votes_for_life_run_the_same_operations_whoever_can_still_pay(tmp_path: Path, world: str) -> None:
     life = {"budget_nano": 10**10, "least_similarity": 0.0}
-    task = task_of(method="reverse-knn", k=5, life=life)
+    task = task_of(method="reverse-knn", k=5, lifetime_budget=life)
     paths = []
     for number, arrays in enumerate(WORLDS[world](21)):
         shard = shard_of(tmp_path / str(number), arrays, task, declared=None)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from feature_store.shard import Shard
-from feature_store.shard_writer import ShardWriter
 from labeler.budget import Account
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.per_instance_privacy import OwnLosses, own_losses
@@ -22,6 +21,7 @@ from labeler.tally import QueryBatch
 from labeler.task import Task
 from tests.answering import AnsweringAgent
 from tests.workers.audit.conftest import audited_task, natural_records
+from tests.workers.builders import shard_of_rows
 from workers.agent.agent import InMemoryLedger
 from workers.cli import main
 from workers.homes.new import make_agent_home
@@ -37,14 +37,12 @@ RECORDS = 14
 
 
 def shard_of(folder: Path) -> Shard:
-    features, labels = natural_records(RECORDS, 8)
-    path = folder / "a.shard"
-    with ShardWriter(
-        path, classes=("a", "b", "c"), fingerprint="audit", dimension=8, public=False, max_records=1000
-    ) as writer:
-        writer.append(features, labels, [str(one) for one in range(RECORDS)])
-        writer.finish()
-    return Shard.open(path)
+    return shard_of_rows(folder / "a.shard", *natural_records(RECORDS, 8), fingerprint="audit", max_records=1000)
+
+
+def public_shard(path: Path) -> Path:
+    """Twenty questions."""
+    return shard_of_rows(path, natural_records(60, 8)[0][-20:], fingerprint="audit").path
 
 
 def ballots(task: Task, batch: QueryBatch, shard: Shard) -> np.ndarray:
@@ -133,7 +131,7 @@ MODEL = {"k": 1, "sigma_votes": 1.0, "training": {"min_records": 20, "regularisa
         {"method": "ensemble", "k": 1},
         {"method": "blind-average", **MODEL},
         {"method": "aux-distill", **MODEL},
-        {"method": "reverse-knn", "k": 1, "life": {"budget_nano": 10**9, "least_similarity": 0.5}},
+        {"method": "reverse-knn", "k": 1, "lifetime_budget": {"budget_nano": 10**9, "least_similarity": 0.5}},
     ],
 )
 def test_where_a_record_lets_another_in_or_moves_a_model_there_is_only_the_price(
@@ -164,11 +162,8 @@ def test_smooth_sensitivity_is_the_whole_distance_to_the_price(tmp_path: Path) -
     batch = QueryBatch(np.repeat(natural_records(1, 8)[0], 20, axis=0))
     features = np.concatenate([natural_records(RECORDS, 8)[0] * 0 + -batch.features[:1], batch.features[:1]])
     folder.mkdir()
-    with ShardWriter(folder / "a", classes=("a", "b", "c"), fingerprint="audit", dimension=8, public=False) as writer:
-        labels = np.append(np.zeros(RECORDS, np.int16), np.int16(1))
-        writer.append(features, labels, [str(one) for one in range(RECORDS + 1)])
-        writer.finish()
-    shard = Shard.open(folder / "a")
+    labels = np.append(np.zeros(RECORDS, np.int16), np.int16(1))
+    shard = shard_of_rows(folder / "a", features, labels, fingerprint="audit")
     with_it = own_losses("a", task, batch, select_records(shard, records_per_person=None), indexes())
     shard.delete(shard.record_ids[np.asarray(shard.labels) == 1])
     before = own_losses("a", task, batch, select_records(shard, records_per_person=None), indexes())
@@ -179,10 +174,7 @@ def test_smooth_sensitivity_is_the_whole_distance_to_the_price(tmp_path: Path) -
 def test_a_site_is_told_in_its_terminal_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shard, home, asked = shard_of(tmp_path).path, tmp_path / "home", tmp_path / "q.shard"
-    with ShardWriter(asked, classes=(), fingerprint="audit", dimension=8, public=True) as writer:
-        writer.append(natural_records(60, 8)[0][-20:], np.full(20, -1, np.int16), [str(one) for one in range(20)])
-        writer.finish()
+    shard, home, asked = shard_of(tmp_path).path, tmp_path / "home", public_shard(tmp_path / "q.shard")
     (tmp_path / "task.json").write_text(audited_task(max_queries=20).model_dump_json())
     make_agent_home(home, agent_id="a", coordinator_url="http://127.0.0.1:1", shard=shard, engine="numpy")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
@@ -201,15 +193,12 @@ def test_a_site_is_told_of_the_shard_that_its_agent_answers_from_wherever_it_ask
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A path in agent.toml is one in the home where it is there, as for the agent itself: homes are moved."""
-    home, asked = tmp_path / "home", tmp_path / "q.shard"
+    home, asked = tmp_path / "home", public_shard(tmp_path / "q.shard")
     shard = shard_of(tmp_path).path
     make_agent_home(home, agent_id="a", coordinator_url="http://127.0.0.1:1", shard=shard, engine="numpy")
     shutil.move(shard, home / "own.shard")
     config = read_agent_config(home).model_copy(update={"shard": "own.shard"})
     replace_file(home / AGENT_FILE, settings_toml(config), mode=0o600)
-    with ShardWriter(asked, classes=(), fingerprint="audit", dimension=8, public=True) as writer:
-        writer.append(natural_records(60, 8)[0][-20:], np.full(20, -1, np.int16), [str(one) for one in range(20)])
-        writer.finish()
     (tmp_path / "task.json").write_text(audited_task(max_queries=20).model_dump_json())
     arguments = ["agent", "exposure", tmp_path / "task.json", "--home", home, "--queries", asked]
     monkeypatch.setattr("sys.argv", ["labeler", *map(str, arguments)])

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from feature_store.query_selection import axis_rows, select_queries
 from feature_store.rows import quantize
 from feature_store.shard import Shard
-from feature_store.shard_writer import ShardWriter
-from labeler.budget import Account
 from labeler.errors import BadData, InvalidSetting, InvalidTask, PrivacyRefusal
 from labeler.linear_model import LinearModel, released_model
 from labeler.methods.blind_average import linear_terms, weight_sum
@@ -24,7 +22,7 @@ from labeler.release import Release
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
-from workers.agent.agent import InMemoryLedger
+from tests.workers.builders import agent_of, shard_of_rows
 
 DIMENSION, AXES, CLASSES = 12, 5, ("a", "b", "c")
 PUBLIC = quantize(np.random.default_rng(2).normal(size=(80, DIMENSION)) + 3)
@@ -43,13 +41,8 @@ def _agent(path: Path, count: int) -> AnsweringAgent:
     random = np.random.default_rng(1)
     labels = (np.arange(40) % 3).astype(np.int16)
     features = quantize(random.normal(size=(40, DIMENSION)) + 3 + 2 * np.eye(3, DIMENSION)[labels])
-    with ShardWriter(
-        path, classes=CLASSES, fingerprint="f", dimension=DIMENSION, public=False, max_records=40
-    ) as writer:
-        writer.append(features[:count], labels[:count], [str(row) for row in range(count)])
-        writer.finish()
-    ledger = InMemoryLedger({"instance": Account("a", "instance", 10**15)})
-    return AnsweringAgent("a", Shard.open(path), noise_secret=b"s" * 32, ledger=ledger, is_seeded=True, engine="numpy")
+    shard = shard_of_rows(path, features[:count], labels[:count], classes=CLASSES, max_records=40)
+    return agent_of(shard)[0]
 
 
 @settings(max_examples=100, deadline=None)

@@ -11,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feature_store.shard import Shard
-from feature_store.shard_writer import ShardWriter
-from labeler.budget import Account
 from labeler.errors import PrivacyRefusal
 from labeler.methods.aux_distill import head_terms
 from labeler.methods.blind_average import linear_terms, weight_sum
@@ -24,7 +22,7 @@ from labeler.system.site_key import SiteKey
 from labeler.tally import QueryBatch
 from labeler.task import StatedLevel, Task, parse_task
 from tests.answering import AnsweringAgent
-from workers.agent.agent import InMemoryLedger
+from tests.workers.builders import agent_of, shard_of_rows
 from workers.learning.private_heads import fit_heads
 from workers.voting import select_records
 
@@ -42,19 +40,11 @@ def _shard(folder: Path, persons: list[int] | None, *, seed: int = 0, rows: list
     ids = random.permutation(10_000)[:count]
     chosen = list(range(count)) if rows is None else rows
     wanted = np.array([ids[row] for row in chosen], dtype="<u8") << np.uint64(1)
-    with ShardWriter(
-        folder,
-        classes=CLASSES,
-        fingerprint="f",
-        dimension=DIMENSION,
-        public=False,
-        site_key=KEY.name,
+    told = None if persons is None else KEY.digests("person", [str(persons[row]).encode() for row in chosen])
+    return shard_of_rows(
+        folder, features[chosen], labels[chosen], classes=CLASSES, persons=told, site_key=KEY.name,
         random_bytes=lambda size: wanted.tobytes()[:size],
-    ) as writer:
-        told = None if persons is None else KEY.digests("person", [str(persons[row]).encode() for row in chosen])
-        writer.append(features[chosen], labels[chosen], [f"{row}.png" for row in chosen], persons=told)
-        writer.finish()
-    return Shard.open(folder)
+    )  # fmt: skip
 
 
 def _task(method: str, **changes: Any) -> Task:
@@ -68,20 +58,12 @@ def _task(method: str, **changes: Any) -> Task:
 
 
 def _agent(shard: Shard) -> AnsweringAgent:
-    ledger = InMemoryLedger({"instance": Account("a", "instance", 10**15)})
-    return AnsweringAgent("a", shard, noise_secret=b"s" * 32, ledger=ledger, is_seeded=True, engine="numpy")
+    return agent_of(shard)[0]
 
 
 def _batch(task: Task, tmp_path: Path) -> QueryBatch:
-    random = np.random.default_rng(5)
-    with ShardWriter(tmp_path / "public", classes=(), fingerprint="f", dimension=DIMENSION, public=True) as writer:
-        writer.append(
-            random.normal(size=(task.max_queries, DIMENSION)),
-            np.full(task.max_queries, -1),
-            [str(row) for row in range(task.max_queries)],
-        )
-        writer.finish()
-    return QueryBatch(Shard.open(tmp_path / "public").features[:])
+    rows = np.random.default_rng(5).normal(size=(task.max_queries, DIMENSION))
+    return QueryBatch(shard_of_rows(tmp_path / "public", rows).features[:])
 
 
 @given(
@@ -200,14 +182,10 @@ def test_a_planted_person_uses_most_of_what_a_model_is_priced_for(tmp_path: Path
     features[3:, 0], features[3:, 1] = 0.0, 1.0
 
     def ballots(name: str, rows: slice) -> np.ndarray:
-        with ShardWriter(
-            tmp_path / name, classes=CLASSES, fingerprint="f", dimension=DIMENSION, public=False, site_key=KEY.name
-        ) as writer:
-            told = KEY.digests("person", [b"one"] * 3 + [str(row).encode() for row in range(37)])
-            labels = np.zeros(40, np.int16)
-            writer.append(features[rows], labels[rows], [str(row) for row in range(40)[rows]], persons=told[rows])
-            writer.finish()
-        return _agent(Shard.open(tmp_path / name)).ballots(terms_task, batch)
+        told = KEY.digests("person", [b"one"] * 3 + [str(row).encode() for row in range(37)])
+        of_rows = features[rows], np.zeros(40, np.int16)[rows]
+        shard = shard_of_rows(tmp_path / name, *of_rows, classes=CLASSES, persons=told[rows], site_key=KEY.name)
+        return _agent(shard).ballots(terms_task, batch)
 
     moved = np.linalg.norm((ballots("with", slice(0, 40)) - ballots("without", slice(3, 40))).astype(float))
     one = weight_sum(terms_task).scale * 1.0
@@ -222,8 +200,7 @@ def test_a_shard_that_was_not_told_whose_records_it_holds_is_refused_before_the_
     said = set()
     for name, rows in (("one", list(range(40))), ("other", list(range(39)))):
         shard = _shard(tmp_path / name, None, rows=rows)
-        ledger = InMemoryLedger({"instance": Account("a", "instance", 10**15)})
-        agent = AnsweringAgent("a", shard, noise_secret=b"s" * 32, ledger=ledger, is_seeded=True, engine="numpy")
+        agent, ledger = agent_of(shard)
         task = _task("knn", records_per_person=2)
         batch = QueryBatch(shard.features[:12])
         with pytest.raises(PrivacyRefusal, match="does not know whose records") as refused:
@@ -249,17 +226,13 @@ def test_the_index_of_one_cut_is_not_searched_for_another(tmp_path: Path) -> Non
 def test_persons_do_not_print_and_their_names_are_nowhere_in_the_shard(tmp_path: Path) -> None:
     names = [f"patient {number:05d}" for number in range(20)]
     source = seeded_source(b"x")
-    with ShardWriter(
-        tmp_path / "s", classes=CLASSES, fingerprint="f", dimension=DIMENSION, public=False, site_key=KEY.name
-    ) as writer:
-        told = KEY.digests("person", [name.encode() for name in names])
-        features = np.frombuffer(source.bytes(20 * DIMENSION), dtype=np.uint8).reshape(20, DIMENSION) + 1.0
-        writer.append(features, np.zeros(20, np.int16), [str(row) for row in range(20)], persons=told)
-        writer.finish()
+    told = KEY.digests("person", [name.encode() for name in names])
+    features = np.frombuffer(source.bytes(20 * DIMENSION), dtype=np.uint8).reshape(20, DIMENSION) + 1.0
+    labels = np.zeros(20, np.int16)
+    shard = shard_of_rows(tmp_path / "s", features, labels, classes=CLASSES, persons=told, site_key=KEY.name)
     written = b"".join(file.read_bytes() for file in sorted((tmp_path / "s").iterdir()))
     for name in names:
         assert name.encode() not in written
-    shard = Shard.open(tmp_path / "s")
     assert "20" not in repr(select_records(shard, records_per_person=1))
     assert {oct(file.stat().st_mode & 0o777) for file in (tmp_path / "s").iterdir()} == {"0o600"}
     assert oct((tmp_path / "s").stat().st_mode & 0o777) == "0o700"

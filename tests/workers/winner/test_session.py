@@ -161,33 +161,6 @@ def test_several_jobs_are_computed_together_and_one_that_fails_spoils_no_other(m
             assert "tallier 1 was not given this job" in str(found["missing"])
 
 
-def test_fifty_jobs_take_no_more_waits_than_one(make_jobs: MakeJobs) -> None:
-    """Waits are what a distance between talliers costs; a wait ends with something that arrives."""
-    waits = []
-    for count in (1, 50):
-        lots = [planted(make_jobs, f"job-{number:02d}", 10) for number in range(count)]
-        turns: list[str] = []
-
-        class Noted(SecureEngine):
-            def __init__(self, turns: list[str] = turns) -> None:
-                super().__init__(record=lambda peer, _data: turns.append("in") if peer == 1 else None)
-
-        addresses = free_addresses()
-        given = [
-            [WinnerOrder(replace(lot[party].job, addresses=addresses), lot[party].share) for lot in lots]
-            for party in range(3)
-        ]
-        with ThreadPoolExecutor(3) as pool:
-            engines = [Noted(), SecureEngine(), SecureEngine()]
-            found = list(pool.map(lambda engine, orders: engine.winners(orders), engines, given))
-        for outcomes in found:
-            for outcome in outcomes:
-                check_equal([outcome], (np.arange(5) + 1).astype(np.int16))
-        waits.append(len(turns))
-    # Fifty times the messages, which arrive together: nowhere near fifty times the arrivals.
-    assert waits[1] < 10 * waits[0]
-
-
 @pytest.mark.parametrize(
     ("changed", "named"),
     [

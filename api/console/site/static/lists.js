@@ -1,4 +1,4 @@
-// What is left, what was answered, what was decided, what is allowed.
+// What is spent, what was answered, what was decided, what is allowed.
 
 import { el, fill } from "./dom.js";
 import { epsilon, many, method, moment, names, small } from "./words.js";

@@ -9,20 +9,14 @@ import stat
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
-from PIL import Image
-from sklearn.datasets import load_digits
 
-from api.schema import TaskRequest
-from feature_store.backbones import load_backbone
 from feature_store.results.evidence import read_signed, sign_evidence
-from feature_store.rows import quantize
 from labeler.evidence.derive import derive
 from labeler.system.keys import PartyKeys
 from tests.command_line import Labeler
-from tests.e2e.service.conftest import running
+from tests.e2e.service.conftest import Stopped
 
 
 @pytest.fixture(autouse=True)
@@ -30,28 +24,11 @@ def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
 
-@pytest.fixture(scope="module")
-def completed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The homes of a federation that has completed a job of each of two tasks, and was stopped."""
-    home = tmp_path_factory.mktemp("evidence") / "federation"
-    backbone = load_backbone("pixels:8")
-    images = [Image.fromarray((one * (255 / 16)).round().astype(np.uint8)) for one in load_digits().images[:6]]
-    features = quantize(backbone.embed(images))
-    fields = {"method": "knn", "k": 5, "sigma_votes": 20.0, "delta": 1e-5, "max_queries": len(features)}
-    with running(home) as service, closing(service.client()) as client:
-        for name in ("first", "second"):
-            task = client.create_task(TaskRequest(name=name, **fields))
-            fingerprint = task.task["backbone_fingerprint"]
-            job = client.submit(task.task_id, features=features, backbone_fingerprint=fingerprint)
-            assert client.wait(job.job_id).state == "completed"
-    return home
-
-
 @pytest.fixture
-def federation(completed: Path, tmp_path: Path) -> Path:
-    """A copy of them that a test may harm."""
+def federation(stopped: Stopped, tmp_path: Path) -> Path:
+    """A copy of its homes that a test may harm."""
     wanted = tmp_path / "federation"
-    shutil.copytree(completed, wanted, ignore=shutil.ignore_patterns("redis", "logs", "*.sock"))
+    shutil.copytree(stopped.home, wanted, ignore=shutil.ignore_patterns("redis", "logs", "*.sock"))
     return wanted
 
 

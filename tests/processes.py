@@ -1,0 +1,24 @@
+"""What tests of other processes wait for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def wait_until(condition: Callable[[], object], *, seconds: float = 90.0, what: str = "it") -> None:
+    """Wait for something that other processes do. The limit ends a test that hangs and promises nothing about time: on
+    shared cores several federations run beside each other."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        time.sleep(0.05)
+
+
+def is_gone(pid: int) -> bool:
+    """No process of that number runs; one that nobody has waited for counts as gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
