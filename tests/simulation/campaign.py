@@ -133,7 +133,7 @@ def remove_abandoned(place: Path) -> None:
 
 
 class Stage:
-    """Where schedules run, one after the other, over the same templates.
+    """A stage on which schedules run, one after the other, over the same templates.
 
     Args:
         folder: an empty folder.

@@ -23,7 +23,7 @@ from workers.commands.catalogue import app
 
 @pytest.mark.long
 def test_a_campaign_goes_on_behind_the_last_chunk(tmp_path: Path) -> None:
-    """It is told to begin nothing after no time, so each run does a chunk or two."""
+    """Each run may begin nothing after no time, so it does a chunk or two."""
     path, seen = tmp_path / "campaign.json", []
     while not seen or seen[-1] < 6:
         with pytest.MonkeyPatch.context() as patch:
@@ -83,7 +83,7 @@ def test_what_a_killed_campaign_has_left_in_memory_is_removed_by_the_next(
     with campaign.memory_folder() as used:
         held = used.parent
         assert list(tmp_path.iterdir()) == [held]
-        shutil.copytree(held, tmp_path / "labeler-schedules-dead")  # whoever held its lock is gone
+        shutil.copytree(held, tmp_path / "labeler-schedules-dead")  # its owner is gone
         (tmp_path / "labeler-schedules-new").mkdir()  # and one that is just being made
         (tmp_path / "somebody else's").mkdir()
         with campaign.memory_folder() as other:

@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def left_of(key: bytes, folder: Path) -> list[str]:
-    """Files in which any eight bytes of a key stand in a row, as they are or in hexadecimal digits."""
+    """Files that hold any eight bytes of a key in a row, as they are or in hexadecimal digits."""
     parts = [form for at in range(len(key) - 7) for form in (key[at : at + 8], key[at : at + 8].hex().encode())]
     found = [(path.name, path.read_bytes()) for path in folder.rglob("*") if path.is_file()]
     return [name for name, data in found if any(part in data for part in parts)]
