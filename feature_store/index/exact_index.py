@@ -14,10 +14,10 @@ limit refuses a number of records, which would tell that number: whether it suff
 and `check_memory_limit` says so before there is anything to answer.
 
 **The limit** bounds the anonymous memory that building and searching an index add at any moment. It does not count the
-arrays passed in, a mark for every record, the Neighbors returned, and the fixed workspace that a matrix library keeps
-per thread (a few MiB, whatever the size of the shard). Pages of a memory-mapped shard are page cache, which the system
-can take back at any time; they are given back all the same. On a CUDA device the same parts bound what lies there; and
-what it has free bounds them, limit or not.
+arrays passed in, a mark for every record, and the Neighbors returned. Nor does it count the fixed workspace that a
+matrix library keeps per thread (a few MiB, whatever the size of the shard). Pages of a memory-mapped shard are page
+cache, which the system can take back at any time; they are given back all the same. On a CUDA device the same parts
+bound what lies there; and what it has free bounds them, limit or not.
 
 **Checked.** Every record is checked once to be found when the index is built: four random queries over each part, in
 full. Recomputing the similarity of what an engine returned cannot see a record that it did not return. Such a record

@@ -46,7 +46,7 @@ class PairKernel:
         instructions: what multiplies, for people.
         rows_per_panel, queries_per_group: how the two sides are packed.
         pack: (features int16 *, int16 per row, rows int64 *, panels, rows of a panel, d // 2, d % 2, out int32 *):
-            rows[i] of the features go to place i % rows-of-a-panel of panel i // rows-of-a-panel. A last coordinate
+            row rows[i] goes to place i % rows-of-a-panel of panel i // rows-of-a-panel. A last coordinate
             without a partner has 0 for one.
         score: (records, panels, panels at a time, queries, groups, pairs of coordinates, records that count,
             ranks int64 *, thresholds int32 *, counts int64 *, keys int64 *, capacity, step) -> next step. Every record

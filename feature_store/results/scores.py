@@ -14,7 +14,7 @@ class where p is at least t, else the most probable of the others. For a recall 
   it is found with a chance of at least k / (n + 1), hence at least r (split conformal prediction: Papadopoulos et al.
   2002; Vovk et al. 2005). It needs k <= n, which is n >= r / (1 - r).
 * Without any, t is the largest at which the images with p >= t hold at least r of the sum of all stated probabilities
-  of the class: p, or what an evaluation found it to be worth. It is right as far as they are.
+  of the class. Stated is p, or what an evaluation found it to be worth. It is right as far as they are.
 """
 
 from __future__ import annotations

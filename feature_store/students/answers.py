@@ -461,9 +461,9 @@ def majority_share(noisy_votes: NDArray[np.floating], sigma: float) -> float:
     """Return the share of a question's votes that its leading class gets, over all of these; 0 where noise hides it.
 
     Let question q have votes v_qc, M_q = sum_c v_qc of them, and noise of known variance. Then sum_c n_qc^2 - C sigma^2
-    and (sum_c n_qc)^2 - C sigma^2 are unbiased for sum_c v_qc^2 and M_q^2. If a share a of the votes is for one class
-    and the rest for all others alike, their sums over q have the ratio s = a^2 + (1 - a)^2 / (C - 1). The result is
-    the larger root a. Nothing is said where the sum of M_q^2 is below four of its standard errors. These are at most
+    and (sum_c n_qc)^2 - C sigma^2 are unbiased for sum_c v_qc^2 and M_q^2. Let a share a of the votes be for one class
+    and the rest for all others alike. Then their sums over q have the ratio s = a^2 + (1 - a)^2 / (C - 1). The result
+    is the larger root a. Nothing is said where the sum of M_q^2 is below four of its standard errors. These are at most
     sqrt(2 Q) C sigma^2 where there are no votes.
 
     Args:
