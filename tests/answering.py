@@ -1,6 +1,6 @@
 """An agent that answers by itself, round after round, without a coordinator: for benches and tests of single answers.
 
-The product's agents are asked by a machine, and whoever carries it out keeps keys and answers of many rounds together
+The product's agents are asked by a machine, and its driver keeps keys and answers of many rounds together
 (workers.agent.driver, workers.run.parties). Here a store keeps them round by round, under the same rules
 (`labeler.rounds.agent`).
 """

@@ -1,6 +1,6 @@
 """A command of `labeler` as a fork of a process that has loaded all it needs: what tests of whole federations start.
 
-`labeler up` as a program of its own spends six seconds of a core on imports before it makes anything: once in itself,
+`labeler up` as a separate program spends six seconds of a core on imports before it makes anything: once in itself,
 once in the process that its roles are forked from (`workers.up.supervisor`). Here both are forks of one fork
 server of all processes of tests. Everything else is what the program does: its own session, signals, logs, exit code,
 and roles that are processes. `tests/e2e/test_up.py`, the demo and the README's commands start the program itself.

@@ -1,7 +1,7 @@
 """Small changes of the code that decides about budgets, one at a time, and whether any test notices (`make mutation`).
 
 mutmut makes the changes. Running them is done here, because its own runner collects the tests again for each change
-and starts a named module from nothing: here a process loads the changed module and collects its tests once, and runs
+and starts a named module from nothing. Here a process loads the changed module and collects its tests once, and runs
 none of them; each change is then a fork of it that stops at the first test that fails. So a change costs what the
 tests cost that touch its function, and no answer kept in memory passes from one change to the next.
 

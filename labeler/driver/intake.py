@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -188,24 +189,20 @@ def run_errand(hand_in: Callable[[Errand], None], step: Callable[[Connection], R
     Raises:
         LabelerError: it was refused, or the journal cannot take it now; nothing of it was kept.
     """
-    is_done = threading.Event()
+    outcome: Future[Result] = Future()
     results: list[Result] = []
-    failures: list[BaseException] = []
 
     def write(connection: Connection) -> None:
-        results.clear()
-        results.append(step(connection))
+        results[:] = [step(connection)]
 
     def done(error: BaseException | None) -> None:
-        if error is not None:
-            failures.append(error)
-        is_done.set()
+        if error is None:
+            outcome.set_result(results[0])
+        else:
+            outcome.set_exception(error)
 
     hand_in(Errand(write, done))
-    is_done.wait()
-    if failures:
-        raise failures[0]
-    return results[0]
+    return outcome.result()
 
 
 class Inbox:

@@ -291,18 +291,6 @@ def step(state: AgentRound, event: RoundEvent, now: float) -> tuple[AgentRound, 
             assert_never(other)
 
 
-def resume(state: AgentRound) -> tuple[AgentRound, tuple[RoundEffect, ...]]:
-    """Return a round for a new process, in which nothing is under way, and the effects that are still owed.
-
-    A round that was charged and has no stored answer is computed when it is asked for again. Its queries are in the
-    ask, and the coordinator asks until it has an answer. If the ask is known, the round is computed now.
-    """
-    begun = replace(state, doing="nothing", attempts=0, is_waiting=False, is_settled=False)
-    if begun.stage == "charged" and begun.ask is not None:
-        return replace(begun, doing="compute"), (Compute(begun.ask),)
-    return begun, ()
-
-
 def recipients_of(ask: Ask) -> Recipients:
     """Return the recipients of an ask, in the stored form."""
     return tuple((tallier.tallier_id, tallier.seal_key) for tallier in ask.talliers)

@@ -142,14 +142,6 @@ def step(state: AgentProposal, event: ProposalEvent, now: float) -> tuple[AgentP
             assert_never(other)
 
 
-def resume(state: AgentProposal) -> tuple[AgentProposal, tuple[ProposalEffect, ...]]:
-    """Return a proposal for a new process: nothing is under way, and nothing owed.
-
-    The coordinator asks until it has an answer, and every answer is durable before it is sent.
-    """
-    return replace(state, is_promising=False), ()
-
-
 def _said(state: AgentProposal, now: float) -> ProposalEffect:
     if state.stage == "declined":
         return Decline(Refusal.of(BudgetExceeded(NOT_COVERED)))

@@ -12,7 +12,7 @@
 It keeps no clock, sends nothing and stores nothing: its effects say what to store and what to send. A driver makes the
 stores of a step durable before anything of that step leaves. The machine is level-triggered: it asks again for
 everything that is missing. It waits longer the more mail is pending at the parties concerned. So a crash of any party,
-or lost mail, only costs time: `resume` forgets what may be forgotten and asks for the rest.
+or lost mail, only costs time: a job without its memory (`labeler.rounds.effects`) asks for the rest.
 
 Four rules hold whichever process dies when. The agents whose shares a round takes, and their keys, are stored before
 anybody is asked. Contributors are durable before the charge is posted (`FixContributors` ends a step, and `Stored`
@@ -79,13 +79,6 @@ def step(job: JobRun, event: fx.Event, now: fx.Now) -> tuple[JobRun, tuple[fx.Ef
     if not isinstance(event, fx.TurnGranted):  # it was asked for a moment ago, and `go_on` would ask again
         turn.go_on()
     return turn.job, turn.done()
-
-
-def resume(job: JobRun, now: fx.Now) -> tuple[JobRun, tuple[fx.Effect, ...]]:
-    """Return a job read from the journal after a restart, and the effects that are still owed."""
-    rounds = tuple(replace(one, done=frozenset(), is_made=False, decided_at_s=None, gone_at_s={}) for one in job.rounds)
-    fresh = replace(job, rounds=rounds, is_admitted=False, is_storing=False, decided_at_s=None, asked_at_s={}, mail={})
-    return step(fresh, fx.Tick(), now)
 
 
 class _Turn:

@@ -293,17 +293,6 @@ def step(state: TallierRound, event: TallierEvent, now: float) -> _Step:
             assert_never(other)
 
 
-def resume(state: TallierRound) -> _Step:
-    """Return a round for a new process, and the effects still owed: answers when asked, and nothing unasked.
-
-    A sum that was asked for and not fixed was never durable, so a process that starts from durable state has none under
-    way. A sum that is known to be under way is added up.
-    """
-    if state.stage == "open" and state.contributors is not None:
-        return state, (Add(state.contributors),)
-    return state, ()
-
-
 def most_bytes(opening: OpenRound) -> int:
     """Return the largest possible size of a round's shares."""
     round = opening.round

@@ -39,9 +39,6 @@ from labeler.messages import (
 from labeler.system.files import replace_file
 from labeler.untrusted import canonical_json, read_object
 
-SEAL_OVERHEAD_BYTES = 48 + 32
-"""Extra length of a sealed body: the box's key and tag, and the digest it begins with."""
-
 _FILE_VERSION = "labeler-keys/1"
 _MAX_FILE_BYTES = 4096
 _CONTEXT_BYTES = 32

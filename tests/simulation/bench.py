@@ -41,7 +41,7 @@ def bench_simulate(
         full: the million seeds that a campaign is about, as many as 45 minutes hold; they go on with `resume`.
         seeds: A:B instead; ranges that do not meet can be run by several machines at once.
         resume: file of a campaign.
-        minutes: begin no chunk after so many; at most 45, which is the default.
+        minutes: begin no chunk after them; at most 45, which is the default.
         trace: print every step of the one schedule that `seeds` names.
         progress: told how far it is.
 

@@ -6,6 +6,8 @@ was found, each with the command that replays it. Started again with the same fi
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gc
 import json
 import logging
@@ -39,6 +41,10 @@ LONGEST_S = 45 * 60.0
 """No campaign runs longer; the next one goes on."""
 
 _IN_MEMORY = Path("/dev/shm")
+_PREFIX = "labeler-schedules-"
+_LOCK = "in-use"
+_BORN_S = 600.0
+"""A folder without a lock is somebody's that is just being made, for as long."""
 
 _FORMAT = "labeler-simulation/"
 _VERSION = f"{_FORMAT}5"
@@ -95,14 +101,39 @@ def replay_command(seed: int) -> str:
 
 @contextmanager
 def memory_folder() -> Iterator[Path]:
-    """Lend an empty folder, in memory where that is possible: a simulated disk need not survive a power cut."""
-    place = _IN_MEMORY if _IN_MEMORY.is_dir() and os.access(_IN_MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="labeler-schedules-", dir=place, ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
+    """An empty folder, in memory where the machine has such a place: a simulated disk need not survive a power cut.
+
+    What somebody who was killed has left there is removed first: memory that no process would give back.
+    """
+    place = _IN_MEMORY if _IN_MEMORY.is_dir() and os.access(_IN_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    remove_abandoned(place)
+    held = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+    try:
+        with (held / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            folder = held / "schedules"
+            folder.mkdir()
+            yield folder
+    finally:
+        shutil.rmtree(held, ignore_errors=True)
+
+
+def remove_abandoned(place: Path) -> None:
+    """Remove the folders of those who do not live any more: the system has let go of their locks."""
+    for folder in place.glob(f"{_PREFIX}*"):
+        # Another user's cannot be opened, and somebody else may remove it at this moment.
+        with contextlib.suppress(OSError):
+            if not (folder / _LOCK).exists():
+                if time.time() - folder.stat().st_mtime > _BORN_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+                continue
+            with (folder / _LOCK).open("r") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 class Stage:
-    """Where schedules run, one after the other, over the same templates.
+    """A stage on which schedules run, one after the other, over the same templates.
 
     Args:
         folder: an empty folder.
@@ -183,6 +214,8 @@ def run_seeds(
             "a process that ran schedules was killed, perhaps for want of memory; those before seed "
             f"{report.following} are counted, and the same command with --resume goes on behind them"
         ) from None
+    finally:
+        remove_abandoned(_IN_MEMORY)
     return report
 
 

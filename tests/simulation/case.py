@@ -46,7 +46,7 @@ class Rates:
         hold: mail is delivered later, after what was sent behind it.
         outage: the mailbox does not answer.
         kill: somebody dies before the next step.
-        arm: somebody dies within the next effects of its own.
+        arm: somebody dies within its next effects.
         empty: the mailbox loses everything.
         replay: an old message comes again.
         rekey: an agent's keys are changed.
@@ -145,7 +145,7 @@ def case_of(seed: int) -> Case:
     steps = draw.choice((10, 16, 24) if is_small else (40, 80))
     jobs = tuple(_job(draw, steps) for _ in range(draw.choice((1, 1, 1, 2) if is_small else (1, 2, 2, 3))))
     talliers = 3 if release == "winner" else draw.choice((2, 2, 2, 3))
-    # Drawn apart, each of its own, so that a seed stands for the schedule for which it stood before.
+    # Drawn apart, each separately, so that a seed stands for the schedule for which it stood before.
     way = source(seed, "way").choice(_WAYS) if release == "histogram" else "neighbours"
     trained = source(seed, "trained models")
     if release == "histogram" and way == "neighbours" and trained.random() < 0.3:
@@ -174,7 +174,7 @@ def case_of(seed: int) -> Case:
         jobs=jobs,
         steps=steps,
         rates=rates,
-        # Heads carry the noise of those who trained them, and nobody else's.
+        # Heads carry the noise of those who trained them, and no other.
         dishonest_talliers=source(seed, "noise").choice((None, 1, 1, 2)) if talliers == 3 and way != "heads" else None,
         way=way,
         unnamed=(named.randrange(agents),) if named.random() < 0.05 else (),

@@ -59,7 +59,7 @@ class WatchedJournal:
 
 
 class _Peek:
-    """Erasable keys as they lie on the disk; `labeler.system.erasable.ErasableKeys`, for looking only."""
+    """Erasable keys as the disk has them; `labeler.system.erasable.ErasableKeys`, for looking only."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

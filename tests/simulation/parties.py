@@ -1,8 +1,8 @@
 """Agents and talliers of a simulated federation: the real ones, wired as their processes wire them.
 
 A turn is one poll and all that follows from it, by the very loop of the process (`workers.party.link.converse`).
-Where the process would wait for the coordinator in the middle of its work, it tries again at once a few times, and
-is then told to stop: it begins anew from its home, as after a restart.
+Where the process would wait for the coordinator in the middle of its work, it tries again at once a few times. Then it
+stops, and begins again from its home, as after a restart.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class TurnStop(threading.Event):
         return self._is_over
 
     def wait(self, timeout: float | None = None) -> bool:  # noqa: ARG002  # in virtual time nobody waits
-        """True: it is told to stop. In the middle of work, only after a few tries."""
+        """Return True, so that it stops. In the middle of work, only after a few tries."""
         if self.is_working and self._tries > 0:
             self._tries -= 1
             return False

@@ -1,7 +1,7 @@
 """The connections of a simulated federation: a mailbox and a network that lose, double and delay.
 
 Nothing is ever made up or changed: that is for the tests of forgeries. What a party sends is seen by the witness at the
-moment it leaves, whatever becomes of it.
+moment it leaves, whatever happens to it later.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
@@ -22,7 +23,7 @@ from workers.commands.catalogue import app
 
 @pytest.mark.long
 def test_a_campaign_goes_on_behind_the_last_chunk(tmp_path: Path) -> None:
-    """It is told to begin nothing after no time, so each run does a chunk or two."""
+    """Each run may begin nothing after no time, so it does a chunk or two."""
     path, seen = tmp_path / "campaign.json", []
     while not seen or seen[-1] < 6:
         with pytest.MonkeyPatch.context() as patch:
@@ -73,6 +74,26 @@ def test_the_command_shows_one_schedule_step_by_step() -> None:
     assert {"schedules", "turns", "rules broken"} <= metrics
     several = CliRunner().invoke(app, ["bench", "simulate", "--seeds", "3:5", "--trace"])
     assert isinstance(several.exception, InvalidSetting)
+
+
+def test_what_a_killed_campaign_has_left_in_memory_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaign, "_IN_MEMORY", tmp_path)
+    with campaign.memory_folder() as used:
+        held = used.parent
+        assert list(tmp_path.iterdir()) == [held]
+        shutil.copytree(held, tmp_path / "labeler-schedules-dead")  # its owner is gone
+        (tmp_path / "labeler-schedules-new").mkdir()  # and one that is just being made
+        (tmp_path / "somebody else's").mkdir()
+        with campaign.memory_folder() as other:
+            assert {one.name for one in tmp_path.iterdir()} == {
+                held.name,
+                other.parent.name,
+                "labeler-schedules-new",
+                "somebody else's",
+            }
+    assert {one.name for one in tmp_path.iterdir()} == {"labeler-schedules-new", "somebody else's"}
 
 
 @pytest.mark.long

@@ -1,6 +1,6 @@
 """Evidence does not depend on a record: of two worlds that differ in one, every party's document is the same.
 
-Digests of releases differ, because releases may: they are what was paid for. Job ids and round digests are drawn anew
+Digests of releases differ, because releases may: they are what was paid for. Job ids and round digests are drawn again
 in every world. Nothing else may differ, at the coordinator or at an agent.
 """
 
@@ -48,7 +48,7 @@ def made(home: Path, name: str) -> Evidence:
 
 
 def without_draws(evidence: Evidence) -> Any:
-    """A document with what is drawn anew in every world left out, and the order of equal things settled."""
+    """A document without what is drawn again in every world, and the order of equal things settled."""
     text = evidence.model_dump_json()
     jobs: dict[str, str] = {}
     text = re.sub(r"job[-_][0-9a-f]+", lambda found: jobs.setdefault(found[0], f"job {len(jobs)}"), text)

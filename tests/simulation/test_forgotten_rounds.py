@@ -1,4 +1,4 @@
-"""A round that waits until nobody has its shares any more ends its job: charged once, nothing opened, nobody waits."""
+"""A round that waits until its shares are erased ends its job: charged once, nothing opened, nobody waits."""
 
 from __future__ import annotations
 

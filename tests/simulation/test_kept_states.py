@@ -1,7 +1,7 @@
 """After a turn, the coordinator's memory agrees with its journal, and a restart would owe the same.
 
 Real schedules, with crashes, full disks and refused transactions. After every turn each unfinished job is read again by
-the loader: every field that is kept is the same, and `resume` of either asks for the same stores, sends and results.
+the loader: every field that is kept is the same, and either without its memory asks for the same stores and sends.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import fields
 import pytest
 
 from labeler.driver.coordinator import CoordinatorDriver
-from labeler.rounds.coordinator import resume
 from labeler.rounds.effects import UNFINISHED, JobRun, RoundRun
+from tests.labeler.rounds.test_coordinator import restarted
 from tests.simulation.campaign import Stage
 
 SEEDS = (3, 6, 12)
@@ -50,7 +50,7 @@ def test_after_every_turn_memory_and_journal_say_the_same_and_owe_the_same(
                 continue  # ended by somebody else since
             memory, now = remembered[job_id].run, driver._now()
             assert kept(loaded.run) == kept(memory)
-            owed = [[type(effect) for effect in resume(one, now)[1]] for one in (loaded.run, memory)]
+            owed = [[type(effect) for effect in restarted(one, now)[1]] for one in (loaded.run, memory)]
             assert owed[0] == owed[1]
             compared.update(f"{loaded.run.state} {one.state}" for one in loaded.run.rounds)
         return is_more

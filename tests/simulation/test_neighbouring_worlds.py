@@ -39,7 +39,7 @@ KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message"}
 
 
 class _Lines(logging.Handler):
-    """Every line that any party logs, with all that is said beside it."""
+    """Every line that any party logs, with all its fields."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -55,7 +55,7 @@ def test_a_job_with_an_agent_that_a_tallier_does_not_know_ends_before_its_deadli
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("chunk", range(12 * CHUNKS))
 def test_no_schedule_of_many_more_breaks_a_rule(stage: Stage, chunk: int) -> None:
-    # Other seeds in other runs, where the run is told where to begin.
+    # Other seeds in other runs, where an environment variable says where to begin.
     first = int(os.environ.get("LABELER_SIMULATION_SEEDS", "1000"))
     size = MANY // (12 * CHUNKS)
     check(stage, range(first + chunk * size, first + (chunk + 1) * size))

@@ -210,7 +210,7 @@ def _gradient(path: Path, model: bytes) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=1024)
 def _weights(path: Path) -> NDArray[np.float64]:
-    """A softmax model after so many steps down the mean loss, as `labeler.methods.blind_average.LinearTerms` defines
+    """A softmax model after some steps down the mean loss, as `labeler.methods.blind_average.LinearTerms` defines
     them."""
     shard = Shard.open(path, verify=False)
     features, labels = shard.features[shard.rows].astype(np.float64) / 2048.0, shard.labels[shard.rows]

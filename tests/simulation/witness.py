@@ -130,7 +130,7 @@ class Witness:
     # Jobs.
 
     def submitted(self, job_id: str, number: int) -> None:
-        """A requester got a job: it is looked for, also where nobody has committed anything."""
+        """A requester got a job: it is looked for, also if nothing was committed since."""
         self._numbers[job_id] = number
         self._seen_version = -1
 
@@ -161,7 +161,7 @@ class Witness:
             elif kind == "winner":
                 self._check_winners(message)
 
-    def mailed(self, recipient: str, messages: list[Message]) -> None:  # noqa: ARG002  # it stands in the header
+    def mailed(self, recipient: str, messages: list[Message]) -> None:  # noqa: ARG002  # the header has it
         """Look at messages that the coordinator puts into a party\'s mail: its own, and shares it passes on."""
         for message in messages:
             header = message.header

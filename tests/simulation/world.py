@@ -5,7 +5,7 @@ Everything runs in one thread, so the seed decides everything. Each party's code
 every moment between two of its effects (labeler.system.faults.between) it can be killed. Whatever it had only in memory
 is then gone; its next turn boots it from its home.
 
-Longer than 400 lines because a schedule is one thing: whoever takes a turn, dies or is disturbed changes what all
+Longer than 400 lines because a schedule is one thing: a party that takes a turn, dies or is disturbed changes what all
 others meet.
 """
 
@@ -215,7 +215,7 @@ class World:
         return draw.choice((COORDINATOR, *busy, *(name for name in names if name not in self._alive)))
 
     def _calm(self) -> None:
-        """No more faults: every job comes to an end, before its deadline where nothing stands in its way."""
+        """No more faults: every job comes to an end, before its deadline where nothing hinders it."""
         self._armed.clear()
         self._full.clear()
         self.mailbox.leaves = self.mailbox.away = ""
@@ -236,7 +236,7 @@ class World:
             if self.case.release != "winner" or number < _CALM_TURNS - _LONG_TURNS:
                 self._pass(_STEP_S if before else 2 * _STEP_S)
             else:
-                # An ask for winners that was lost is made again when its turn has lasted as long as winners may take.
+                # A lost ask for winners is repeated when its turn has lasted as long as winners may take.
                 self._pass(TURN_GRACE_S / 3)
         if not self.witness.all_ended and self._must_end:
             raise Violation("liveness", f"jobs are {self.witness.states} after {_CALM_TURNS} calm turns, not ended")

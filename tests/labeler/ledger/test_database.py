@@ -19,7 +19,7 @@ from sqlalchemy import BigInteger, Column, MetaData, Table, Text, insert, text
 from sqlalchemy.exc import DBAPIError
 
 from labeler.errors import InvalidSetting, JournalBroken, JournalInUse, LabelerError, Unavailable, UnsafeStorage
-from labeler.ledger.database import POSTGRESQL_LOCK, READER_PAGES_KIB, Database, open_database
+from labeler.ledger.database import POSTGRESQL_LOCK, Database, open_database
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.system.files import check_synced
 from tests.labeler.ledger.conftest import Clock, Place
@@ -237,14 +237,6 @@ def test_a_sqlite_journal_is_durable_private_and_says_so(sqlite_place: Place) ->
     assert found == ["wal", 2]
     for file in Path(sqlite_place.target).parent.glob("journal.db*"):
         assert file.stat().st_mode & 0o777 == 0o600, file.name
-
-
-def test_what_readers_keep_of_a_journal_does_not_grow_with_it(sqlite_place: Place) -> None:
-    """Eight of them kept 2 MiB each: most of what a coordinator grew by over its first thousand jobs."""
-    database = sqlite_place.open()
-    with database.read() as connection:
-        assert connection.exec_driver_sql("PRAGMA cache_size").scalar() == -READER_PAGES_KIB
-    assert READER_PAGES_KIB <= 512
 
 
 def test_the_log_is_emptied_at_once_or_left_while_somebody_reads(sqlite_place: Place) -> None:

@@ -1,7 +1,7 @@
 """An example of a migration, on both databases: an older journal is brought on, a newer one refused.
 
 The example is a revision as a later version would have it: a new column of a table that others refer to, whose rules
-name it, and which SQLite therefore makes anew. Entries of the ledger stay as they are, byte for byte.
+name it, and which SQLite therefore makes again. Entries of the ledger stay as they are, byte for byte.
 """
 
 from __future__ import annotations

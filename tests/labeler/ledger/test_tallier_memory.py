@@ -410,34 +410,6 @@ def test_a_start_gives_up_rounds_whose_key_is_gone_and_erases_keys_that_open_not
     assert {one.round for one in memory.open_rounds()} == {rounds[1], rounds[3]}
 
 
-def test_both_keys_of_a_round_are_durable_with_one_sync_and_its_sum_needs_none(
-    database: Database, tmp_path: Path
-) -> None:
-    keys = KeyFolder(tmp_path / "erasable")
-    journal = Journal(database, keys)
-    keys.draw("home")
-    written: list[list[str]] = []
-    with listening(lambda what: written.append(keys.names()) if what == "keys kept" else None):
-        journal.open(opening())
-        journal.hold("alice")
-        journal.fix(["alice"], b"sum")
-    # Once for both; the second time those of the shares are erased.
-    assert written == [sorted([DIGEST + ".shares", DIGEST + ".sum", "home"]), sorted([DIGEST + ".sum", "home"])]
-
-
-def test_a_round_that_an_earlier_version_has_opened_gets_the_key_of_its_sum_with_it(
-    database: Database, tmp_path: Path
-) -> None:
-    keys = KeyFolder(tmp_path / "erasable")
-    journal = Journal(database, keys)
-    journal.open(opening())
-    journal.hold("alice")
-    keys.erase_all([DIGEST + ".sum"])
-    assert journal.memory.sweep() == []
-    journal.fix(["alice"], b"sum")
-    assert journal.load().aggregate == b"sum"
-
-
 def test_keys_of_what_was_not_kept_are_erased_by_the_process_that_drew_them(database: Database, tmp_path: Path) -> None:
     keys = KeyFolder(tmp_path / "erasable")
     journal, memory = Journal(database, keys), TallierMemory(database, keys)

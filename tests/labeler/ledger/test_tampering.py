@@ -272,23 +272,3 @@ def test_a_journal_without_an_anchor_works_and_one_with_an_anchor_writes_it_unle
     assert Anchor(sqlite_place.anchor).read() == EMPTY
     ledger.open_account("a", "instance", 5)
     assert Anchor(sqlite_place.anchor).read() == ledger.head() != EMPTY
-
-
-def test_the_anchor_is_written_once_for_all_steps_of_a_transaction(
-    sqlite_place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    database = sqlite_place.open()
-    ledger = Ledger(database, clock=clock)
-    ledger.open_account("federation", "instance", 100)
-    written: list[Head] = []
-    remember = Anchor.remember
-
-    def noted(anchor: Anchor, head: Head) -> None:
-        written.append(head)
-        remember(anchor, head)
-
-    monkeypatch.setattr(Anchor, "remember", noted)
-    with database.write() as held:
-        for name in ("first", "second", "third"):
-            ledger.reserve(name, CHARGES, connection=held)
-    assert written == [ledger.head()] == [Anchor(sqlite_place.anchor).read()]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from labeler.errors import PolicyRefusal
 from labeler.messages.bodies import Ask, Refusal, TallierKey
 from labeler.rounds import agent as machine
-from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, AgentRound, RoundEffect, RoundEvent, resume, step
+from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, AgentRound, RoundEffect, RoundEvent, step
 from labeler.tally import QueryBatch
 from labeler.task import parse_task
 
@@ -120,21 +120,8 @@ def test_an_ask_of_another_round_changes_nothing_whatever_came_of_it() -> None:
 
 def test_a_process_that_begins_with_a_charged_round_computes_it_once_it_is_asked() -> None:
     state = AgentRound(ASK.round.digest, "charged", machine.recipients_of(ASK))
-    assert resume(state) == (state, ())
     _, effects = step(state, machine.Admitted(ASK), 0.0)
     assert kinds([list(effects)]) == [machine.Compute]
-    known = replace(state, ask=ASK)
-    for left in (
-        known,
-        replace(known, doing="compute"),
-        replace(known, doing="store"),
-        replace(known, is_waiting=True),
-    ):
-        begun, owed = resume(left)
-        assert kinds([list(owed)]) == [machine.Compute]
-        after, effects = step(begun, machine.Computed(BODIES), 0.0)
-        assert kinds([list(effects)]) == [machine.Store], "what comes of it is taken, wherever the process died"
-        assert step(after, machine.Stored(), 0.0)[0].stage == "stored"
 
 
 @settings(max_examples=300, deadline=None)

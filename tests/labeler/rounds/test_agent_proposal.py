@@ -11,7 +11,7 @@ from labeler.errors import PolicyRefusal
 from labeler.messages.bodies import Proposal, Refusal, TallierKey
 from labeler.rounds import agent_proposal as machine
 from labeler.rounds.agent import Refused
-from labeler.rounds.agent_proposal import AgentProposal, resume, step
+from labeler.rounds.agent_proposal import AgentProposal, step
 from labeler.task import parse_task
 
 TASK = parse_task(
@@ -74,11 +74,3 @@ def test_nobody_is_told_yes_before_the_price_is_set_aside(events: list[Any]) -> 
         state, effects = step(state, event, 0.0)
         assert not any(isinstance(one, machine.SayWilling) for one in effects) or is_promised
         assert not any(isinstance(one, machine.Promise) for one in effects) or not is_promised
-
-
-def test_a_process_that_begins_while_a_price_was_being_set_aside_considers_the_proposal_anew() -> None:
-    promising, _ = step(AgentProposal(), machine.ProposalAdmitted(PROPOSAL), 0.0)
-    assert step(promising, machine.ProposalAdmitted(PROPOSAL), 0.0) == (promising, ())
-    begun, owed = resume(promising)
-    assert owed == ()
-    assert step(begun, machine.ProposalAdmitted(PROPOSAL), 0.0)[1] == (machine.Promise(PROPOSAL),)

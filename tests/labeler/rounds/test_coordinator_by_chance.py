@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from labeler.errors import BadData, ProtocolViolation
 from labeler.rounds import effects as fx
-from labeler.rounds.coordinator import resume, step
+from labeler.rounds.coordinator import step
 from labeler.rounds.effects import JobRun
-from tests.labeler.rounds.test_coordinator import AGENTS, DEADLINE_S, TALLIERS, Table, parties, release
+from tests.labeler.rounds.test_coordinator import AGENTS, DEADLINE_S, TALLIERS, Table, parties, release, restarted
 
 PARTIES = (*AGENTS, *TALLIERS)
 ENDS = ("completed", "failed", "refused", "expired")
@@ -135,7 +135,7 @@ class Coordinator(RuleBasedStateMachine):
         sends: list[fx.Effect] = []
         while waiting:
             one = waiting.pop(0)
-            run, effects = resume(run, self.now) if one is None else step(run, one, self.now)
+            run, effects = restarted(run, self.now) if one is None else step(run, one, self.now)
             if any(isinstance(effect, fx.Refuse) for effect in effects):
                 assert effects == (effects[0],), "nothing counts of what is refused"
                 return

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from labeler.messages.bodies import OpenRound, SumRequest
 from labeler.rounds import tallier as machine
-from labeler.rounds.tallier import Came, Site, TallierEffect, TallierEvent, TallierRound, resume, step
+from labeler.rounds.tallier import Came, Site, TallierEffect, TallierEvent, TallierRound, step
 from labeler.tally import Round
 
 ROUND = Round("a" * 64, "b" * 64, num_queries=2, num_classes=3, quorum=2)
@@ -174,13 +174,6 @@ def test_a_sum_that_can_never_be_made_is_declined_for_good_and_nothing_is_kept_o
         after, effects = step(gone, asked("a", "b"), 200.0)
         assert after == gone
         assert declined(list(effects)) == ["protocol-violation"]
-
-
-def test_a_process_that_begins_adds_up_what_was_asked_for_and_owes_nothing_else() -> None:
-    adding, _ = run(OPEN, came(share("a"), share("b")), asked("a", "b"))
-    assert resume(adding) == (adding, (machine.Add(frozenset({"a", "b"})),))
-    fixed, _ = step(adding, machine.Added(), 0.0)
-    assert resume(fixed) == (fixed, ())
 
 
 def test_who_looks_at_a_round_sees_no_share() -> None:

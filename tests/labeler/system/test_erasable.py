@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def left_of(key: bytes, folder: Path) -> list[str]:
-    """Files in which any eight bytes of a key stand in a row, as they are or in hexadecimal digits."""
+    """Files that hold any eight bytes of a key in a row, as they are or in hexadecimal digits."""
     parts = [form for at in range(len(key) - 7) for form in (key[at : at + 8], key[at : at + 8].hex().encode())]
     found = [(path.name, path.read_bytes()) for path in folder.rglob("*") if path.is_file()]
     return [name for name, data in found if any(part in data for part in parts)]
@@ -72,21 +72,6 @@ def test_nothing_is_left_of_erased_keys_in_any_file_and_the_others_stay(folder: 
         is_erased = name in MANY[::3]
         assert left_of(drawn[name], folder) == ([] if is_erased else [KEYS_FILE])
         assert KeyFolder(folder).read(name) == (None if is_erased else drawn[name])
-
-
-def test_many_keys_are_drawn_and_erased_with_one_file_and_none_is_written_for_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys, synced = KeyFolder(folder), list[int]()
-    real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(handle), real(handle)))
-    for step in (keys.draw_all, keys.erase_all):
-        synced.clear()
-        step(MANY)
-        assert len(synced) == 2, "the file and its folder"
-        synced.clear()
-        step(MANY[::2])
-        assert synced == []
 
 
 @pytest.mark.parametrize(("step", "left"), [("erase_all(['a'])", ["a", "b"]), ("draw('c')", ["a", "b"])])
