@@ -24,7 +24,21 @@ from benchmarks.service.federation import tied_command
 from labeler.errors import InvalidSetting, Unavailable
 from workers.progress import ProgressCallback, silent
 
-PLAN: Final = "plan --method knn --k 50 --queries 206 --epsilon 1 --solve sigma --agents 3".split()
+PLAN: Final = [
+    "plan",
+    "--method",
+    "knn",
+    "--k",
+    "50",
+    "--queries",
+    "206",
+    "--epsilon",
+    "1",
+    "--solve",
+    "sigma",
+    "--agents",
+    "3",
+]
 AGENTS: Final = 5
 
 READY_S: Final = 8.0
