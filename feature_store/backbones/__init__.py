@@ -9,6 +9,7 @@ from pathlib import Path
 
 from feature_store.backbones.backbone import Backbone, ImageLike, load_pixels
 from feature_store.backbones.spec import BackboneSpec, Decoder, Transform, check_device, parse_spec, read_spec
+from labeler.errors import BadData
 
 __all__ = ["Backbone", "BackboneSpec", "Decoder", "ImageLike", "Transform", "load_backbone", "parse_spec", "read_spec"]
 
@@ -39,6 +40,9 @@ def load_backbone(
     # Heavy libraries are imported here and not above, so that the coordinator never loads them.
     check_device(device)
     spec = source if isinstance(source, BackboneSpec) else read_spec(source, architecture=architecture)
+    if spec.weights is not None and not spec.weights.is_file():  # before a second is spent on importing torch
+        what = "checkpoint" if spec.kind == "simclr" else "weights"
+        raise BadData(f"no {what} file {spec.weights.name!r} in the folder named; check the path")
     if spec.kind == "pixels":
         return load_pixels(spec)
     if spec.kind == "simclr" and spec.weights is not None:

@@ -24,6 +24,7 @@ import hashlib
 import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -248,8 +249,10 @@ def create_timm(architecture: str, options: dict[str, Any], *, pretrained: bool)
     import timm
 
     if not timm.is_model(architecture.split(".")[0]):
+        close = get_close_matches(architecture, [*PACKAGED, *timm.list_models()], n=1)
+        near = "".join(f"did you mean {one!r}? Or " for one in close)
         raise InvalidSetting(
-            f"timm {timm.__version__} knows no architecture {architecture!r}; "
+            f"timm {timm.__version__} knows no architecture {architecture!r}; {near}"
             "list them with: python -c 'import timm; print(timm.list_models())'"
         )
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +77,20 @@ def test_short_names_are_understood() -> None:
         read_spec("none.toml")
     with pytest.raises(BadData, match="no checkpoint file"):
         load_backbone("folder/digits.safetensors")
+    with pytest.raises(InvalidSetting, match="did you mean 'efficientnet-lite0'"):
+        load_backbone("efficientnet-lite00", device="cpu")
+
+
+def test_a_missing_file_of_weights_is_refused_before_torch_is_imported() -> None:
+    code = (
+        "import sys\nfrom feature_store.backbones import load_backbone\nfrom labeler.errors import BadData\n"
+        "for name, architecture in (('none.safetensors', None), ('none.safetensors', 'resnet18')):\n"
+        "    try:\n        load_backbone(name, architecture=architecture)\n"
+        "    except BadData as error:\n        assert \"'none.safetensors' in the folder named\" in str(error)\n"
+        "    assert 'torch' not in sys.modules\n"
+        "print('done')"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "done\n"
 
 
 def test_pixels_are_centred_by_a_constant() -> None:

@@ -42,7 +42,8 @@ export class NewJob {
     this.#box.again();
   }
 
-  showTasks(tasks) {
+  showTasks(known) {
+    const tasks = known.filter((task) => task.task.method !== "evaluate"); // asks about a model, not about images
     const isSame = JSON.stringify(tasks) === JSON.stringify(this.#tasks);
     this.#tasks = tasks;
     byId("job-form").hidden = tasks.length === 0;

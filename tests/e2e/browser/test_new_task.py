@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from api.client import Client
+from api.schema import TaskRequest
 from tests.e2e.browser.conftest import in_both_widths_and_schemes
 from tests.e2e.service.conftest import running
 
@@ -107,6 +108,21 @@ def test_a_task_for_life_is_priced_warned_of_refused_at_its_field_and_made(
     assert made.task["lifetime_budget"]["least_similarity"] == 0.4
     assert made.price.instance_epsilon == pytest.approx(0.9, rel=1e-2)
     assert visit.script_errors == []
+
+
+def test_a_task_that_evaluates_a_model_is_not_offered_for_images(
+    open_page: Callable[..., Any], url_and_token: tuple[str, str]
+) -> None:
+    url, token = url_and_token
+    with Client(url, token) as client:
+        for name, method in (("of images", "reverse-knn"), ("of a model", "evaluate")):
+            client.create_task(TaskRequest(name=name, method=method, epsilon=0.1, delta=1e-5, max_queries=20))
+    page = open_page("about:blank", width=1400).page
+    page.goto(f"{url}/dashboard#token={token}")
+    page.get_by_role("link", name="New job").click()
+    tasks = page.locator("#job-task")
+    expect(tasks).to_contain_text("of images", timeout=SLOW_MS)
+    expect(tasks).not_to_contain_text("of a model")
 
 
 @in_both_widths_and_schemes()
