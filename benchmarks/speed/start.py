@@ -24,7 +24,7 @@ from benchmarks.service.federation import tied_command
 from labeler.errors import InvalidSetting, Unavailable
 from workers.progress import ProgressCallback, silent
 
-PLAN: Final = (
+PLAN: Final = [
     "plan",
     "--method",
     "knn",
@@ -38,7 +38,7 @@ PLAN: Final = (
     "sigma",
     "--agents",
     "3",
-)
+]
 AGENTS: Final = 5
 
 READY_S: Final = 8.0
