@@ -73,6 +73,8 @@ BODIES_TOTAL: Final[dict[Sender, int]] = {"token": 128, "party": 512, "stranger"
 RETRY_S: Final = 2
 SLOT_WAIT_S: Final = 5
 WINDOW_S: Final = 60.0
+ENROLMENTS_PER_MINUTE: Final = 30
+"""Attempts of one client to use an invitation; a site needs one ever."""
 
 BODY_KEY: Final = "labeler.body"
 """Key of a request's scope, under which the gate finds its `Body`."""
@@ -180,7 +182,6 @@ class RateLimits:
     Args:
         requests_per_minute: of one token.
         failures_per_minute: requests of one client without a good token or signature.
-        enrolments_per_minute: attempts of one client to use an invitation; a site needs one ever.
         steady: seconds that never run backwards.
     """
 
@@ -189,11 +190,10 @@ class RateLimits:
         *,
         requests_per_minute: int,
         failures_per_minute: int = 600,
-        enrolments_per_minute: int = 30,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self.requests = Window(requests_per_minute, steady, "one token may send")
-        self.enrolments = Window(enrolments_per_minute, steady, "one address may try to enrol with")
+        self.enrolments = Window(ENROLMENTS_PER_MINUTE, steady, "one address may try to enrol with")
         self.failures = Window(
             failures_per_minute, steady, "one address may fail to show a good token or signature for"
         )

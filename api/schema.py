@@ -32,6 +32,9 @@ LabelsOf = Literal["images", "questions"]
 PlainFloat = Annotated[float, Field(strict=True)]
 """A number; a text that looks like one is refused (labeler.settings)."""
 
+Name = Annotated[str, Field(min_length=1, max_length=500)]
+"""Of an image or a vector."""
+
 KEY = "[!-~]{1,200}"
 """The pattern of an idempotency key."""
 
@@ -215,9 +218,7 @@ class JobRequest(Request):
     selection: Selection = Selection()
     deadline_s: Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)] | None = None
     features: Annotated[list[list[PlainFloat]], Field(max_length=100_000)] | None = None
-    query_ids: (
-        Annotated[list[Annotated[str, Field(min_length=1, max_length=500)]], Field(max_length=100_000)] | None
-    ) = None
+    query_ids: Annotated[list[Name], Field(max_length=100_000)] | None = None
     backbone_fingerprint: Annotated[str, Field(max_length=200)] | None = None
     probe: Annotated[Probe | None, Field(exclude_if=lambda probe: probe is None)] = None
 
@@ -324,10 +325,7 @@ class LabelsRequest(Request):
 
     task_id: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     features: Annotated[list[list[PlainFloat]], Field(min_length=1, max_length=MAX_SYNCHRONOUS_QUERIES)]
-    query_ids: (
-        Annotated[list[Annotated[str, Field(min_length=1, max_length=500)]], Field(max_length=MAX_SYNCHRONOUS_QUERIES)]
-        | None
-    ) = None
+    query_ids: Annotated[list[Name], Field(max_length=MAX_SYNCHRONOUS_QUERIES)] | None = None
     backbone_fingerprint: Annotated[str, Field(min_length=1, max_length=200)]
     probe: Annotated[Probe | None, Field(exclude_if=lambda probe: probe is None)] = None
     wait_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 30.0
@@ -352,10 +350,7 @@ class LabelRow(View):
 class ThumbnailsRequest(Request):
     """Small pictures of some of a job's own images, by the names that its labels give."""
 
-    sources: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=500)], ...],
-        Field(min_length=1, max_length=MAX_THUMBNAILS),
-    ]
+    sources: Annotated[tuple[Name, ...], Field(min_length=1, max_length=MAX_THUMBNAILS)]
 
 
 class Thumbnail(View):

@@ -106,7 +106,7 @@ def _shown(row: BenchRow, key: str) -> str:
 
 def number(value: float, *, like: float | None = None) -> str:
     """Format a number: as it is where it is short, else to three digits, or to the last digit of the number `like`."""
-    if round(value, 4) == value and (like is None or round(like, 4) == like):
+    if all(one is None or round(one, 4 if abs(one) < 10 else 2) == one for one in (value, like)):
         return f"{value:,}"
     size = value if like is None else like
     return f"{value:,.{max(0, 2 - math.floor(math.log10(abs(size)))) if size else 1}f}"

@@ -87,21 +87,6 @@ class Embedded:
     features: NDArray[np.float32] = field(repr=False)
 
 
-@dataclass(frozen=True, eq=False)
-class Records:
-    """Columns of a shard besides its features; index by index of the source. Private; does not print.
-
-    Attributes:
-        labels: places in the class list, -1 where unknown.
-        people: digest of each image's person under the site's key; None where nobody says.
-    """
-
-    images: ImageSource = field(repr=False)
-    labels: NDArray[np.int16] = field(repr=False)
-    people: Digests | None = field(repr=False)
-    keep_thumbnails: bool
-
-
 def load_image(
     images: ImageSource,
     index: int,
@@ -205,9 +190,22 @@ def digested(images: ImageSource, digester: SiteKey, batch: Embedded) -> Embedde
     return replace(batch, items=items)
 
 
-def append_batch(writer: ShardWriter, records: Records, batch: Embedded) -> None:
-    """Add a batch to a shard that is being written; when this returns it survives a crash."""
-    images, items = records.images, batch.items
+def append_batch(
+    writer: ShardWriter,
+    images: ImageSource,
+    batch: Embedded,
+    *,
+    labels: NDArray[np.int16],
+    people: Digests | None,
+    keep_thumbnails: bool,
+) -> None:
+    """Add a batch to a shard that is being written; when this returns it survives a crash.
+
+    Args:
+        labels: places in the class list, -1 where unknown; of all images of the source.
+        people: digest of each image's person under the site's key; None where nobody says.
+    """
+    items = batch.items
     skipped = list(images.left_out) if writer.position == 0 else []
     skipped += [Skipped(images.names[item.index], item.reason) for item in items if item.pixels is None]
     loaded = [item for item in items if item.pixels is not None]
@@ -219,10 +217,10 @@ def append_batch(writer: ShardWriter, records: Records, batch: Embedded) -> None
     digests = b"".join(item.digest for item in kept)
     writer.append(
         batch.features[usable],
-        records.labels[indexes],
+        labels[indexes],
         [images.names[item.index] for item in kept],
-        thumbnails=[item.thumbnail or b"" for item in kept] if records.keep_thumbnails else None,
-        persons=None if records.people is None else records.people[indexes],
+        thumbnails=[item.thumbnail or b"" for item in kept] if keep_thumbnails else None,
+        persons=None if people is None else people[indexes],
         image_digests=as_digests(digests) if digests else None,
         skipped=skipped,
         position=items[-1].index + 1,
@@ -403,13 +401,12 @@ def embed_source(
         total = len(images.names)
         if policy == "refuse" and digester is not None and not resumed_from:
             refuse_same_bytes(images, labels, people, digester, scanned)
-        rows = Records(images, labels, people, keep_thumbnails)
         left = range(writer.position, total)
         with closing(here(left) if embedder is None else embedder(network, sent, left)) as batches:
             for batch in batches:
                 if embedder is not None and digester is not None:
                     batch = digested(images, digester, batch)
-                append_batch(writer, rows, batch)
+                append_batch(writer, images, batch, labels=labels, people=people, keep_thumbnails=keep_thumbnails)
                 if progress is not None:
                     progress(writer.position, total)
         skipped = writer.skipped()

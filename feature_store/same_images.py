@@ -32,11 +32,12 @@ import io
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.shard import Shard
+from feature_store.shard_writer import Gathered
 from feature_store.sources import ImageSource, image_blocks
 from labeler.errors import IdenticalImages, UnreadableImage
 from labeler.system.site_key import DIGEST_WORDS, KEY_BYTES, Digests, SiteKey, as_digests
@@ -44,20 +45,8 @@ from labeler.system.site_key import DIGEST_WORDS, KEY_BYTES, Digests, SiteKey, a
 _ROWS_PER_BLOCK = 8192
 
 
-class Comparable(Protocol):
-    """Records to compare: a shard, or what a writer has gathered."""
-
-    @property
-    def features(self) -> NDArray[np.int16]: ...
-
-    @property
-    def labels(self) -> NDArray[np.int16]: ...
-
-    @property
-    def persons(self) -> Digests | None: ...
-
-    @property
-    def image_digests(self) -> Digests | None: ...
+Comparable = Shard | Gathered
+"""Records to compare."""
 
 
 @dataclass(frozen=True)

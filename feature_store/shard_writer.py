@@ -16,8 +16,8 @@ import mmap
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -71,10 +71,11 @@ class Gathered:
     image_digests: Digests | None = field(repr=False)
 
 
+@dataclass(eq=False, repr=False)
 class ShardWriter:
     """Gathers records and makes a shard of them; use it in a `with` block, which holds the folder for this process.
 
-    Args:
+    Attributes:
         path: folder the shard will be; must not exist yet.
         classes: public class list in label order; at least two names for a private shard.
         fingerprint: of the backbone that made the features.
@@ -86,48 +87,34 @@ class ShardWriter:
         max_records: a public bound on the records of a private shard, which it keeps: `finish` refuses more.
         attributes: whether a record may have any number of the classes, and not exactly one.
         random_bytes: source of record ids and of the order of private rows.
-
-    Attributes:
         records: rows appended so far, those of an interrupted writer included.
         position: how far the caller had come (see `append`).
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        classes: Sequence[str],
-        fingerprint: str,
-        dimension: int,
-        public: bool,
-        backbone: dict[str, Any] | None = None,
-        job: str = "",
-        site_key: str | None = None,
-        max_records: int | None = None,
-        attributes: bool = False,
-        random_bytes: Callable[[int], bytes] = os.urandom,
-    ) -> None:
-        self.path = Path(path)
-        self.records = 0
-        self.position = 0
-        self._classes = tuple(classes)
-        self._fingerprint = fingerprint
-        self._dimension = dimension
-        self._public = public
-        self._backbone = dict(backbone or {})
-        self._job = job
-        self._site_key = site_key
-        self._max_records = max_records
-        self._attributes = attributes
-        self._random_bytes = random_bytes
+    path: Path
+    _: KW_ONLY
+    classes: Sequence[str]
+    fingerprint: str
+    dimension: int
+    public: bool
+    backbone: Mapping[str, Any] = field(default_factory=dict)
+    job: str = ""
+    site_key: str | None = None
+    max_records: int | None = None
+    attributes: bool = False
+    random_bytes: Callable[[int], bytes] = os.urandom
+    records: int = field(default=0, init=False)
+    position: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
         self._work = half_written(self.path)
         self._sizes = dict.fromkeys(_PARTS, 0)
         self._open = contextlib.ExitStack()
-        _check_classes(self._classes, public=public)
-        if dimension < 1 or not fingerprint:
-            raise InvalidSetting(f"a shard needs a fingerprint and a dimension of at least 1, found {dimension}")
-        if max_records is not None and (public or max_records < 1):
-            raise InvalidSetting(f"a private shard keeps a bound of at least 1 record; found {max_records}")
+        _check_classes(tuple(self.classes), public=self.public)
+        if self.dimension < 1 or not self.fingerprint:
+            raise InvalidSetting(f"a shard needs a fingerprint and a dimension of at least 1, found {self.dimension}")
+        if self.max_records is not None and (self.public or self.max_records < 1):
+            raise InvalidSetting(f"a private shard keeps a bound of at least 1 record; found {self.max_records}")
         self._refuse_existing()
 
     def __enter__(self) -> Self:
@@ -181,24 +168,24 @@ class ShardWriter:
             InvalidSetting: thumbnails of private images.
         """
         rows = features if features.dtype == np.int16 else quantize(features.astype(np.float64, copy=False))
-        of_a_record = labels.shape[1:] == ((len(self._classes),) if self._attributes else ())
-        if rows.shape != (len(labels), self._dimension) or len(sources) != len(labels) or not of_a_record:
+        of_a_record = labels.shape[1:] == ((len(self.classes),) if self.attributes else ())
+        if rows.shape != (len(labels), self.dimension) or len(sources) != len(labels) or not of_a_record:
             raise BadData(
-                f"a batch needs as many features of dimension {self._dimension} as labels and sources; found "
+                f"a batch needs as many features of dimension {self.dimension} as labels and sources; found "
                 f"features {features.shape}, labels {labels.shape} and {len(sources)} sources"
             )
         check_features(rows.astype(np.int16, copy=False))
-        check_labels(labels, self._classes, public=self._public)
-        if thumbnails is not None and not self._public:
+        check_labels(labels, self.classes, public=self.public)
+        if thumbnails is not None and not self.public:
             raise InvalidSetting("pictures are kept in public shards only; a private shard holds features and no image")
         if thumbnails is not None and len(thumbnails) != len(labels):
             raise BadData(f"found {len(thumbnails)} thumbnails for {len(labels)} records")
-        if self._public and (persons is not None or image_digests is not None):
+        if self.public and (persons is not None or image_digests is not None):
             raise InvalidSetting("digests of persons and images are kept in private shards only")
         for digests in (persons, image_digests):
             if digests is not None and (digests.shape != (len(labels), DIGEST_WORDS) or digests.dtype != np.int64):
                 raise BadData(f"found digests of shape {digests.shape} for {len(labels)} records")
-            if digests is not None and self._site_key is None:
+            if digests is not None and self.site_key is None:
                 raise InvalidSetting("digests of persons and images are kept with the name of the key they are under")
         self._extend("features", np.ascontiguousarray(rows, dtype="<i2").tobytes())
         self._extend("labels", np.ascontiguousarray(labels, dtype="<i2").tobytes())
@@ -232,27 +219,27 @@ class ShardWriter:
         Raises:
             BadData: no record was appended, or only some batches had thumbnails, persons or digests of images.
         """
-        if keep is not None and self._public:
+        if keep is not None and self.public:
             raise InvalidSetting("every public image is kept: a question must not vanish")
         kept = np.arange(self.records) if keep is None else np.flatnonzero(keep)
         if not len(kept):
             raise BadData(
                 f"nothing to keep: shard {self.path.name!r} would be empty; check the source, and the skipped images"
             )
-        if self._max_records is not None and len(kept) > self._max_records:
+        if self.max_records is not None and len(kept) > self.max_records:
             raise InvalidSetting(
                 f"shard {self.path.name!r} would hold {len(kept)} records, and was declared to hold at most "
-                f"{self._max_records} (--max-records), which tasks count on; take some out, or declare a larger bound: "
+                f"{self.max_records} (--max-records), which tasks count on; take some out, or declare a larger bound: "
                 "nothing is embedded anew. Choose it in advance, in round numbers: whoever sees it should learn nothing"
             )
         final = self._work / "final"
         if final.exists():
             shutil.rmtree(final)
         final.mkdir(mode=self._folder_mode)
-        ids = _unique_ids(len(kept), self._random_bytes)
+        ids = _unique_ids(len(kept), self.random_bytes)
         # The public order is the source's; a private one would say which records were neighbours in a folder.
         # Ascending by random id is a random order, and lets an index read the file from front to back.
-        order = np.arange(len(kept)) if self._public else np.argsort(ids)
+        order = np.arange(len(kept)) if self.public else np.argsort(ids)
         ids, order = ids[order], kept[order]
         _write_features(final / "features.npy", self._features(), order)
         np.save(final / "labels.npy", self._labels()[order])
@@ -268,16 +255,16 @@ class ShardWriter:
                 np.save(final / f"{part}.npy", digests[order])
                 has_digests = True
         manifest = Manifest(
-            role="public" if self._public else "private",
-            fingerprint=self._fingerprint,
-            backbone=self._backbone,
-            dimension=self._dimension,
-            classes=self._classes,
+            role="public" if self.public else "private",
+            fingerprint=self.fingerprint,
+            backbone=dict(self.backbone),
+            dimension=self.dimension,
+            classes=tuple(self.classes),
             records=len(kept),
-            job=self._job,
-            site_key=self._site_key if has_digests else None,
-            max_records=self._max_records,
-            attributes=self._attributes,
+            job=self.job,
+            site_key=self.site_key if has_digests else None,
+            max_records=self.max_records,
+            attributes=self.attributes,
             files={file.name: sum_file(file) for file in sorted(final.iterdir())},
         )
         for file in final.iterdir():
@@ -299,7 +286,7 @@ class ShardWriter:
         return tuple(Skipped(*json.loads(line)) for line in lines)
 
     def _features(self) -> NDArray[np.int16]:
-        shape = (self.records, self._dimension)
+        shape = (self.records, self.dimension)
         if not self.records:
             return np.empty(shape, dtype=np.int16)
         return np.memmap(self._work / "features", dtype="<i2", mode="r", shape=shape)
@@ -320,7 +307,7 @@ class ShardWriter:
 
     def _labels(self) -> NDArray[np.int16]:
         labels = np.fromfile(self._work / "labels", dtype="<i2").astype(np.int16)
-        return labels.reshape(self.records, len(self._classes)) if self._attributes else labels
+        return labels.reshape(self.records, len(self.classes)) if self.attributes else labels
 
     def _digests(self, part: str) -> Digests | None:
         if not self._sizes[part]:
@@ -334,11 +321,11 @@ class ShardWriter:
 
     @property
     def _folder_mode(self) -> int:
-        return 0o755 if self._public else PRIVATE_FOLDER
+        return 0o755 if self.public else PRIVATE_FOLDER
 
     @property
     def _file_mode(self) -> int:
-        return 0o644 if self._public else PRIVATE_FILE
+        return 0o644 if self.public else PRIVATE_FILE
 
     def _extend(self, part: str, data: bytes) -> None:
         if not data:
@@ -355,13 +342,13 @@ class ShardWriter:
 
     def _identity(self) -> dict[str, Any]:
         return {
-            "classes": list(self._classes),
-            "fingerprint": self._fingerprint,
-            "dimension": self._dimension,
-            "public": self._public,
-            "job": self._job,
-            "site_key": self._site_key,
-            "attributes": self._attributes,
+            "classes": list(self.classes),
+            "fingerprint": self.fingerprint,
+            "dimension": self.dimension,
+            "public": self.public,
+            "job": self.job,
+            "site_key": self.site_key,
+            "attributes": self.attributes,
         }
 
     def _commit(self) -> None:

@@ -1,8 +1,52 @@
 """Every error this project raises on purpose, in one tree.
 
-A command line exits with 2 for an `InvalidSetting`, with 75 for a `TryAgain` and with 1 for any other. A message says
-what was wrong, the bound, what was found and what to do next. It never holds a vote, a share, a private label or a
-private feature.
+    LabelerError
+    ├── InvalidSetting          a setting is outside its bounds             exit 2
+    │   ├── InvalidTask         a task file or task message is malformed
+    │   ├── UnsafeGrid          the noise grid is too coarse to prove anything
+    │   ├── TooLarge            a message, file or image is larger than the limit
+    │   └── IdempotencyMismatch an idempotency key was used for another request
+    ├── BadData                 a file is not what it should be              exit 1
+    │   ├── DamagedShard        a shard's bytes do not match its manifest
+    │   ├── MixedShards         shards that must agree (classes, backbone) do not
+    │   ├── UnreadableImage     a file that should hold an image does not
+    │   ├── IdenticalImages     private images are there more than once
+    │   ├── JournalBroken       the journal was edited, or its chain is broken
+    │   ├── JournalBehind       the journal is older than an earlier copy of it
+    │   └── UnsafeStorage       the storage does not keep what it says it keeps
+    ├── PrivacyRefusal          doing it would void or exceed the guarantee  exit 1
+    │   ├── BudgetExceeded      the price is higher than what is left
+    │   ├── PolicyRefusal       the site's own policy does not allow it
+    │   │   └── RefusedByPerson a person at the site has refused it
+    │   └── UnsafeIndex         the index depends on private data
+    ├── ProtocolViolation       a message breaks the rules of the round      exit 1
+    │   ├── WrongDigest         it belongs to another task or round
+    │   ├── WrongVersion        it is written in another version of the wire format
+    │   ├── DuplicateAgent      an agent sent two different contributions
+    │   ├── LateShare           it came after the sum of its round was made
+    │   ├── Forged              its signature or seal is not valid
+    │   ├── Replayed            its sequence number was seen before
+    │   └── NotEnrolled         its sender is unknown, or its key was revoked
+    ├── AccessRefused           the caller may not have it                   exit 1
+    │   ├── NotAuthenticated    no token, or an unknown one
+    │   └── NotAllowed          the token's role is not sufficient
+    ├── NotFound                no object has that name                      exit 1
+    │   └── Gone                it was there, and was deleted for good
+    ├── NotReady                it exists, and is not in the state for this  exit 1
+    ├── JobNotCompleted         a job of a service ended without labels      exit 1
+    └── TryAgain                nothing is wrong with the request            exit 75
+        ├── Interrupted         the user stopped it; it continues
+        ├── QuorumNotReached    too few agents answered; nothing was opened
+        ├── OutputInUse         another process works in the output folder
+        ├── JournalInUse        another process holds the journal
+        ├── AwaitingApproval    a person at the site has to approve first
+        ├── SiteStopped         the site has stopped answering for now
+        ├── RateLimited         too many requests for one token
+        └── Unavailable         a part of the service cannot be reached now
+            └── StorageFull     there is no room left to keep it
+
+A message says what was wrong, the bound, what was found and what to do next. It never holds a
+vote, a share, a private label or a private feature.
 """
 
 from __future__ import annotations

@@ -56,10 +56,8 @@ from labeler.tally import (
     BallotShare,
     InputShare,
     Round,
-    check_commitment,
     coefficients,
     combine,
-    commitment,
     misshapen,
     refuse_misshapen,
     split_ballots,
@@ -217,16 +215,12 @@ def agree_on_winners(answers: Sequence[Winner], round: Round, task: Task) -> Rel
 
 
 def _misshapen(ordered: Sequence[AggregateShare], terms: WinnerTerms) -> tuple[str, ...]:
-    """Run the row check among talliers of this process, step by step as between processes (labeler.tally)."""
-    sums = [share.row_sums for share in ordered if share.row_sums is not None]
-    agents = sorted(ordered[0].contributors)
-    agreement, source = ordered[0].agreement, os_source()
+    """Run the row check of labeler.tally among talliers of this process, which need not commit to their nonces."""
+    first, source = ordered[0], os_source()
     nonces = [source.bytes(NONCE_BYTES) for _ in ordered]
-    commitments = [commitment(nonce, agreement=agreement, tallier=index) for index, nonce in enumerate(nonces)]
-    for index, (committed, nonce) in enumerate(zip(commitments, nonces, strict=True)):
-        check_commitment(committed, nonce, agreement=agreement, tallier=index)
-    factors = coefficients(nonces, agreement=agreement, num_queries=ordered[0].round.num_queries, field=terms.field)
-    return misshapen([combine(part, factors, terms.field) for part in sums], agents, terms.field)
+    factors = coefficients(nonces, agreement=first.agreement, num_queries=first.round.num_queries, field=terms.field)
+    parts = [combine(share.row_sums, factors, terms.field) for share in ordered if share.row_sums is not None]
+    return misshapen(parts, sorted(first.contributors), terms.field)
 
 
 def _winner_release(answers: Sequence[Winner], round: Round, task: Task) -> Release:
@@ -488,22 +482,17 @@ def input_shares(
     check_round(round, task)
     if len(ballots) != round.num_queries:
         raise WrongDigest(f"ballots are for {len(ballots)} queries, the round has {round.num_queries}")
-    terms = round.terms
+    terms, among = round.terms, task.talliers
     shares: list[ShareVector | BallotShare]
     if terms is None or terms.row_total is None:
         values = contribution(ballots, task, source=source)
-        field = None if terms is None else terms.field
-        shares = [*split(values, num_talliers=task.talliers, source=source, field=field)]
+        shares = [*split(values, num_talliers=among, source=source, field=None if terms is None else terms.field)]
     else:
         check_ballots(ballots, task)
         # If the talliers add the noise, zeros are shared in its place.
         noise = np.zeros_like(ballots) if task.noise_by == "talliers" else noise_share(task, source, len(ballots))
-        field = terms.field
-        shares = [
-            *split_ballots(
-                ballots, noise, row_total=terms.row_total, num_talliers=task.talliers, source=source, field=field
-            )
-        ]
+        total, field = terms.row_total, terms.field
+        shares = [*split_ballots(ballots, noise, row_total=total, num_talliers=among, source=source, field=field)]
     return tuple(InputShare(agent_id, tallier, round.digest, share) for tallier, share in enumerate(shares))
 
 

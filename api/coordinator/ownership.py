@@ -57,16 +57,16 @@ class Owners:
     jobs: JobStore
     shares: TaskShares
 
-    def task(self, reader: Reader, task_id: str, *, connection: Connection | None = None) -> TaskRecord:
+    def task(self, reader: Reader, task_id: str) -> TaskRecord:
         """Return a task that the reader may see.
 
         Raises:
             NotFound: no such task, or neither the reader's nor shared with it.
         """
-        record = self.tasks.get(task_id, connection=connection)
+        record = self.tasks.get(task_id)
         if reader.role != "requester" or record.created_by == reader.token_id:
             return record
-        if not self.shares.has(task_id, reader.token_id, connection=connection):
+        if not self.shares.has(task_id, reader.token_id):
             raise no_such_task(task_id)
         return record
 

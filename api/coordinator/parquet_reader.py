@@ -16,15 +16,12 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import struct
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import IO, TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -86,14 +83,13 @@ Rows = ImageRows | FeatureRows
 
 
 def read_rows(
-    file: BinaryIO, limits: RowLimits, *, name: str, before_rows: Callable[[int], None] = lambda _: None
+    file: BinaryIO, limits: RowLimits, *, before_rows: Callable[[int], None] = lambda _: None
 ) -> Iterator[Rows]:
     """Yield the rows of a Parquet file, a few at a time.
 
     Args:
         file: has a column `image` (bytes, or a struct with a field bytes), or a column `feature` (lists of numbers of
-            one length); and optionally a column `name` or `id`.
-        name: of the file; unnamed rows get names made from it.
+            one length); and optionally a column `name` or `id`. Unnamed rows get numbers.
         before_rows: called with the stated size of the largest row group before any row is read.
 
     Raises:
@@ -113,7 +109,7 @@ def read_rows(
             step = IMAGE_ROWS if column == "image" else FEATURE_ROWS
             row = 0
             for batch in parquet.iter_batches(batch_size=step, columns=columns, use_threads=False):
-                numbered = [f"{name}#{number}" for number in range(row, row + len(batch))]
+                numbered = [f"upload.parquet#{number}" for number in range(row, row + len(batch))]
                 names = numbered if named is None else _texts(batch.column(named), named)
                 row += len(batch)
                 cells = batch.column(column)
@@ -221,8 +217,8 @@ _turn = threading.BoundedSemaphore(1)
 MODULE = "api.coordinator.parquet_reader"
 
 
-def parquet_rows(file: BinaryIO, limits: LimitsTable, *, name: str) -> Iterator[Rows]:
-    """Yield the rows of a Parquet file, a few at a time, from the reader process; see `read_rows`.
+def parquet_rows(file: BinaryIO, limits: LimitsTable) -> Iterator[Rows]:
+    """Yield the rows of a Parquet file on disk, a few at a time, from the reader process; see `read_rows`.
 
     Raises:
         BadData, TooLarge, InvalidSetting: as in `read_rows`; or reading took too much memory or time.
@@ -232,33 +228,17 @@ def parquet_rows(file: BinaryIO, limits: LimitsTable, *, name: str) -> Iterator[
     if not _turn.acquire(timeout=WAIT_S):
         raise Unavailable("another Parquet file is being read; send this one again in a moment")
     try:
-        with tempfile.TemporaryFile() as copy:
-            yield from _from_reader(_on_disk(file, copy), rows, name)
+        file.flush()
+        process = start_process(MODULE, json.dumps(asdict(rows)), stdin=file, answers=True)
+        try:
+            yield from _taken(Frames(process.stdout, most_head_bytes=_MAX_HEAD_BYTES, silence_s=SILENCE_S), rows)
+        except UnsoundProcess:
+            raise BadData(_GONE) from None
+        finally:
+            process.kill()
+            process.communicate()
     finally:
         _turn.release()
-
-
-def _on_disk(file: BinaryIO, copy: IO[bytes]) -> IO[bytes]:
-    """Return a file on disk for the reader's input: the given one, or a copy of one that is only in memory."""
-    with suppress(OSError, AttributeError):
-        file.flush()
-        file.fileno()
-        return file
-    file.seek(0)
-    shutil.copyfileobj(file, copy)
-    copy.flush()
-    return copy
-
-
-def _from_reader(file: IO[bytes], limits: RowLimits, name: str) -> Iterator[Rows]:
-    process = start_process(MODULE, json.dumps([asdict(limits), name]), stdin=file, answers=True)
-    try:
-        yield from _taken(Frames(process.stdout, most_head_bytes=_MAX_HEAD_BYTES, silence_s=SILENCE_S), limits)
-    except UnsoundProcess:
-        raise BadData(_GONE) from None
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def _taken(frames: Frames, limits: RowLimits) -> Iterator[Rows]:
@@ -293,13 +273,12 @@ def _checked_texts(value: object, most: int) -> list[str]:
 
 
 def _main(arguments: str, file: BinaryIO, out: BinaryIO) -> None:
-    settings, name = json.loads(arguments)
-    limits = RowLimits(**settings)
+    limits = RowLimits(**json.loads(arguments))
     _bound(limits, 0)
     # Arrow would import pandas (0.3 s) only to find that a column of numbers does not use it.
     sys.modules["pandas"] = None  # type: ignore[assignment]
     try:
-        for rows in read_rows(file, limits, name=name, before_rows=lambda largest: _bound(limits, largest)):
+        for rows in read_rows(file, limits, before_rows=lambda largest: _bound(limits, largest)):
             if isinstance(rows, ImageRows):
                 sizes = [len(data) for _, data in rows.images]
                 head = {"kind": "images", "names": [label for label, _ in rows.images], "sizes": sizes}

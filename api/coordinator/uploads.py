@@ -25,7 +25,7 @@ import unicodedata
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,12 +146,8 @@ class UploadWriter:
         """Return the number of images or vectors taken so far."""
         return len(self._names)
 
-    def add_image(self, name: str, chunks: bytes | Iterable[bytes]) -> None:
-        """Take one image file.
-
-        Args:
-            name: the file's name; never used as a path.
-            chunks: its bytes, whole or in pieces.
+    def add_image(self, name: str, data: bytes) -> None:
+        """Take one image file; its name is never used as a path.
 
         Raises:
             TooLarge: the file, all files together, or their number.
@@ -159,7 +155,7 @@ class UploadWriter:
             UnreadableImage: it is the tenth bad image; fewer are named together by `finish`.
         """
         with self._refusing():
-            self._take_image(name, self._join(name, chunks))
+            self._take_image(name, data)
 
     def add_zip(self, file: BinaryIO) -> None:
         """Take every image file of a zip; hidden files are skipped, and a nested zip is not an image.
@@ -171,7 +167,7 @@ class UploadWriter:
             for name, data in zip_images(file, self._limits):
                 self._take_image(name, data)
 
-    def add_parquet(self, file: BinaryIO, *, name: str = "upload.parquet") -> None:
+    def add_parquet(self, file: BinaryIO) -> None:
         """Take every row of a Parquet file: a column image (bytes, or a struct with them), or a column feature.
 
         Raises:
@@ -179,23 +175,18 @@ class UploadWriter:
             Unavailable: the wait for another file was too long.
         """
         with self._refusing():
-            for rows in parquet_rows(file, self._limits, name=name):
+            for rows in parquet_rows(file, self._limits):
                 if isinstance(rows, FeatureRows):
                     self._take_features(rows.names, rows.features)
                 else:
                     for image_name, data in rows.images:
                         self._take_image(image_name, data)
 
-    def add_features(
-        self, features: NDArray[np.floating | np.int16] | Sequence[Sequence[float]], ids: Sequence[str] | None = None
-    ) -> None:
-        """Take feature vectors: quantized ones unchanged, others quantized here.
-
-        Quantized ones are int16, or floats (also from JSON) that `quantize` made: whole numbers, norm about 2048.
-        Quantizing them again would move entries by a unit, and ask a different question.
+    def add_features(self, features: Sequence[Sequence[float]], ids: Sequence[str] | None = None) -> None:
+        """Take feature vectors of a request: those that `quantize` made unchanged, others quantized here.
 
         Args:
-            features: shape (n, dimension).
+            features: n rows of one length.
             ids: one name each; numbers when absent.
 
         Raises:
@@ -204,15 +195,10 @@ class UploadWriter:
             TooLarge: too many, or too long.
         """
         with self._refusing():
-            if isinstance(features, np.ndarray):
-                if features.dtype != np.int16 and not np.issubdtype(features.dtype, np.floating):
-                    raise BadData(f"features must be floats, or int16 made by quantize; found {features.dtype}")
-                rows = features
-            else:
-                lengths = {len(row) for row in features}
-                if len(lengths) != 1:
-                    raise InvalidSetting(f"feature vectors of one job have one length; found {sorted(lengths)[:5]}")
-                rows = np.array(features, dtype=np.float64)
+            lengths = {len(row) for row in features}
+            if len(lengths) != 1:
+                raise InvalidSetting(f"feature vectors of one job have one length; found {sorted(lengths)[:5]}")
+            rows = np.array(features, dtype=np.float64)
             names = [f"query-{number:06d}" for number in range(self.count, self.count + len(rows))]
             if ids is not None and len(ids) != len(rows):
                 raise InvalidSetting(f"{len(rows)} feature vectors came with {len(ids)} query_ids; give one for each")
@@ -268,17 +254,11 @@ class UploadWriter:
                 ) from error
             raise
 
-    def _join(self, name: str, chunks: bytes | Iterable[bytes]) -> bytes:
-        data = bytearray()
-        for chunk in (chunks,) if isinstance(chunks, bytes) else chunks:
-            data += chunk
-            if len(data) > self._limits.max_image_bytes:
-                raise TooLarge(
-                    f"image {name[:100]!r} has more than the {self._limits.max_image_bytes} bytes one image may have"
-                )
-        return bytes(data)
-
     def _take_image(self, name: str, data: bytes) -> None:
+        if len(data) > self._limits.max_image_bytes:
+            raise TooLarge(
+                f"image {name[:100]!r} has more than the {self._limits.max_image_bytes} bytes one image may have"
+            )
         self._begin("images", None)
         reason, pixels = look_at_header(data, max_pixels=self._limits.max_pixels)
         if reason is not None:

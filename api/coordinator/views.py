@@ -250,9 +250,9 @@ def _round_stage(one: RoundRecord, view: RoundView, task: TaskRecord) -> str:
     return f"talliers are adding up the shares of {len(view.answered)} agents"
 
 
-def listed(names: Sequence[str], *, most: int = 5) -> str:
-    """Join names for a sentence: the first few, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def listed(names: Sequence[str]) -> str:
+    """Join names for a sentence: the first five, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def ledger_seq(rounds: Sequence[RoundRecord]) -> int | None:

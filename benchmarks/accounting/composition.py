@@ -29,10 +29,10 @@ client's noise.
 
 **Differences from the paper.**
 
-1. Its theorem 1 claims g^(R) with g = max(f_j, 1 - alpha - p^2) in the weak sense, because in a round in which i and j
-are not both sampled, i learns nothing new about j. That holds for one round and fails for two: what j sends in round 1
-to a third client k reaches i in round 2 through k's model. Take R = 2, no noise and m = 3. Then i knows the record with
-probability 1 - (1 - p^2)^2 + p^4 (1 - p)^2, more than the 1 - (1 - p^2)^2 that the theorem leaves
+1. Its theorem 1 claims g^(R) with g = max(f_j, 1 - alpha - p^2) in the weak sense. Its reason: where i and j are not
+both sampled in a round, i learns nothing new about j. That holds for one round and fails for two: what j sends in round
+1 to a third client k reaches i in round 2 through k's model. Take R = 2, no noise and m = 3. Then i knows the record
+with probability 1 - (1 - p^2)^2 + p^4 (1 - p)^2, more than the 1 - (1 - p^2)^2 that the theorem leaves
 (`test_composition.py` counts it). Theorem 2 does not use the p^2.
 
 2. Its strong bound, sqrt(m - 1) mu, multiplies trade-off functions of different clients as if their views were

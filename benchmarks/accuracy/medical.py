@@ -13,9 +13,9 @@ record is one of a patient (`tests/benchmarks/test_medical.py` compares it with 
 the shares of the classes are.
 
 **Choosing settings.** No setting was chosen on an X-ray, neither for a rival nor for ours. At each epsilon a method
-takes the setting of `ENTRANTS` with the best mean of AUROC and balanced accuracy on Office-Caltech10 made a problem of
-two unequal classes: in each tuning draw three of its ten classes are the first class, seven the second. As many photos,
-the same sites, the same noise.
+takes the setting of `ENTRANTS` that is best on Office-Caltech10, by the mean of AUROC and balanced accuracy. There,
+three of the ten classes are the first class in each tuning draw, seven the second. As many photos, the same sites, the
+same noise.
 
 **Who is trusted.** The sums hold against any one site as well. Two rivals are given one trusted place that sees all
 records, and add noise once: DPPL-Public, and DP-SGD (Abadi et al. 2016; Opacus, full batches, on the leading axes of
@@ -370,8 +370,11 @@ def _recalls(truth: NDArray[np.int64], labels: NDArray[np.int64]) -> list[float]
 
 
 def with_a_preference(public: Images, probabilities: NDArray[np.float64], seed: int) -> dict[tuple[str, str], float]:
-    """Return each class's recall per image where `RECALL` of it is wanted: by the stated probabilities, as `--prefer`
-    alone has it, and by `LIKE` labeled public images of it, which are not scored (`--like`).
+    """Return each class's recall per image where `RECALL` of it is wanted.
+
+    Once by the stated probabilities, as `--prefer` alone has it, and once by `LIKE` labeled public images of the class,
+    which are not scored (`--like`).
+
     """
     found: dict[tuple[str, str], float] = {}
     everything = np.ones(len(public.labels), dtype=np.bool_)
@@ -526,7 +529,7 @@ def two_classes(photos: Split, seed: int, *, count: int) -> Images:
 
 
 def patient_of(name: str) -> str:
-    """Return whose image a file is: personN, or nobody else's."""
+    """Return the patient of a file: personN, or its own name."""
     found = re.match(r"person\d+", Path(name).name)
     return found[0] if found else name
 

@@ -76,7 +76,6 @@ class Setting:
         release: what is opened.
         colluding_agents: agents that may pool what they know.
         student: what learns from the answers.
-        strategy: how clusters are found.
     """
 
     method: MethodName
@@ -85,7 +84,6 @@ class Setting:
     release: ReleaseKind = "histogram"
     colluding_agents: int = 0
     student: str = "planned"
-    strategy: AskedStrategy = "clustered"
 
     @property
     def name(self) -> str:
@@ -179,7 +177,7 @@ class Arena:
             )
             for domain, shard in shards.items()
         }
-        self._questions: dict[tuple[str, int, int | None, AskedStrategy], QuerySet] = {}
+        self._questions: dict[tuple[str, int, int | None], QuerySet] = {}
         self._learners: dict[tuple[str, int], Learners] = {}
         self._sigmas: dict[tuple[Setting, int, float], float] = {}
 
@@ -235,8 +233,6 @@ class Arena:
             public, test = self._split(server, split)
             questions = self._ask(server, split, public, setting)
             run = f"split {split}, draw {draw}"
-            if setting.strategy != "clustered":
-                run += f", {setting.strategy}"  # Other questions are another task to agents.
             task = self.task(server, setting, run, len(questions), epsilon=epsilon, sigma=sigma)
             release = run_round(task, QueryBatch(questions.features), self._others(server))
             answers = NoisyAnswers.of(
@@ -260,11 +256,6 @@ class Arena:
             tasks.append(task)
         return accuracies, tasks
 
-    def groups(self, server: str, split: int, setting: Setting) -> tuple[NDArray[np.int64], NDArray[np.int16]]:
-        """Return, for each public image of a split, the question that covers it, and its true class."""
-        public, _ = self._split(server, split)
-        return self._ask(server, split, public, setting).assignment, np.asarray(self._shards[server].labels)[public]
-
     def _split(self, server: str, split: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         shard = self._shards[server]
         by_name = np.argsort(np.array(shard.sources), kind="stable")
@@ -278,8 +269,8 @@ class Arena:
         return self._learners[server, split]
 
     def _ask(self, server: str, split: int, public: NDArray[np.int64], setting: Setting) -> QuerySet:
-        strategy: AskedStrategy = "all" if setting.count is None else setting.strategy
-        key = (server, split, setting.count, strategy)
+        strategy: AskedStrategy = "all" if setting.count is None else "clustered"
+        key = (server, split, setting.count)
         if key not in self._questions:
             features = np.ascontiguousarray(self._shards[server].features[public])
             self._questions[key] = select_queries(features, strategy=strategy, count=setting.count, seed=split)

@@ -1,7 +1,9 @@
 """Federated training: the papers' FedAvg, DP-FedAvg (private for whole agents) and DP-FedSGD (for every record).
 
+A round of averaging, where "DP" marks what only the private one does.
+
     the global model --> every sampled agent runs SGD on its own records --> its update, theta_i - theta
-                     --> (DP: clipped to S, summed privately) --> the mean update moves the global model --> again.
+                     --> (DP: clipped to S, summed privately) --> the mean moves the model.
 
 **DP-FedAvg, agent level (zero-out).** Agent i's vector in a round is Delta_i min(1, S/|Delta_i|), all parameters in one
 vector, or zero if its coin says so; its norm is at most S. Replacing everything an agent ever sends by zero changes one
@@ -17,9 +19,9 @@ removes noise at no cost.
 References: McMahan et al. 2017 (FedAvg); McMahan et al. 2018, algorithm 1, flat clipping and the estimator with the
 expected denominator (DP-FedAvg); Geyer et al. 2017.
 
-**DP-FedSGD** trains a linear model, and is private for every record:
+**DP-FedSGD** trains a linear model, and is private for every record. A step.
 
-    each step: coins per record --> clipped per-record gradients, summed at the agent --> summed privately over agents
+    coins per record --> clipped per-record gradients, summed at the agent --> summed privately over agents
                --> divided by the public expected batch --> one step of the server's model.
 
 Every record of every agent is in a step's sum with probability q, independently, and nobody sees which are. It moves
@@ -186,6 +188,19 @@ def clipped(updates: Tensor, clip_norm: float) -> Tensor:
     return torch.where(squared.isfinite(), updates * factors, 0.0)
 
 
+@dataclass(frozen=True)
+class OpenRounds:
+    """Rounds of FedAvg without privacy, in place of a `SampledSum`.
+
+    Attributes:
+        rounds: T.
+        sampling_probability: of an agent to be sampled in a round.
+    """
+
+    rounds: int
+    sampling_probability: float
+
+
 def fed_avg(
     module: nn.Module,
     params: Parameters,
@@ -193,14 +208,13 @@ def fed_avg(
     labels: Tensor,
     *,
     sizes: Sequence[int],
-    rounds: int,
-    probability: float,
+    plan: SampledSum | OpenRounds,
     training: LocalTraining,
     server: ServerStep | None = None,
     source_of: SourceOf,
     progress: ProgressCallback = silent,
 ) -> Parameters:
-    """Run FedAvg: no privacy. Each round's mean is over the agents sampled, each counting the same.
+    """Run FedAvg, or DP-FedAvg: private for whole agents at the price `plan.epsilon(delta)`; see the module.
 
     Args:
         module: the network, without buffers.
@@ -208,107 +222,52 @@ def fed_avg(
         inputs: all agents' records, float32, shape (N, records, ...).
         labels: int64, shape (N, records).
         sizes: records of each agent.
-        rounds: T.
-        probability: of an agent to be sampled in a round.
+        plan: rounds, probability and noise. A `SampledSum` is of level "agent", and its spec's largest_norm is the
+            clipping norm S. Without noise, each round's mean is over the agents sampled, each counting the same.
         training: of the agents, by SGD.
         server: how the model moves.
-        source_of: of coins and orders.
-
-    Returns:
-        The global model.
-    """
-    descent = Descent(server or ServerStep(), rounds, flatten(params).double().numpy())
-    for number in range(rounds):
-        chosen = np.flatnonzero(poisson_sample(source_of(f"round {number}, coins"), len(inputs), probability))
-        updates = _updates_of(
-            chosen, module, params, inputs, labels, sizes=sizes, training=training, descent=descent,
-            number=number, source_of=source_of,
-        )  # fmt: skip
-        descent.move(updates.mean(0).numpy() if len(chosen) else np.zeros_like(descent.position))
-        progress("FedAvg", number + 1, rounds)
-    return _model(descent.result, params)
-
-
-def dp_fed_avg(
-    module: nn.Module,
-    params: Parameters,
-    inputs: Tensor,
-    labels: Tensor,
-    *,
-    sizes: Sequence[int],
-    plan: SampledSum,
-    training: LocalTraining,
-    server: ServerStep | None = None,
-    source_of: SourceOf,
-    progress: ProgressCallback = silent,
-) -> Parameters:
-    """Run DP-FedAvg: private for whole agents at the price `plan.epsilon(delta)`; see the module.
-
-    Args:
-        module, params, inputs, labels, sizes, training, server, progress: as for `fed_avg`.
-        plan: rounds, probability and noise. Its spec's largest_norm is the clipping norm S; its level is "agent".
         source_of: secret sources of coins, noise, shares and orders. In production each agent has its own.
 
     Returns:
         The global model.
     """
-    spec = plan.spec
-    start = flatten(params).double().numpy()
-    if plan.level != "agent" or spec.dimension != start.size or spec.agents != len(inputs):
+    start, agents = flatten(params).double().numpy(), len(inputs)
+    if isinstance(plan, SampledSum) and (plan.level, plan.spec.dimension, plan.spec.agents) != (
+        "agent", start.size, agents,
+    ):  # fmt: skip
         raise InvalidSetting(
-            f"the plan is for {spec.agents} agents and {spec.dimension} parameters at {plan.level} level, found "
-            f"{len(inputs)} agents and {start.size} parameters; DP-FedAvg is private at agent level"
+            f"the plan is for {plan.spec.agents} agents and {plan.spec.dimension} parameters at {plan.level} level, "
+            f"found {agents} agents and {start.size} parameters; DP-FedAvg is private at agent level"
         )
-    descent = Descent(server or ServerStep(), plan.rounds, start)
-    nothing = np.zeros(spec.dimension)
+    descent, nothing = Descent(server or ServerStep(), plan.rounds, start), np.zeros(start.size)
     for number in range(plan.rounds):
         coins = source_of(f"round {number}, coins")
-        chosen = np.flatnonzero(poisson_sample(coins, spec.agents, plan.sampling_probability))
-        updates = _updates_of(
-            chosen, module, params, inputs, labels, sizes=sizes, training=training, descent=descent,
-            number=number, source_of=source_of,
-        )  # fmt: skip
-        of_agent = dict(zip(chosen.tolist(), clipped(updates, spec.largest_norm).numpy(), strict=True))
-        total = private_sum(
-            spec,
-            (of_agent.get(agent, nothing) for agent in range(spec.agents)),
-            sources=(source_of(f"round {number}, noise of agent {agent}") for agent in range(spec.agents)),
-        )
-        descent.move(total / (plan.sampling_probability * spec.agents))
-        progress("DP-FedAvg", number + 1, plan.rounds)
+        chosen = np.flatnonzero(poisson_sample(coins, agents, plan.sampling_probability))
+        updates = torch.zeros((0, start.size), dtype=torch.float64)
+        if len(chosen):
+            words = source_of(f"round {number}, orders").uint64(agents)
+            updates = local_updates(
+                module,
+                _model(descent.position, params),
+                inputs[torch.from_numpy(chosen)],
+                labels[torch.from_numpy(chosen)],
+                sizes=[sizes[agent] for agent in chosen.tolist()],
+                training=training,
+                learning_rate=training.rate(number, plan.rounds),
+                seeds=[int(words[agent] >> np.uint64(2)) for agent in chosen.tolist()],
+            )
+        if isinstance(plan, OpenRounds):
+            descent.move(updates.mean(0).numpy() if len(chosen) else nothing)
+        else:
+            of_agent = dict(zip(chosen.tolist(), clipped(updates, plan.spec.largest_norm).numpy(), strict=True))
+            total = private_sum(
+                plan.spec,
+                (of_agent.get(agent, nothing) for agent in range(agents)),
+                sources=(source_of(f"round {number}, noise of agent {agent}") for agent in range(agents)),
+            )
+            descent.move(total / (plan.sampling_probability * agents))
+        progress("FedAvg", number + 1, plan.rounds)
     return _model(descent.result, params)
-
-
-def _updates_of(
-    chosen: NDArray[np.int64],
-    module: nn.Module,
-    params: Parameters,
-    inputs: Tensor,
-    labels: Tensor,
-    *,
-    sizes: Sequence[int],
-    training: LocalTraining,
-    descent: Descent,
-    number: int,
-    source_of: SourceOf,
-) -> Tensor:
-    if not len(chosen):
-        return torch.zeros((0, descent.position.size), dtype=torch.float64)
-    rows = torch.from_numpy(chosen)
-    words = source_of(f"round {number}, orders").uint64(len(inputs))
-    seeds = [int(words[agent] >> np.uint64(2)) for agent in chosen]
-    own_sizes = [sizes[agent] for agent in chosen]
-    model = _model(descent.position, params)
-    return local_updates(
-        module,
-        model,
-        inputs[rows],
-        labels[rows],
-        sizes=own_sizes,
-        training=training,
-        learning_rate=training.rate(number, descent.rounds),
-        seeds=seeds,
-    )
 
 
 def _model(position: NDArray[np.float64], like: Parameters) -> Parameters:

@@ -22,7 +22,7 @@ from a model's features which of the two an image is from, and the features are 
 gradient of the second head's loss reaches them with its sign turned, times a strength that grows from 0 to 1. The
 remaining features tell digits apart and not their origin.
 
-*Privacy.* Public images cost nothing to read. An agent's model is still a function of its own records, its own seed and
+*Privacy.* Public images cost nothing to read. An agent's model is still a function of its records, its seed and
 public data. So what one record or one agent can change of the votes is as without adaptation, and so is the price.
 
 References:
@@ -194,7 +194,6 @@ def adapt_together(
     training: Training,
     seeds: Sequence[int],
     sizes: Sequence[int] | None = None,
-    largest_strength: float = 1.0,
     progress: ProgressCallback = silent,
 ) -> Parameters:
     """Train N models, each on its own records and, without their labels, on the same public images.
@@ -211,7 +210,6 @@ def adapt_together(
         training: how.
         seeds: one per agent.
         sizes: records of each agent, from 1 to n; n for all if absent.
-        largest_strength: what the schedule of the reversed gradient is multiplied by; 0 adapts nothing.
 
     Returns:
         Trained parameters.
@@ -224,7 +222,7 @@ def adapt_together(
         others = public[rows]
         if training.jitter is not None:
             others = moved(others.flatten(0, 1), numbers.flatten(0, 1), training.jitter).reshape(others.shape)
-        strength = largest_strength * strength_at(done)
+        strength = strength_at(done)
         both = torch.cat([own, others], dim=1)
         logits, domain = vmap(lambda weight, batch: functional_call(module, weight, (batch, strength)))(weights, both)
         half = own.shape[1]

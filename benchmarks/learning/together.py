@@ -4,9 +4,9 @@ Parameters carry a leading axis over agents, and one step of all agents is one f
 whole batch (`torch.func.functional_call` under `vmap`, which turns N convolutions into one grouped one). The loss is a
 sum of one term per agent and the optimizer works element by element, so no agent's model depends on another's.
 
-The price of the votes relies on that independence (`labeler.methods`: leaving one agent out changes nobody else's
-ballot). So each agent has its own seed for order and augmentation: training agent i together with others gives the
-model that training it alone gives, up to rounding. Outside simulations each agent trains at its own site, alone.
+The price of the votes relies on that independence (`labeler.methods`: leaving one agent out changes no other ballot).
+So each agent has its own seed for order and augmentation: training agent i together with others gives the model that
+training it alone gives, up to rounding. Outside simulations each agent trains at its own site, alone.
 
 `moved` shifts, turns or scales small images a little: the digit is still that digit. The random numbers are an
 argument, not drawn there. A caller that trains many agents at once draws each agent's numbers from that agent's own
@@ -81,10 +81,6 @@ def initial_parameters(factory: Callable[[], Model], num_models: int, *, seed: i
     return models[0], {name: value.detach() for name, value in parameters.items()}
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(logits, labels, reduction="sum")
-
-
 def train_together(
     module: nn.Module,
     parameters: Parameters,
@@ -94,7 +90,6 @@ def train_together(
     training: Training,
     seeds: Sequence[int],
     sizes: Sequence[int] | None = None,
-    criterion: Callable[[Tensor, Tensor], Tensor] = _cross_entropy,
     progress: ProgressCallback = silent,
 ) -> Parameters:
     """Train N models, each on its own records, by AdamW.
@@ -106,11 +101,10 @@ def train_together(
         module: as of `initial_parameters`.
         parameters: starting weights; left as they are.
         inputs: float, shape (N, n, ...): every agent's records, the first `sizes[i]` of which count.
-        labels: int64, shape (N, n); or class probabilities, float, shape (N, n, num_classes).
+        labels: int64, shape (N, n).
         training: how.
         seeds: one per agent, of its order and of its jitter.
         sizes: records of each agent, from 1 to n; n for all if absent.
-        criterion: sum over rows of the loss, from logits and labels; the cross-entropy if absent.
 
     Returns:
         Trained parameters.
@@ -119,7 +113,7 @@ def train_together(
     def loss(weights: Parameters, shown: Tensor, wanted: Tensor, _done: float) -> Tensor:
         logits = apply_together(module, weights, shown)
         # The mean over an agent's batch, the sum over agents: every agent's gradient is its own.
-        return criterion(logits.flatten(0, 1), wanted.flatten(0, 1)) / shown.shape[1]
+        return functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(0, 1), reduction="sum") / shown.shape[1]
 
     return optimize(
         parameters, inputs, labels, loss=loss, training=training, seeds=seeds, sizes=sizes, progress=progress

@@ -6,7 +6,6 @@ interrupted `--full` continues. Where it has more to show than numbers, it also 
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import time
@@ -63,7 +62,7 @@ def _one(paper: str, root: Path, full: bool, out: Path | None, progress: Progres
     module = _module(paper)
     cells: list[Cell] = module.cells(root, full=full)
     keep = kept_cells_folder() if full else None
-    rows = run_cells(paper, cells, code=module.__name__, keep=keep, progress=progress)
+    rows = run_cells(paper, cells, keep=keep, progress=progress)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         document = bench_document(f"papers {paper}", rows, time.perf_counter() - started)
@@ -92,21 +91,20 @@ class Cell:
 
 
 def run_cells(
-    paper: str, cells: Sequence[Cell], *, code: str, keep: Path | None = None, progress: ProgressCallback = silent
+    paper: str, cells: Sequence[Cell], *, keep: Path | None = None, progress: ProgressCallback = silent
 ) -> list[BenchRow]:
     """Return the rows of all cells, in order.
 
     Args:
         paper: whose table it is.
         cells: what to measure.
-        code: name of the module that measures.
         keep: folder in which finished cells are kept; None measures everything and keeps nothing. A kept cell counts as
-            long as the code that measured it and the versions of libraries are the same.
+            long as the code of this project and the versions of libraries are the same.
     """
     rows: list[BenchRow] = []
     for done, cell in enumerate(cells):
         progress(paper, done, len(cells))
-        rows += _measured(paper, cell, code, keep, progress)
+        rows += _measured(paper, cell, keep, progress)
     progress(paper, len(cells), len(cells))
     return rows
 
@@ -116,10 +114,10 @@ def kept_cells_folder() -> Path:
     return cache_folder() / "papers"
 
 
-def _measured(paper: str, cell: Cell, code: str, keep: Path | None, progress: ProgressCallback) -> list[BenchRow]:
+def _measured(paper: str, cell: Cell, keep: Path | None, progress: ProgressCallback) -> list[BenchRow]:
     if keep is None:
         return _timed(cell, progress)
-    made_by = [paper, cell.key, _code_digest(code), installed_versions()]
+    made_by = [paper, cell.key, _code_digest(), installed_versions()]
     name = hashlib.sha256(json.dumps(made_by).encode()).hexdigest()
     path = keep / paper / f"{name[:32]}.json"
     if path.is_file():
@@ -138,25 +136,10 @@ def _timed(cell: Cell, progress: ProgressCallback) -> list[BenchRow]:
 
 
 @cache
-def _code_digest(module: str) -> str:
-    """Return the SHA-256 over a module and every module of this project it imports, directly or not.
-
-    A kept cell must not outlive the code that measured it, and need not be measured again when other code changes.
-    """
-    sources, found, open_ends = Path(__file__).resolve().parents[2], dict[str, bytes](), [module]
-    while open_ends:
-        name = open_ends.pop()
-        path = sources.joinpath(*name.split("."))
-        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        if name in found or not file.is_file():
-            continue
-        found[name] = file.read_bytes()
-        for node in ast.walk(ast.parse(found[name])):
-            if isinstance(node, ast.Import):
-                open_ends += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                open_ends += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    digest = hashlib.sha256()
-    for name in sorted(found):
-        digest.update(name.encode() + b"\0" + hashlib.sha256(found[name]).digest())
+def _code_digest() -> str:
+    """Return the SHA-256 of all code that a cell may rest on: a kept cell must not outlive what measured it."""
+    digest, sources = hashlib.sha256(), Path(__file__).resolve().parents[2]
+    for package in ("benchmarks", "feature_store", "labeler", "workers"):
+        for path in sorted((sources / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(sources)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()

@@ -40,7 +40,8 @@ is added here: the heads were released under local noise before (`labeler.method
 page is post-processing of them. The sum of a row is the sum of certainties, as every g sums to one: it need not be
 sent.
 
-**Logistic regression on public data** is what a server fits to labels that agents have released:
+**Logistic regression on public data** is what a server fits to labels that agents have released. It minimizes the
+mean loss and a penalty.
 
     J(W) = (1/N) sum_i loss(W x_i, t_i) + (lambda/2) |W|^2
 

@@ -11,8 +11,9 @@ Every private sum is the real one: integers, discrete noise, secret shares. Nois
 can be repeated. **Choosing settings.** Networks, rates, clipping norms and numbers of rounds were chosen on seed 0, by
 test accuracy as the paper's grid search does. The rows are for other seeds, which draw other agents, samples and noise.
 
-**Office-Caltech10 by gradients** (table 2 of 2021). Of the domain that is to be labeled 70 % of its images are public
-and 30 % are kept for the test, in the same splits as `labeler bench office-caltech`, on the same frozen backbone. A
+**Office-Caltech10 by gradients** (table 2 of 2021). Of the domain that is to be labeled 70 %
+of the images are public, and 30 % are kept for the test. Splits and frozen backbone are those of `labeler bench
+office-caltech`. A
 head on frozen features is what the noise of DP-FedSGD can bear. Steps, rates and clipping norm were chosen with amazon
 and caltech10 as servers; the rows are for webcam and dslr.
 """
@@ -35,9 +36,9 @@ from benchmarks.accuracy.office_caltech import DOMAINS, PUBLIC_SHARE, Arena, Set
 from benchmarks.data import mnist, usps
 from benchmarks.learning.federated import (
     LocalTraining,
+    OpenRounds,
     ServerStep,
     SourceOf,
-    dp_fed_avg,
     dp_fed_sgd,
     fed_avg,
     plan_fed_sgd,
@@ -197,12 +198,10 @@ def train_digits(
         "sizes": data.sizes, "training": averaging.training, "server": averaging.server,
         "source_of": sources, "progress": progress,
     }  # fmt: skip
-    if epsilon is None:
-        plan = None
-        model = fed_avg(*federation, rounds=averaging.rounds, probability=averaging.probability, **common)
-    else:
+    plan = None
+    if epsilon is not None:
         plan = with_budget(_agent_plan(averaging, len(flatten(start)), len(data.sizes)), epsilon, AGENT_DELTA)
-        model = dp_fed_avg(*federation, plan=plan, **common)
+    model = fed_avg(*federation, plan=plan or OpenRounds(averaging.rounds, averaging.probability), **common)
     return accuracy_of(module, model, data), plan
 
 
@@ -374,7 +373,7 @@ def _fed_avg_row(
         data = office_federation(shards, server, split, None)
         module, start = _blank_head(data)
         model = fed_avg(
-            module, start, data.inputs, data.labels, sizes=data.sizes, rounds=ROUNDS, probability=1.0,
+            module, start, data.inputs, data.labels, sizes=data.sizes, plan=OpenRounds(ROUNDS, 1.0),
             training=LocalTraining(20, 32, 5.0), source_of=sources_of(f"FedAvg {server} {split}"), progress=progress,
         )  # fmt: skip
         accuracies[split] = accuracy_of(module, model, data)

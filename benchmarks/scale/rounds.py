@@ -57,7 +57,7 @@ from labeler.sharing import add_shares as add_words
 from labeler.solving import solve_sigma
 from labeler.system.keys import PartyKeys
 from labeler.tally import AggregateShare, QueryBatch, add_shares, round_of
-from labeler.task import StatedLevel, Task, parse_task
+from labeler.task import Task, parse_task
 from workers.audit.run import Pool, digits_pool
 from workers.learning.linear import predict, train_head
 from workers.progress import ProgressCallback, silent
@@ -75,10 +75,8 @@ class Simulation:
 
     Attributes:
         records: of each agent.
-        ballot_radius: reverse-knn: of the ball that ballots are drawn onto; None bounds each agent's records instead.
         queries: public images asked about; for blind-average the rows of its model are asked, whatever this is.
-        epsilon: the price at `level` that the noise is chosen for.
-        talliers: 2 or 3.
+        epsilon: the price at agent level that the noise is chosen for.
         seed: of the deal, the questions, the noise and the masks.
     """
 
@@ -88,11 +86,8 @@ class Simulation:
     records: int = 20
     queries: int = 100
     epsilon: float = 1.0
-    level: StatedLevel = "agent"
     delta: float = 1e-6
-    talliers: int = 2
     seed: int = 0
-    ballot_radius: int | None = None
 
     def __post_init__(self) -> None:
         if self.method not in SIMULATED:
@@ -115,17 +110,15 @@ class Simulation:
             "max_queries": self.queries,
             "agents": self.agents,
             "colluding_agents": min(1, self.agents - 1),
-            "talliers": self.talliers,
+            "talliers": 2,
         }
-        if self.ballot_radius is not None:
-            fields["ballot_radius"] = self.ballot_radius
-        elif self.method == "reverse-knn":
+        if self.method == "reverse-knn":
             fields["max_agent_records"] = self.records
         if self.method == "blind-average":
             training = {"min_records": self.records} | TRAINING
             fields |= {"max_queries": pool.features.shape[1] + 1, "training": training}
         task = parse_task(fields)
-        return task.model_copy(update={"sigma_votes": solve_sigma(task, self.epsilon, level=self.level)})
+        return task.model_copy(update={"sigma_votes": solve_sigma(task, self.epsilon, level="agent")})
 
 
 def simulate(wanted: Simulation, pool: Pool, *, progress: ProgressCallback = silent) -> dict[str, Any]:

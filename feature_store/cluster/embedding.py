@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.backbones import Backbone, load_backbone
+from feature_store.backbones import Backbone
 from feature_store.cluster.driver import Driver, cluster_here, ray_module
 from feature_store.embedding import Embedded, Embedder, Loaded, loaded_batches
 from labeler.errors import MixedShards
@@ -31,27 +30,8 @@ _SEEN: Final = np.empty(0, dtype=np.uint8)
 Load = Callable[[int], Loaded]
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A backbone as every worker loads it; see feature_store.backbones.load_backbone."""
-
-    source: str | Path
-    architecture: str | None = None
-    device: str = "auto"
-    batch_size: int | None = None
-
-    def load(self) -> Backbone:
-        """The backbone.
-
-        Raises:
-            LabelerError: see load_backbone.
-        """
-        return load_backbone(
-            self.source,
-            architecture=self.architecture,
-            device=self.device,
-            batch_size=self.batch_size,
-        )
+Recipe = Callable[[], Backbone]
+"""Loads a backbone, in every worker: a function of ours with its arguments (functools.partial), which can be sent."""
 
 
 def cluster_embedder(recipe: Recipe, driver: Driver) -> Embedder:
@@ -116,7 +96,7 @@ class _Worker:
     def __init__(self, shared: list[Any], recipe: Recipe, fingerprint: str, threads: int) -> None:
         self._load: Load = ray_module().get(shared[0])
         self._threads = threads
-        self._backbone = recipe.load()
+        self._backbone = recipe()
         if self._backbone.fingerprint != fingerprint:
             raise MixedShards(
                 f"a worker's backbone has fingerprint {self._backbone.fingerprint[:12]}, here it is "

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import secrets
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import pytest
 
+from api.coordinator import submission
 from api.coordinator.budgets import open_accounts
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.ownership import Owners, Reader
@@ -19,6 +21,7 @@ from api.coordinator.submission import Submissions
 from api.coordinator.tasks import create_task
 from api.coordinator.uploads import Upload, upload_of_features
 from api.schema import JobRequest, JobView, TaskRequest
+from labeler.batching import BATCH_QUERIES
 from labeler.ledger.chain import Head
 from labeler.ledger.database import open_database
 from labeler.ledger.tasks import TaskRecord
@@ -127,9 +130,33 @@ def config_fields(home: Path) -> dict[str, Any]:
     }
 
 
+_ON_DISK: list[BinaryIO] = []
+
+
+def on_disk(data: bytes) -> BinaryIO:
+    """A file that another process can read; closed when the test ends."""
+    _ON_DISK.append(cast(BinaryIO, tempfile.TemporaryFile()))  # noqa: SIM115  # by the fixture below
+    _ON_DISK[-1].write(data)
+    _ON_DISK[-1].seek(0)
+    return _ON_DISK[-1]
+
+
+@pytest.fixture(autouse=True)
+def _files_are_closed() -> Iterator[None]:
+    yield
+    while _ON_DISK:
+        _ON_DISK.pop().close()
+
+
 @pytest.fixture
 def clock() -> TestClock:
     return TestClock()
+
+
+@pytest.fixture
+def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds as they are where the length of features is not known, so that a job of 5000 questions has two."""
+    monkeypatch.setattr(submission, "batch_queries_of", lambda *_: BATCH_QUERIES)
 
 
 @pytest.fixture

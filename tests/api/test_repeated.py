@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from api.logs import FIRST, WINDOW_S, CountRepeats
+from api.logs import FIRST, MOST_KINDS, WINDOW_S, CountRepeats
 
 
 class Kept(logging.Handler):
@@ -66,3 +66,9 @@ def test_exceptions_of_one_place_are_one_kind_whatever_they_say(desk: Desk) -> N
         except ValueError:
             desk.logger.exception("defect")
     assert len(desk.kept.lines) == FIRST
+
+
+def test_the_kinds_that_are_remembered_are_bounded(desk: Desk) -> None:
+    for number in range(3 * MOST_KINDS):
+        desk.logger.warning("kind", extra={"number": number})
+    assert len(desk.handler._seen) == MOST_KINDS

@@ -6,7 +6,6 @@ import itertools
 from fractions import Fraction
 from functools import partial
 from math import isqrt
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +20,8 @@ from labeler.planning import has_finite_price, price
 from labeler.randomness import seeded_source
 from labeler.release import contribution, largest_sum, on_grid
 from labeler.solving import solve_sigma
-from labeler.task import Level, Task
-from tests.labeler.tasks import make_task
+from labeler.task import Level
+from tests.labeler.tasks import check_change, make_task
 
 CLASSES = 3
 Ballots = NDArray[np.int64]
@@ -144,20 +143,12 @@ def test_no_record_no_person_and_no_agent_changes_more_on_the_ball_than_is_charg
 
     everybody = np.ones(records, dtype=bool)
     whole = answer(everybody)
-    _check(task, "agent", whole)
+    check_change(task, "agent", 4, whole, scale=task.scale)
     for record in range(records):
-        _check(task, "instance", whole - answer(everybody & (np.arange(records) != record)))
+        check_change(task, "instance", 4, whole - answer(everybody & (np.arange(records) != record)), scale=task.scale)
     if per_person is not None:
         for person in range(4):
-            _check(task, "person", whole - answer(everybody & (persons != person)))
-
-
-def _check(task: Task, level: Any, change: Ballots) -> None:
-    squared, largest = squared_sensitivity(task, level, 4), largest_change(task, level)
-    assert squared is not None
-    assert largest is not None
-    assert int(np.square(change).sum()) <= squared * task.scale**2
-    assert np.abs(change).max(initial=0) <= largest * task.scale
+            check_change(task, "person", 4, whole - answer(everybody & (persons != person)), scale=task.scale)
 
 
 def test_an_agent_costs_the_radius_whatever_it_holds_and_a_record_what_it_moves() -> None:

@@ -21,20 +21,17 @@ from labeler.methods.sensitivity import answer_sum, largest_change, squared_sens
 from labeler.planning import price
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
 from labeler.solving import solve_sigma
-from labeler.task import Method, StatedLevel, Task, parse_task
+from labeler.task import Method, Task
+from tests.labeler.tasks import check_change, make_task
 
 CLASSES = 3
 Integers = NDArray[np.int64]
 
 
 def _task(method: Method, **changes: Any) -> Task:
-    fields: dict[str, Any] = {
-        "name": "t", "classes": ("a", "b", "c"), "method": method, "sigma_votes": 5.0, "delta": 1e-4,
-        "max_queries": 100, "agents": 3,
-    }  # fmt: skip
     if method in ("blind-average", "aux-distill"):
-        fields["training"] = {"min_records": 50, "regularisation": 0.05, "dimension": 10}
-    return parse_task(fields | changes)
+        changes = {"training": {"min_records": 50, "regularisation": 0.05, "dimension": 10}} | changes
+    return make_task(method=method, **changes)
 
 
 def _kept(persons: list[int], most: int) -> list[int]:
@@ -67,14 +64,6 @@ def _ballots(task: Task, similarities: Integers, labels: Integers, persons: list
     return reverse_knn_ballots(nearest, labels, num_queries=queries, num_classes=CLASSES)
 
 
-def _check(task: Task, level: StatedLevel, queries: int, change: Integers) -> None:
-    squared, largest = squared_sensitivity(task, level, queries), largest_change(task, level)
-    assert squared is not None
-    assert largest is not None
-    assert np.square(change).sum() <= squared
-    assert np.abs(change).max(initial=0) <= largest
-
-
 @settings(max_examples=300, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -101,10 +90,10 @@ def test_no_record_and_no_person_changes_more_than_is_stated(
     )
     whole = _ballots(task, similarities, labels, persons, set())
     for row in range(records):
-        _check(task, "instance", queries, whole - _ballots(task, similarities, labels, persons, {row}))
+        check_change(task, "instance", queries, whole - _ballots(task, similarities, labels, persons, {row}))
     for person in range(people):
         gone = {row for row in range(records) if persons[row] == person}
-        _check(task, "person", queries, whole - _ballots(task, similarities, labels, persons, gone))
+        check_change(task, "person", queries, whole - _ballots(task, similarities, labels, persons, gone))
 
 
 def _planted(task: Task, similarities: Integers, labels: list[int], persons: list[int], gone: set[int]) -> int:

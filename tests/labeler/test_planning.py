@@ -1,4 +1,4 @@
-"""Prices and their inverses. The speed test takes the best of 20 runs; a loaded machine makes each slower, not all."""
+"""Prices and their inverses."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from labeler.methods.knn import knn_ballots
 from labeler.methods.reverse_knn import reverse_knn_ballots
 from labeler.methods.sensitivity import integer_event, largest_change, most_votes_per_cell, squared_sensitivity
 from labeler.task import Level, Method, Task
-from tests.labeler.tasks import make_task
+from tests.labeler.tasks import check_change, make_task
 
 CLASSES = 3
 
@@ -35,14 +35,6 @@ def _ballots(task: Task, similarities: NDArray[np.int64], labels: NDArray[np.int
         similarities, labels = similarities[: task.max_agent_records], labels[: task.max_agent_records]
     nearest = np.argsort(-similarities, axis=1, kind="stable")[:, : task.k]
     return reverse_knn_ballots(nearest, labels, num_queries=queries, num_classes=CLASSES)
-
-
-def _check(task: Task, level: Level, queries: int, change: NDArray[np.int64]) -> None:
-    squared, largest = squared_sensitivity(task, level, queries), largest_change(task, level)
-    assert squared is not None
-    assert largest is not None
-    assert np.square(change).sum() <= squared
-    assert np.abs(change).max(initial=0) <= largest
 
 
 @settings(max_examples=150, deadline=None)
@@ -64,9 +56,9 @@ def test_no_record_and_no_agent_changes_more_than_is_charged(
     whole = _ballots(task, similarities, labels)
     for record in range(records):
         without = _ballots(task, np.delete(similarities, record, axis=0), np.delete(labels, record))
-        _check(task, "instance", queries, whole - without)
+        check_change(task, "instance", queries, whole - without)
     if method == "knn" or cap is not None:
-        _check(task, "agent", queries, whole)
+        check_change(task, "agent", queries, whole)
 
 
 def test_the_bounds_are_attained() -> None:

@@ -25,7 +25,7 @@ def answer(
     """Ballots of the task's method over these records, shape (num_queries, num_classes).
 
     Args:
-        source: of noise or coins of its own; the system's by default.
+        source: of its noise or coins; the system's by default.
         models: where models are kept; nowhere by default.
     """
     indexes = NeighborIndexes(dimension=batch.features.shape[1], engine="numpy")

@@ -74,7 +74,7 @@ def agent_of(shard: Shard) -> tuple[AnsweringAgent, InMemoryLedger]:
 
 
 def killed_at(point: str, fault: Path, code: str, *arguments: object) -> None:
-    """Run code as a process of its own, which ends itself by SIGKILL where it comes to that step.
+    """Run code as a separate process, which ends itself by SIGKILL where it comes to that step.
 
     Args:
         fault: a file to name the step in.

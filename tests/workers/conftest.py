@@ -70,7 +70,7 @@ def make_shard(tmp_path: Path) -> MakeShard:
 
 
 class Relay:
-    """What a coordinator does with frames, over real HTTP on loopback, and nothing else: checks signatures, relays,
+    """A coordinator that only handles frames, over real HTTP on loopback: it checks signatures, relays,
     keeps what was meant for the coordinator. Tests write its mail and read its inbox.
 
     Attributes:
@@ -151,7 +151,7 @@ class Relay:
             time.sleep(0.01)
 
     def forget_mail(self, recipient: str) -> None:
-        """What waited for a party is lost, and its numbers begin anew with what is sent next."""
+        """Lose the mail that waits for a party; its numbers start again with the next message."""
         self._mail[recipient].clear()
 
     def mail_of(self, recipient: str) -> list[Message]:
@@ -246,7 +246,7 @@ def relay() -> Iterator[Relay]:
 
 
 class Running:
-    """A party's process, here a thread: what it does until it is told to stop, and how it ended."""
+    """A party's process, here a thread: its work until it stops, and how it ended."""
 
     def __init__(self, work: Callable[[threading.Event], None]) -> None:
         self.stop = threading.Event()

@@ -21,7 +21,7 @@ from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
 from labeler.messages.bodies import Ask, Mail, TallierKey
 from labeler.system.keys import PartyKeys, PublicKeys
 from labeler.tally import QueryBatch
-from labeler.task import parse_task
+from tests.labeler.tasks import make_task
 from tests.workers.builders import policy_of
 from workers.agent.agent import Agent
 from workers.agent.public_clock import DrawnProbe
@@ -137,19 +137,9 @@ class Office:
     computed: int = 0
 
     def ask(self, number: int = 0, *, expires_in_s: float = 3600.0, **changes: Any) -> Ask:
-        task = parse_task(
-            {
-                "name": f"t{number}",
-                "classes": self.shard.classes,
-                "k": 5,
-                "sigma_votes": 4000.0,
-                "delta": 1e-5,
-                "max_queries": len(self.batch),
-                "agents": 3,
-                "backbone_fingerprint": self.shard.fingerprint,
-            }
-            | changes
-        )
+        facts = {"classes": self.shard.classes, "backbone_fingerprint": self.shard.fingerprint}
+        fields = {"name": f"t{number}", "k": 5, "sigma_votes": 4000.0, "delta": 1e-5, "max_queries": len(self.batch)}
+        task = make_task(**(facts | fields | changes))
         named = tuple(TallierKey(name, keys.seal_key, keys.verify_key) for name, keys in self.talliers.items())
         return Ask(task, self.batch, named, self.time.utc().timestamp() + expires_in_s)
 
@@ -164,7 +154,7 @@ class Office:
 def make_office(
     path: Path, patch: pytest.MonkeyPatch, make_shard: Callable[..., Shard], *, records: int = 60, **config: Any
 ) -> Office:
-    """An office in a folder of its own, whose answers take the time that the test says."""
+    """An office in a separate folder, whose answers take the time that the test says."""
     shard = make_shard(f"{path.name}-own", records=records, max_records=100)
     batch = QueryBatch(make_shard(f"{path.name}-public", records=8, seed=99, public=True).features[:])
     time = Time()
@@ -206,6 +196,6 @@ def make_office(
 
 
 def shares_of(sent: Sent, ask: Ask) -> int:
-    """How many shares of an ask left with a request."""
+    """Count the shares of an ask that left with a request."""
     pairs = zip(sent.kinds, sent.rounds, strict=True)
     return sum(kind == "input-share" and found == ask.round.digest for kind, found in pairs)

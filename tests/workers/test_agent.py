@@ -28,8 +28,9 @@ from labeler.rounds.agent import Recipients
 from labeler.sharing import unshard
 from labeler.system.erasable import KeysInMemory
 from labeler.tally import InputShare, QueryBatch
-from labeler.task import Level, Task, parse_task
+from labeler.task import Level, Task
 from tests.answering import AnsweringAgent
+from tests.labeler.tasks import make_task
 from tests.workers.builders import policy_of
 from tests.workers.journal_store import ChargingLedger
 from workers.agent.agent import AgentLedger, InMemoryLedger
@@ -40,17 +41,8 @@ SECRET = seeded_source(b"agent under test").bytes(32)
 
 
 def task_for(shard: Shard, **changes: object) -> Task:
-    fields: dict[str, object] = {
-        "name": "t",
-        "classes": shard.classes,
-        "k": 5,
-        "sigma_votes": 4.0,
-        "delta": 1e-4,
-        "max_queries": 9,
-        "agents": 1,
-        "backbone_fingerprint": shard.fingerprint,
-    }
-    return parse_task(fields | changes)
+    fields = {"classes": shard.classes, "backbone_fingerprint": shard.fingerprint, "agents": 1}
+    return make_task(**(fields | {"k": 5, "sigma_votes": 4.0, "max_queries": 9} | changes))
 
 
 def ledger_of(cap: int = 10**15) -> InMemoryLedger:
@@ -226,17 +218,7 @@ def charge(
     recipients: Recipients = TALLIERS,
 ) -> None:
     charges: dict[Level, int] = {} if amount is None else {"instance": amount}
-    task = parse_task(
-        {
-            "name": "t",
-            "classes": ["a", "b"],
-            "sigma_votes": 4.0,
-            "delta": 1e-4,
-            "max_queries": 900,
-            "agents": 1,
-            "nonce": nonce,
-        }
-    )
+    task = make_task(classes=["a", "b"], max_queries=900, agents=1, nonce=nonce)
     ledger.charge(
         round_digest=sha256(name.encode()).hexdigest(),
         shard_version=version,
@@ -313,9 +295,7 @@ OUT_OF_REACH = {
 @pytest.mark.parametrize("level", OUT_OF_REACH)
 def test_an_agent_charges_nothing_for_a_level_of_which_nothing_is_proved(level: Level) -> None:
     """A finite mu^2 was charged, and the agent answered what its coordinator would have refused."""
-    task = parse_task(
-        {"name": "t", "classes": ["a", "b"], "delta": 1e-5, "max_queries": 4, "agents": 1} | OUT_OF_REACH[level]
-    )
+    task = make_task(classes=["a", "b"], delta=1e-5, max_queries=4, agents=1, **OUT_OF_REACH[level])
     assert integer_event(task, level, 4) is not None
     assert not math.isfinite(price(task).statement(level).epsilon)
     assert level not in round_charges(task, 1)
@@ -327,12 +307,7 @@ def test_an_agent_refuses_a_task_without_a_finite_price_where_that_level_is_limi
     make_shard: Callable[..., Shard], durable: DurableParts, level: Level
 ) -> None:
     shard = make_shard("own")
-    task = parse_task(
-        {
-            "name": "t", "classes": list(shard.classes), "delta": 1e-5, "max_queries": 4, "agents": 1,
-            "backbone_fingerprint": shard.fingerprint,
-        } | OUT_OF_REACH[level]
-    )  # fmt: skip
+    task = task_for(shard, delta=1e-5, max_queries=4, **OUT_OF_REACH[level])
     batch = QueryBatch(np.asarray(shard.features[:4]))
     durable.policy = policy_with(agent_epsilon=100.0)
     both: dict[Level, Account] = {one: Account("a", one, 10**18) for one in ("instance", "agent")}

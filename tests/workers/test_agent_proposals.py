@@ -1,4 +1,4 @@
-"""What an agent says before it is asked: free, durable, from public things alone, and no search for its budget."""
+"""An agent's word before it is asked: free, durable, from public things alone, and no search for its budget."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_person_is_waited_for_and_the_yes_comes_after_the_approval(site: Site)
 
 
 def test_a_yes_is_the_same_after_the_policy_changed_and_the_round_is_still_refused(site: Site) -> None:  # noqa: F811
-    """What was promised stays said until its deadline; whether the site still lets it happen is read at the ask."""
+    """A promise stays said until its deadline; whether the site still lets it happen is read at the ask."""
     made = proposal(site)
     propose(site, made)
     running = site.run()
@@ -211,7 +211,7 @@ def test_free_questions_about_the_budget_end_after_some(site: Site, monkeypatch:
     for number in range(1, 3):
         propose(site, proposal(site, f"job-{number}", sigma_votes=0.4 + number / 10))
     assert all("does not cover" in one.refusal.sentence for one in declined(site, 2))
-    # Between what was covered and what was not nothing is told any more.
+    # Between what was covered and what was not nothing more is said.
     propose(site, proposal(site, "job-3", sigma_votes=0.62))
     propose(site, proposal(site, "job-4", nonce="4"))
     propose(site, proposal(site, "job-5", sigma_votes=0.45))

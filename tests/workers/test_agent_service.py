@@ -30,7 +30,8 @@ from labeler.sharing import ShareVector, unshard
 from labeler.system.erasable import ERASABLE_FOLDER, keys_in
 from labeler.system.keys import PartyKeys, verify
 from labeler.tally import QueryBatch
-from labeler.task import Task, parse_task
+from labeler.task import Task
+from tests.labeler.tasks import make_task
 from tests.workers.builders import killed_at, policy_of
 from workers.agent.agent import Agent
 from workers.agent.decisions import approve, revoke_approval
@@ -89,19 +90,9 @@ class Site:
         (self.home / "policy.toml").write_text(policy_toml(self.policy(**changes)))
 
     def ask(self, *, expires_at: float = 2e9, talliers: dict[str, str] | None = None, **changes: Any) -> Ask:
-        task = parse_task(
-            {
-                "name": "t",
-                "classes": self.shard.classes,
-                "k": 5,
-                "sigma_votes": 40.0,
-                "delta": 1e-5,
-                "max_queries": len(self.batch),
-                "agents": 3,
-                "backbone_fingerprint": self.shard.fingerprint,
-            }
-            | changes
-        )
+        facts = {"classes": self.shard.classes, "backbone_fingerprint": self.shard.fingerprint}
+        fields = {"k": 5, "sigma_votes": 40.0, "delta": 1e-5, "max_queries": len(self.batch)}
+        task = make_task(**(facts | fields | changes))
         keys = {name: keys.public for name, keys in self.talliers.items()}
         seal_keys = {name: key.seal_key for name, key in keys.items()} | (talliers or {})
         named = tuple(TallierKey(name, seal_keys[name], keys[name].verify_key) for name in keys)
@@ -114,11 +105,11 @@ class Site:
         return self.start(lambda stop: run_agent(self.home, stop=stop, clock=lambda: self.now, wait_s=0.5))
 
     def killed_at(self, point: str) -> None:
-        """Run the agent in a process of its own, which ends itself by SIGKILL where it comes to that step."""
+        """Run the agent in a separate process, which ends itself by SIGKILL where it comes to that step."""
         killed_at(point, self.home.parent / "fault", PROCESS, self.home)
 
     def shares(self, ask: Ask, count: int) -> list[tuple[ShareVector, ...]]:
-        """What the talliers can open of this agent's answers to one ask, one tuple per answer."""
+        """Return the shares that the talliers can open of answers to one ask, one tuple per answer."""
         end = time.monotonic() + 60
         sent: dict[str, list[ShareVector]] = {name: [] for name in self.talliers}
         while min(len(found) for found in sent.values()) < count:
@@ -136,7 +127,7 @@ class Site:
         return [Refusal.decode(message.body) for message in self.relay.wait_for("refused", count)]
 
     def is_stored(self, ask: Ask) -> bool:
-        """Whether an answer lies in the journal."""
+        """Return True if an answer lies in the journal."""
         with open_database(self.home / "journal.db", read_only=True) as database, database.read() as connection:
             states = text("SELECT state FROM agent_rounds WHERE round_digest = :digest")
             return connection.execute(states, {"digest": ask.round.digest}).scalar() == "stored"
@@ -435,7 +426,7 @@ def test_an_answer_that_cannot_be_made_is_tried_until_the_round_is_over_while_ot
         assert time.monotonic() < end, "waited 60 s for the end of the round"
         time.sleep(0.02)
     running.end()
-    # Whoever is polled cannot tell that an attempt failed, nor when the next is made.
+    # The coordinator cannot tell that an attempt failed, nor when the next is made.
     assert {poll.wait_s for poll in site.relay.polls[1:]} == {0.5}
     # The other round was answered before the hopeless one was tried again.
     assert tries == [hopeless.task.digest, good.task.digest, *[hopeless.task.digest] * 2]

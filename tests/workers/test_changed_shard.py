@@ -39,7 +39,7 @@ def delete_one(records: _Records) -> None:
 
 @pytest.mark.parametrize("way", ["knn", "ensemble"])
 def test_the_first_question_after_a_deletion_runs_the_same_operations_as_any_other(records: _Records, way: str) -> None:
-    """The index was built anew when the next question came: 0.4 s that told of a deletion."""
+    """The index was rebuilt when the next question came: 0.4 s that revealed a deletion."""
     task = task_of(**SETTINGS[way])
 
     def ask() -> object:

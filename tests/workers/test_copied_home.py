@@ -189,7 +189,7 @@ def test_of_rounds_asked_at_once_one_is_charged_and_not_stored_so_none_is_answer
     silent = [ask for ask in asks if abs(before[ask.round.digest].sum()) < 16]
     assert len(silent) == 2
     put_back(site, tmp_path / "copy")
-    # Its mail begins anew, with the other order.
+    # Its mail starts again, in the other order.
     site.relay.forget_mail(AGENT)
     for ask in reversed(asks):
         site.send(ask)

@@ -1,4 +1,4 @@
-"""What people of a hospital decide beside their running agent: refuse, stop, go on; and what they see of it all."""
+"""Decisions of people beside their running agent: refuse, stop, go on; and what they see of it all."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_what_was_answered_is_told_with_its_task_and_price(site: Site) -> None: 
     other = site.ask(nonce="without a proposal")
     site.send(other)
     site.shares(other, 1)
-    # Beside the agent that runs, from another connection.
+    # From another connection, while the agent runs.
     rounds = answered_rounds(site.home)
     running.end()
     assert rounds == answered_rounds(site.home)

@@ -308,7 +308,7 @@ def test_a_job_whose_folder_is_gone_while_it_is_embedded_stays_gone(
 def test_requesters_take_turns_however_many_images_one_of_them_sent(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One image a slice: whoever sent two waits for one slice of the other, not for the other's hundred images."""
+    """One image a slice: a requester of two waits for one slice of the other, not for the other's hundred images."""
     monkeypatch.setattr(embed_service, "SLICE_S", 0.0)
     monkeypatch.setattr(embed_service, "BATCH_IMAGES", 1)
     done: list[str] = []
@@ -360,7 +360,7 @@ def test_the_memory_of_the_embedder_does_not_grow_with_what_it_is_sent(office: O
     sent = images_table([black(7900)] * 4)
     large = office.job("large", sent)
     before = resident_bytes()
-    # The highest mark of this process starts anew: tests before this one may have reached higher.
+    # The highest mark of this process is reset: tests before this one may have reached higher.
     Path("/proc/self/clear_refs").write_text("5")
     embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
     assert (small / "public.shard").exists()

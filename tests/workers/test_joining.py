@@ -40,7 +40,7 @@ def _in_the_folder_of_the_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 @pytest.fixture(scope="module", autouse=True)
 def _phrases_are_stretched_once() -> Iterator[None]:
-    """Who invites and who joins are one process here, and each phrase is 16 MiB of scrypt."""
+    """One process invites and joins here, and each phrase is 16 MiB of scrypt."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(invitation, "phrase_of", cache(invitation.phrase_of))
         yield
@@ -103,7 +103,7 @@ def speaking_tls(tls: tuple[Path, Path], port: int, upstream: int) -> Iterator[N
 
 @pytest.fixture
 def service(redis_url: str, authority: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    """A coordinator behind an edge with an authority of its own, at which nobody is enrolled."""
+    """A coordinator behind an edge with a private authority, without any enrolled party."""
     shutil.copytree(authority, tmp_path / "tls")
     upstream, port = free_port(), free_port()
     home = tmp_path / "coordinator"
@@ -291,7 +291,7 @@ def test_the_same_command_goes_on_after_an_answer_that_was_lost(
     assert again.code == 0, again.err
     assert (tmp_path / "a" / "keys.json").read_bytes() == keys
     assert read_policy(tmp_path / "a" / "policy.toml").budget.instance_epsilon == 0.25, "what a person wrote stays"
-    # Somebody who has the file, too, comes too late and is told what to do.
+    # Somebody who has the file, too, comes too late and hears what to do.
     other = labeler(*command[:6], "b", "--phrase", phrase)
     assert other.code == 1
     assert "used before, with other keys" in other.err

@@ -39,7 +39,7 @@ def homes(tmp_path: Path, make_shard: Any, relay: Any, start: Any) -> tuple[Site
 
 
 def enrol(site: Site) -> None:
-    """The relay knows one party of this name: whoever has these keys."""
+    """The relay knows one party of this name: the holder of these keys."""
     site.relay.enrolled[AGENT] = PartyKeys.load(site.home / "keys.json").public
 
 

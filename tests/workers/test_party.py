@@ -349,7 +349,7 @@ def test_a_conversation_outlives_what_goes_wrong_in_it(make_link: MakeLink, rela
         due_in_s = None
 
         def tidy(self) -> None:
-            """Nothing is due."""
+            """Do nothing."""
 
         def handle(self, mail: Any) -> list[list[Draft]]:
             for message in mail:

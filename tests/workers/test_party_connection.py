@@ -1,4 +1,4 @@
-"""One connection that stays open: used again, made anew where it was closed, bounded, ended at once, proxied."""
+"""One connection that stays open: used again, reopened where it was closed, bounded, ended at once, proxied."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 
 
 def _received(connection: socket.socket) -> bytes:
-    """What comes next; the server ends with its client, and does not ask a closed connection again and again."""
+    """Return the next bytes; the server ends with its client, and does not ask a closed connection again and again."""
     found = connection.recv(65536)
     if not found:
         raise ConnectionError("the client has gone")
@@ -31,7 +31,7 @@ def _received(connection: socket.socket) -> bytes:
 
 
 class Server:
-    """Answers on loopback as it is told: of each connection, a script of what to send after each request.
+    """A server on loopback that answers as scripted: of each connection, a script of what to send after each request.
 
     Attributes:
         requests: heads and bodies, by connection.

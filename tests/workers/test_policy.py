@@ -20,7 +20,7 @@ from labeler.messages.bodies import Ask, TallierKey
 from labeler.planning import price
 from labeler.system.keys import PartyKeys
 from labeler.tally import QueryBatch
-from labeler.task import parse_task
+from tests.labeler.tasks import make_task
 from workers.agent.policy import (
     AllowTable,
     BudgetTable,
@@ -67,19 +67,8 @@ def policy(**changes: Any) -> Policy:
 
 def ask(*, queries: int = 4, talliers: dict[str, str] | None = None, talliers_of: int = 3, **changes: Any) -> Ask:
     seal_keys = {name: keys.seal_key for name, keys in TALLIERS.items()} | (talliers or {})
-    task = parse_task(
-        {
-            "name": "t",
-            "classes": ["a", "b"],
-            "sigma_votes": 4.0,
-            "delta": 1e-5,
-            "max_queries": 100,
-            "agents": 3,
-            "backbone_fingerprint": FINGERPRINT,
-            "talliers": talliers_of,
-        }
-        | changes
-    )
+    fields = {"classes": ["a", "b"], "sigma_votes": 4.0, "delta": 1e-5, "backbone_fingerprint": FINGERPRINT}
+    task = make_task(**(fields | {"talliers": talliers_of} | changes))
     features = quantize(np.random.default_rng(1).normal(size=(queries, 8)))
     keys = tuple(
         TallierKey(name, key, TALLIERS[name].verify_key if name in TALLIERS else PartyKeys.generate().public.verify_key)
@@ -148,7 +137,7 @@ def test_with_a_bound_for_a_person_a_task_without_one_is_refused_and_without_a_b
     with pytest.raises(PolicyRefusal, match="a task without records_per_person, so no bound"):
         check(policy(allow__person_epsilon=1000.0), ask())
     check(policy(), ask(records_per_person=10**6))
-    # Noise so small against so many records that nothing can be proved; the price is infinite, not a number.
+    # Noise too small for this many records: nothing can be proved; the price is infinite, not a number.
     with pytest.raises(PolicyRefusal, match="and no bound was asked for"):
         check(policy(allow__person_epsilon=1000.0), ask(records_per_person=10**9, k=10**6, sigma_votes=1.0))
 
@@ -226,7 +215,7 @@ def test_a_task_waits_for_a_person_only_when_everything_else_is_in_order() -> No
 
 
 def test_more_neighbours_than_a_shard_could_have_are_not_refused() -> None:
-    """Whether k fits depends on how many records there are, and a refusal would tell."""
+    """A refusal of k depends on the number of records, and would reveal it."""
     check(policy(), ask(k=1_000_000))
 
 

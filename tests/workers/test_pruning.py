@@ -80,7 +80,7 @@ def test_the_command_counts_and_removes_and_says_so_to_machines(
     house.database.close()
 
     def run(*arguments: object) -> dict[str, Any]:
-        # The test's clock stands in the past: by the real one both have ended long ago.
+        # The test's clock is set to the past: by the real one both have ended long ago.
         words = ["labeler", "prune", "--home", house.config.home, "--older-than", "1d", "--json", *arguments]
         monkeypatch.setattr(sys, "argv", [str(word) for word in words])
         with pytest.raises(SystemExit) as ended:

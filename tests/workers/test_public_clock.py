@@ -288,7 +288,7 @@ def waits(
     records: int,
     rounds: int,
 ) -> list[float]:
-    """From each poll's answer to the next request, in seconds, in a world with so many records."""
+    """From each poll's answer to the next request, in seconds, in a world with this number of records."""
     with pytest.MonkeyPatch.context() as patch:
         office = make_office(tmp_path / f"agent-{records}", patch, make_shard, records=records)
         chance = random.Random(records)
@@ -304,7 +304,7 @@ def waits(
 
 
 def tells_apart(one: list[float], other: list[float]) -> bool:
-    """Whether offsets within a tick or numbers of ticks differ; in equal worlds with a chance of 2e-6 at most."""
+    """Return True if offsets or numbers of ticks differ; in equal worlds with a chance of 2e-6 at most."""
     ticks = [[round(wait / TICK_S) for wait in waits] for waits in (one, other)]
     offsets = [
         [wait - TICK_S * count for wait, count in zip(waits, counts, strict=True)]

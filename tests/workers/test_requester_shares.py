@@ -15,7 +15,8 @@ from labeler.errors import PolicyRefusal
 from labeler.ledger.promises import PromiseStore
 from labeler.messages.bodies import Proposal, TallierKey
 from labeler.planning import price
-from labeler.task import Task, parse_task
+from labeler.task import Task
+from tests.labeler.tasks import make_task
 from tests.workers.test_agent import DurableParts, policy_with
 from workers.agent.ledger import DurableLedger
 from workers.agent.policy import policy_toml, read_policy
@@ -27,18 +28,8 @@ LIFE = {"budget_nano": 4_000_000, "least_similarity": -1.0}
 
 
 def task(nonce: str = "", **changes: Any) -> Task:
-    fields = {
-        "name": "t",
-        "classes": ("cat", "dog"),
-        "k": 1,
-        "sigma_votes": 40.0,
-        "delta": 1e-5,
-        "max_queries": 4,
-        "agents": 3,
-        "backbone_fingerprint": "backbone",
-        "nonce": nonce,
-    }
-    return parse_task(fields | changes)
+    fields = {"classes": ("cat", "dog"), "k": 1, "sigma_votes": 40.0, "delta": 1e-5, "max_queries": 4}
+    return make_task(**(fields | {"backbone_fingerprint": "backbone", "nonce": nonce} | changes))
 
 
 class Site:
@@ -93,7 +84,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def share_of(jobs: float, charge: int, site: Site) -> float:
-    """The share that covers so many jobs of a price."""
+    """Return the share that covers this number of jobs of a price."""
     cap = policy_with().budget.cap("instance")
     assert cap is not None
     return jobs * charge / cap

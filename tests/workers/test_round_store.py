@@ -1,4 +1,4 @@
-"""What an agent keeps of a round: one key, the first answer, and in the end nothing."""
+"""An agent keeps of a round: one key, the first answer, and in the end nothing."""
 
 from __future__ import annotations
 

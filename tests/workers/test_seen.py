@@ -1,4 +1,4 @@
-"""What a party has seen of the coordinator's journal: kept in place, synced when nobody waits, whole or not at all."""
+"""The journal's head that a party has seen: kept in place, synced when nobody waits, whole or not at all."""
 
 import os
 from pathlib import Path

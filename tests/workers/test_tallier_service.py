@@ -1,4 +1,4 @@
-"""The tallier's process: which shares it takes, that it sums once for ever, and that killing it changes nothing."""
+"""The tallier's process: which shares it takes, that it sums once, and that killing it changes nothing."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_tallier_that_knows_its_agents_sums_nobody_the_coordinator_has_invente
     sentences = [record.sentence for record in caplog.records if record.message == "message refused"]
     assert "names 3 agents and their keys, and the round names 'x' with the key" in sentences[0]
     assert "the round names 'b' with the key" in sentences[1]
-    # Whoever asked is told, for good, so that its job does not wait for a deadline.
+    # The asker gets a final refusal, so that its job does not wait for a deadline.
     told = table.relay.received("refused")
     assert [one.header.round_digest for one in told] == [invented.digest, impostor.digest]
     assert [Refusal.decode(one.body) for one in told] == [

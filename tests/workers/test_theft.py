@@ -1,4 +1,4 @@
-"""Who steals everything later, with every backup and replica, learns nothing of a round that is over."""
+"""A thief of everything, with every backup and replica, later learns nothing of a round that is over."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_yesterdays_backup_and_todays_disk_together_open_nothing_of_a_settled_ro
 
 
 def test_bodies_in_a_journal_are_sealed_to_the_talliers_before_they_are_encrypted(site: Site) -> None:
-    """Who steals key and journal in time has nothing without the talliers' keys either."""
+    """A thief of key and journal in time has nothing without the talliers' keys either."""
     ask = site.ask()
     site.send(ask)
     running = site.run()

@@ -68,7 +68,7 @@ class Searched(Site):
             )
 
     def told(self, requester: str, *, queries: int = 4, sigma_votes: float = 40.0) -> str:
-        """Whether a job is covered, or how else it is answered, for nothing."""
+        """Return "covered", "not covered" or "refused", at no price."""
         found = self.ask(requester, queries=queries, sigma_votes=sigma_votes)
         if isinstance(found, Proposal):
             self.cancel(found)

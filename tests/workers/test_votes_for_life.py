@@ -38,7 +38,7 @@ EPSILON = 15.0
 def write(
     path: Path, *, ids: int = 0, key: SiteKey | None = KEY, fingerprint: str = "backbone", twice: int = 0
 ) -> Shard:
-    """The same 60 images under other record ids, another backbone, or another key; the first few of them twice."""
+    """Write the same 60 images under other record ids, another backbone or key; the first few of them twice."""
     shutil.rmtree(path, ignore_errors=True)
     rng = np.random.default_rng(3)
     centres = np.random.default_rng(7).normal(size=(len(CLASSES), DIMENSION))
@@ -73,7 +73,7 @@ class LifeSite(Site):
         return self.ask(**(fields | {"lifetime_budget": life} | changes))
 
     def answer(self, ask: Ask) -> float:
-        """How many votes are in the answer, up to the noise: standard deviation 3."""
+        """Return the number of votes in the answer, up to the noise: standard deviation 3."""
         self.send(ask)
         (shares,) = self.shares(ask, 1)
         return float(unshard([share.expand() for share in shares]).sum() / ask.task.scale)
@@ -116,7 +116,7 @@ def test_an_image_votes_until_its_budget_is_spent_and_the_service_goes_on_answer
     assert site.spends() == [2 * price] * RECORDS
     # The ledger took B once, and one nano-unit for each of four rounds.
     assert site.spent() == set_aside_nano(budget_for(EPSILON, 1e-5)) + 4
-    # What the log says of each round is the same, whoever voted in it.
+    # What the log says of each round is the same, no matter which images voted.
     of_round = {
         ask.round.digest: [
             one.getMessage() for one in caplog.records if vars(one).get("round_digest") == ask.round.digest

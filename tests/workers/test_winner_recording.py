@@ -1,4 +1,4 @@
-"""All that the coordinator receives in a winner round, recorded: it relays what it cannot open, and is told labels."""
+"""All that the coordinator receives in a winner round, recorded: it relays what it cannot open, and receives labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A home that is put back whole, erasable keys and all: its witness outside the home refuses it, whoever asks."""
+"""A home that is put back whole, erasable keys and all: its witness outside the home refuses it at every ask."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def site(tmp_path: Path, make_shard: Any, relay: Any, start: Any) -> LifeSite:
 
 
 def put_back_after_an_answer(site: LifeSite, copy: Path) -> int:
-    """An answer, a copy of the home, another answer; then the copy stands in its place. What had been spent."""
+    """An answer, a copy of the home, another answer; then the copy replaces it. Return the spends of before."""
     running = site.run()
     site.answer(site.ask_for_life(votes=4, nonce="first"))
     running.end()
@@ -86,7 +86,7 @@ def test_who_goes_on_with_a_restored_home_is_told_what_its_witness_needs(
 
 
 def test_without_a_witness_the_coordinator_alone_could_tell(site: LifeSite, tmp_path: Path) -> None:
-    """What is said in docs/backup.md: such a coordinator gets the same votes twice."""
+    """As docs/backup.md says, such a coordinator gets the same votes twice."""
     site.make()
     spent = put_back_after_an_answer(site, tmp_path / "copy")
     assert 2 * sum(site.spends()) == spent

@@ -50,7 +50,7 @@ class BudgetTable(_Table):
             tasks that are ever answered together cost one record no more, and none is answered that says more. What was
             set aside once is never given back. None where no such task is answered.
         per_requester: the share of each cap, and of the `life_epsilon` for a record, that the jobs of one requester may
-            take, so that none uses up the others' budget; None if one may take all. The coordinator names the requester
+            take. So none uses up the others' budget. None if one may take all. The coordinator names the requester
             (`Proposal.requester`). A share divides a budget among requesters; only the caps protect records. Jobs
             without a named requester share one share.
     """

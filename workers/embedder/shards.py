@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from feature_store.backbones import load_backbone
 from feature_store.cluster.driver import Driver
-from feature_store.cluster.embedding import Recipe, cluster_embedder
+from feature_store.cluster.embedding import cluster_embedder
 from feature_store.embedding import Duplicates, EmbedReport, embed_source, same_images_list
 from feature_store.own_features import (
     Column,
@@ -86,7 +88,8 @@ def embed_images(
         "notes", "duplicates": [{"sources", "contradiction"}], "copies", "contradictions", "shared", "listed"}; see
         feature_store.embedding.EmbedReport.
     """
-    recipe = Recipe(
+    recipe = partial(
+        load_backbone,
         backbone if (isinstance(backbone, str) and not Path(backbone).exists()) else Path(backbone).resolve(),
         architecture=architecture,
         device=device,
@@ -102,7 +105,7 @@ def embed_images(
             embedder = cluster_embedder(recipe, driver)
         report = embed_source(
             images,
-            recipe.load,
+            recipe,
             out,
             classes=classes,
             public=public,

@@ -3,7 +3,7 @@
 **The map** takes stored features to what a private head sees. It depends on public images alone, and its rows have a
 public norm.
 
-    x -> z = (x - mean) basis -> (r z / max(|z|, l), a),      r^2 + a^2 = c^2
+    x -> z = (x - mean) basis -> (r z / max(|z|, l), a),      r^2 + a^2 = c^2.
 
 The mean and the principal axes are those of the public negatives, which every client has. A private image decides
 nothing about the map of another. (Dividing by the largest private norm, as the paper's equation 4 does, would let one

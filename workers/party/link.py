@@ -204,8 +204,8 @@ class PartyLink:
         coordinator_key: the pinned key that the coordinator's signatures are checked with.
         home: of this party, where files remember the coordinator's highest head and its proof.
         database: its journal, which keeps the numbers of messages.
-        journal_head: the head of its own ledger, stated at every poll.
-        check_own: refuses a head of its own ledger that the ledger does not hold: the coordinator has seen it.
+        journal_head: the head of this party's ledger, stated at every poll.
+        check_own: refuses a head that the coordinator has seen and this ledger does not hold.
         facts: stated to the coordinator at every poll.
         ca_file: certificates to check the coordinator's against; the system's where absent.
         wait_s: how long the coordinator may hold a poll while there is no mail.

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from benchmarks import BenchRow, in_turn, mean_row
 from benchmarks.accuracy.office_caltech import DELTA, DOMAINS, PUBLIC_SHARE, data_folder, embed_domains
 from benchmarks.accuracy.rivals.methods import (
-    CentredVotes,
     ClassMeans,
     Evolution,
     LeastSquares,
@@ -40,7 +39,6 @@ OURS: Final = ProductVotes().name
 
 ENTRANTS: Final[dict[str, tuple[Rival, ...]]] = {
     OURS: tuple(ProductVotes(clusters) for clusters in (10, 15, 20, 50)),
-    "reverse-knn, votes x centred centres": tuple(CentredVotes(clusters) for clusters in (10, 12, 15, 20, 50)),
     "class means on public axes": tuple(LeastSquares(axes, math.inf, 0.0) for axes in (8, 10, 16, 32)),
     "least squares, public covariance": tuple(
         LeastSquares(axes, ridge, 0.0) for axes in (10, 16, 32) for ridge in (0.3, 3.0)

@@ -4,9 +4,9 @@ DPPL (Wahdany, Jagielski, Dziedzic, Boenisch, AAAI 2025): one private prototype 
 
 **DPPL-Mean.** Features are shortened by averaging runs of `pool` neighboring numbers, and normalized. Their sum over
 each class is released with Gaussian noise. An image belongs to the class whose sum it has the largest cosine with. A
-record enters the sum of its own class with norm at most 1 and no other: a vector of `world`, sensitivity 1. (The
-authors release a mean under pure or zero-concentrated privacy. A cosine needs no count, so this rival pays for none,
-and the analytic price of the Gaussian is lower than theirs.)
+record enters the sum of its class with norm at most 1 and no other: a vector of `world`, sensitivity 1. (The authors
+release a mean under pure or zero-concentrated privacy. A cosine needs no count, so this rival pays for none, and the
+analytic price of the Gaussian is lower than theirs.)
 
 **DPPL-Public.** For each class y the exponential mechanism draws one public image z with probability proportional to
 exp(eta u_y(z)). Here u_y(z) = sum over the records of class y of s(x, z), with s the cosine cut to [low, high] and
@@ -24,12 +24,12 @@ one curator holds all scores and draws in double precision. Federated, it would 
 computation.
 
 **Private Evolution** (Lin et al., ICLR 2024), with a pool of public images in place of its generator. Each class keeps
-a population of candidates. In a round, every private record votes for the candidate of its own class that it is most
-similar to. The votes are added up and released with noise, and counts below a threshold become zero. The population is
-redrawn in proportion to what is left, and a share of the drawn ones are varied. The generator's variation (a new image
-like an old one) is here a public image among the `NEAREST` nearest of the candidate. The first population is drawn from
-the public images at random. After the last round class prototypes are the means of the candidates, weighted with their
-released counts, less the public mean.
+a population of candidates. In a round, every private record votes for the most similar candidate of its class. The
+votes are added up and released with noise, and counts below a threshold become zero. The population is redrawn in
+proportion to what is left, and a share of the drawn ones are varied. The generator's variation (a new image like an old
+one) is here a public image among the `NEAREST` nearest of the candidate. The first population is drawn from the public
+images at random. After the last round class prototypes are the means of the candidates, weighted with their released
+counts, less the public mean.
 
 *Price.* In one round a record casts one vote, in one cell of the class's histogram: a vector of `world` of norm 1
 whatever the candidates are. Candidates of a round follow from public images and released counts. So T rounds are T
@@ -43,13 +43,13 @@ phi^T. The largest entry of W phi(x) scores. Mehta et al. release A and B. Here 
 covariance differs by the domain but costs no privacy, so all of the price buys B.
 
 phi(x) is the feature less the public mean, along the first `axes` principal axes of the public images, each divided by
-its standard deviation to the power `whiten`, scaled to norm 1. Everything in phi is public. So |phi| <= 1, B moves by
-at most 1 when a record comes or goes (e_y phi^T has the norm of phi), and the price is that of one sum of `world`.
+its standard deviation to the power `whiten`, scaled to norm 1. Everything in phi is public. So |phi| <= 1, and B moves
+by at most 1 when a record comes or goes: e_y phi^T has the norm of phi. The price is that of one sum of `world`.
 Dividing by A + lambda is post-processing. `whiten = 0, ridge = inf` is a nearest class mean on public axes: DPPL-Mean
 with the map that our linear learners use.
 
-Rows of W are scaled to one norm before scoring: agents hold more records of one class than of another, and with noise a
-class of few records would otherwise never be named.
+Rows of W are scaled to one norm before scoring. Agents hold more records of one class than of another, and with noise
+a class of few records would otherwise never be named.
 
 **Ours**: reverse-knn over public clusters; the student that the product fits reads its histogram. Every record votes
 for its class at the nearest of `clusters` public centers: one vote in one cell, a vector of `world` of norm 1,
@@ -370,35 +370,6 @@ class ProductVotes:
                 self.kind, answers, public, num_classes=world.num_classes, seed=draw, learners=learners
             )
             return student.predict_proba(world.asked)
-
-        return predict
-
-
-@dataclass(frozen=True)
-class CentredVotes:
-    """reverse-knn; prototypes are noisy votes times centered centers.
-
-    Attributes:
-        clusters: questions asked.
-    """
-
-    clusters: int = 10
-
-    @property
-    def name(self) -> str:
-        return "reverse-knn, votes x centred centres"
-
-    def fit(self, world: World) -> Predict:
-        """Ask; a matrix product reads."""
-        asked = ask(world, self.clusters)
-        mean = unit(world.public).mean(axis=0)
-        centres = unit(asked.questions.features) - mean
-        seen = unit(world.asked) - mean
-
-        def predict(epsilon: float | None, draw: int) -> NDArray[np.float64]:
-            counts = noisy_sum(world, asked.ballots, epsilon, draw=draw)
-            prototypes = unit(counts.T @ centres)
-            return np.asarray(seen @ prototypes.T)
 
         return predict
 

@@ -128,6 +128,12 @@ def test_elements_that_scripts_ask_for_are_in_the_page() -> None:
             assert wanted in ids or wanted in made_by_scripts, f"{name} asks for #{wanted}"
 
 
+def test_motion_stops_for_those_who_ask() -> None:
+    style = "".join((STATIC / name).read_text() for name in ("dashboard.css", "views.css"))
+    assert "prefers-reduced-motion: reduce" in style
+    assert ":focus-visible" in style
+
+
 def test_the_vendored_library_is_what_its_note_says() -> None:
     note = (STATIC / "VENDORED.md").read_text()
     found = re.findall(r"^ +([0-9a-f]{64})  (\S+)$", note, flags=re.MULTILINE)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from api.coordinator import submission
+from api.coordinator.conductor import Preparation
 from api.coordinator.ownership import Reader
 from api.coordinator.views import read_view
 from api.schema import JobRequest, JobView
@@ -256,6 +257,19 @@ def test_a_requester_with_many_jobs_does_not_fill_the_mail_before_anothers_job(s
     site.submit(by="quiet", prepared=False, start=50)
     site.conductor.tick()
     assert site.waiting("east") == full + 1
+
+
+def test_a_job_that_others_wake_all_the_time_does_not_keep_another_from_being_looked_at(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loud, quiet = site.submit(prepared=False), site.submit(prepared=False, start=9)
+    looked: list[str] = []
+    monkeypatch.setattr(Preparation, "look", lambda _, job, __: looked.append(job.job_id))
+    for _ in range(150):
+        site.driver.wake(loud.job_id)
+        site.conductor.tick()
+        site.steady_s += 0.4
+    assert looked.count(quiet.job_id) >= 40
 
 
 def test_a_driver_that_is_closed_tells_whoever_still_delivers_to_send_again(site: Site) -> None:

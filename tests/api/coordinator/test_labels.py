@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from api.coordinator import submission
 from api.coordinator.labels import job_label_table, label_rows, read_names
 from api.coordinator.views import read_view
 from api.schema import JobView
@@ -26,12 +25,6 @@ from tests.api.conftest import FINGERPRINT, House
 from tests.job_steps import take_step
 
 STAMP = JobStamp("job", "pixels", datetime(2026, 1, 1, tzinfo=UTC), {}, False)
-
-
-@pytest.fixture
-def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds as they are where the length of features is not known, so that a job of 5000 questions has two."""
-    monkeypatch.setattr(submission, "batch_queries_of", lambda *_: BATCH_QUERIES)
 
 
 def release(count: int, *, start: int = 0, classes: int = 3) -> Release:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ from api.coordinator import parquet_reader
 from api.coordinator.config import LimitsTable
 from api.coordinator.parquet_reader import FeatureRows, ImageRows, RowLimits, parquet_rows, read_rows
 from labeler.errors import BadData, TooLarge, Unavailable
+from tests.api.conftest import on_disk
 
 ROOT = Path(__file__).parents[3]
 LIMITS = LimitsTable(max_image_bytes=2**20)
@@ -89,6 +91,7 @@ def test_a_bomb_is_refused_and_neither_process_grows(tmp_path: Path, make: Calla
     code = """
 import json, resource, sys
 from pathlib import Path
+from typing import BinaryIO
 from api.coordinator.config import LimitsTable
 from api.coordinator.uploads import UploadWriter
 from labeler.errors import LabelerError
@@ -116,11 +119,10 @@ print(json.dumps([*said, grown, peak(resource.RUSAGE_CHILDREN)]))
     assert list((tmp_path / "incoming").iterdir()) == []
 
 
-def written(table: pa.Table) -> io.BytesIO:
-    file = io.BytesIO()
-    pq.write_table(table, file)
-    file.seek(0)
-    return file
+def written(table: pa.Table) -> BinaryIO:
+    with io.BytesIO() as file:
+        pq.write_table(table, file)
+        return on_disk(file.getvalue())
 
 
 def test_rows_come_through_as_they_are(tmp_path: Path) -> None:
@@ -129,14 +131,14 @@ def test_rows_come_through_as_they_are(tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": images, "name": [f"n\u00e4me {number}" for number in range(20)]}), path)
     found: list[tuple[str, bytes]] = []
     with path.open("rb") as file:
-        for rows in parquet_rows(file, LIMITS, name="x"):
+        for rows in parquet_rows(file, LIMITS):
             assert isinstance(rows, ImageRows)
             found += rows.images
     assert found == [(f"n\u00e4me {number}", data) for number, data in enumerate(images)]
     for kind in (np.int16, np.float16, np.float32, np.float64):
         matrix = np.arange(1, 1201).reshape(300, 4).astype(kind)
         table = pa.table({"feature": pa.FixedSizeListArray.from_arrays(pa.array(matrix.ravel()), 4)})
-        parts = [rows for rows in parquet_rows(written(table), LIMITS, name="x") if isinstance(rows, FeatureRows)]
+        parts = [rows for rows in parquet_rows(written(table), LIMITS) if isinstance(rows, FeatureRows)]
         joined = np.concatenate([rows.features for rows in parts])
         assert joined.dtype == kind
         assert np.array_equal(joined, matrix)
@@ -145,21 +147,21 @@ def test_rows_come_through_as_they_are(tmp_path: Path) -> None:
 def test_an_image_or_a_row_group_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     large = pa.table({"image": [np.random.default_rng(1).bytes(MEBIBYTE + 1)]})
     with pytest.raises(TooLarge, match="an image in the Parquet file has 1048577 bytes"):
-        list(parquet_rows(written(large), LIMITS, name="x"))
+        list(parquet_rows(written(large), LIMITS))
     monkeypatch.setattr(parquet_reader, "MAX_GROUP_BYTES", MEBIBYTE)
     with pytest.raises(TooLarge, match="row_group_size=100"):
-        list(read_rows(written(large), RowLimits(10, 2**30, 2**30, 10), name="x"))
+        list(read_rows(written(large), RowLimits(10, 2**30, 2**30, 10)))
 
 
 def test_one_file_is_read_at_a_time_and_a_reader_that_is_left_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_reader, "WAIT_S", 0.05)
     table = pa.table({"image": [b"x"] * 100})
-    first = parquet_rows(written(table), LIMITS, name="x")
+    first = parquet_rows(written(table), LIMITS)
     next(first)
     with pytest.raises(Unavailable, match="in a moment"):
-        list(parquet_rows(written(table), LIMITS, name="x"))
+        list(parquet_rows(written(table), LIMITS))
     first.close()  # type: ignore[attr-defined]  # a generator
-    assert len(list(parquet_rows(written(table), LIMITS, name="x"))) == 13
+    assert len(list(parquet_rows(written(table), LIMITS))) == 13
 
 
 def test_a_reader_loads_no_library_that_rows_of_numbers_do_not_need(tmp_path: Path) -> None:
@@ -170,7 +172,7 @@ def test_a_reader_loads_no_library_that_rows_of_numbers_do_not_need(tmp_path: Pa
 import io, json, sys
 from api.coordinator.parquet_reader import _main
 with open(sys.argv[1], "rb") as file:
-    _main(json.dumps([json.loads(sys.argv[2]), "x"]), file, out := io.BytesIO())
+    _main(sys.argv[2], file, out := io.BytesIO())
 print(json.dumps([sys.modules.get("pandas") is None, b"features" in out.getvalue()]))
 """
     limits = json.dumps({**vars(RowLimits(10, 2**20, 2**20, 10))})
@@ -207,4 +209,4 @@ def test_a_reader_that_dies_or_lies_is_bad_data(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(parquet_reader, "start_process", start)
     with pytest.raises(BadData, match="more memory or time"):
-        list(parquet_rows(io.BytesIO(b"file"), LIMITS, name="x"))
+        list(parquet_rows(io.BytesIO(b"file"), LIMITS))

@@ -35,12 +35,6 @@ from tests.api.conftest import House
 from tests.job_steps import take_step
 
 
-@pytest.fixture
-def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds as they are where the length of features is not known, so that a job of 5000 questions has two."""
-    monkeypatch.setattr(submission, "batch_queries_of", lambda *_: BATCH_QUERIES)
-
-
 def test_a_job_claims_its_queries_and_reserves_its_worst_case_everywhere(house: House) -> None:
     record = house.task()
     view = house.submit(record, 30, name="first")

@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from api.coordinator.parquet_reader import FEATURE_ROWS, RowLimits, read_rows
 from api.coordinator.uploads import Upload, UploadWriter, tidy_name
 from feature_store.rows import on_grid, quantize
 from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady, StorageFull, TooLarge, UnreadableImage
+from tests.api.conftest import on_disk
 
 LIMITS = LimitsTable(max_images=50, max_upload_bytes=10 * 2**20, max_image_bytes=2**20, max_pixels=10_000)
 ROW_LIMITS = RowLimits(50, 10 * 2**20, 2**20, LIMITS.max_feature_dimension)
@@ -45,11 +46,10 @@ def zipped(files: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> 
     return file
 
 
-def parquet(columns: dict[str, Any]) -> io.BytesIO:
-    file = io.BytesIO()
-    pq.write_table(pa.table(columns), file)
-    file.seek(0)
-    return file
+def parquet(columns: dict[str, Any]) -> BinaryIO:
+    with io.BytesIO() as file:
+        pq.write_table(pa.table(columns), file)
+        return on_disk(file.getvalue())
 
 
 def uploaded(folder: Path, fill: Callable[[UploadWriter], None], limits: LimitsTable = LIMITS) -> Upload:
@@ -67,7 +67,7 @@ def test_images_are_kept_byte_for_byte_in_their_order(tmp_path: Path) -> None:
 
     def fill(writer: UploadWriter) -> None:
         for name, data in files.items():
-            writer.add_image(name, [data[:10], data[10:]])
+            writer.add_image(name, data)
 
     upload = uploaded(tmp_path, fill)
     assert (upload.count, upload.source, upload.dimension) == (3, "images", None)
@@ -88,8 +88,8 @@ def test_a_zip_and_a_parquet_file_give_the_same_as_single_files(tmp_path: Path) 
 
 def test_rows_of_a_parquet_file_without_names_are_numbered(tmp_path: Path) -> None:
     file = parquet({"image": [png(1), png(2)]})
-    upload = uploaded(tmp_path, lambda writer: writer.add_parquet(file, name="new.parquet"))
-    assert [row["name"] for row in rows(upload)] == ["new.parquet#0", "new.parquet#1"]
+    upload = uploaded(tmp_path, lambda writer: writer.add_parquet(file))
+    assert [row["name"] for row in rows(upload)] == ["upload.parquet#0", "upload.parquet#1"]
 
 
 def test_vectors_are_quantised_and_quantised_ones_are_taken_as_they_are(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_vectors_are_quantised_and_quantised_ones_are_taken_as_they_are(tmp_path
     assert (upload.count, upload.source, upload.dimension) == (2, "features", 3)
     assert pq.read_schema(upload.path).field("feature").type == pa.list_(pa.int16(), 3)
     assert [row["feature"] for row in rows(upload)] == quantize(vectors).tolist()
-    ready = uploaded(tmp_path, lambda writer: writer.add_features(quantize(vectors), ["a", "b"]))
+    ready = uploaded(tmp_path, lambda writer: writer.add_features(quantize(vectors).tolist(), ["a", "b"]))
     assert ready.digest == upload.digest
     table = {"id": ["a", "b"], "feature": vectors.astype(np.float32).tolist()}
     assert uploaded(tmp_path, lambda writer: writer.add_parquet(parquet(table))).digest == upload.digest
@@ -119,15 +119,13 @@ def test_quantised_vectors_are_kept_exactly_however_they_are_sent(tmp_path: Path
     lists = pa.array(exact.tolist(), pa.list_(pa.int16()))
     floats = pa.array(exact.tolist(), pa.list_(pa.float32()))
     for fill in (
-        lambda writer: writer.add_features(exact),
         lambda writer: writer.add_features(exact.tolist()),
-        lambda writer: writer.add_features(exact.astype(np.float32)),
         lambda writer: writer.add_parquet(parquet({"feature": lists})),
         lambda writer: writer.add_parquet(parquet({"feature": floats})),
     ):
         assert np.array_equal(kept(fill), exact)
     mixed = np.concatenate([exact.astype(np.float64), vectors])
-    assert np.array_equal(kept(lambda writer: writer.add_features(mixed)), np.concatenate([exact, exact]))
+    assert np.array_equal(kept(lambda writer: writer.add_features(mixed.tolist())), np.concatenate([exact, exact]))
 
 
 def test_whole_numbers_of_another_length_are_quantised(tmp_path: Path) -> None:
@@ -155,8 +153,8 @@ def test_many_vectors_are_hashed_as_one_after_the_other_however_they_are_split(t
     limits = LIMITS.model_copy(update={"max_images": 10_000})
     table = {"name": names, "feature": pa.array(list(vectors), pa.list_(pa.int16(), 4))}
     for fill in (
-        lambda writer: writer.add_features(vectors, names),
-        lambda writer: [writer.add_features(vectors[n : n + 1], names[n : n + 1]) for n in range(len(names))] and None,
+        lambda writer: writer.add_features(vectors.tolist(), names),
+        lambda writer: [writer.add_features([vectors[n].tolist()], [names[n]]) for n in range(len(names))] and None,
         lambda writer: writer.add_parquet(parquet(table)),
     ):
         upload = uploaded(tmp_path, fill, limits)
@@ -164,9 +162,9 @@ def test_many_vectors_are_hashed_as_one_after_the_other_however_they_are_split(t
         assert [row["feature"] for row in rows(upload)] == vectors.tolist()
     for repeated in (["x", "y", "x"], ["x", "y", names[0]]):
         writer = UploadWriter(tmp_path, limits)
-        writer.add_features(vectors[:1], names[:1])
+        writer.add_features(vectors[:1].tolist(), names[:1])
         with pytest.raises(InvalidSetting, match=repeated[2]):
-            writer.add_features(vectors[:3], repeated)
+            writer.add_features(vectors[:3].tolist(), repeated)
 
 
 def test_names_are_only_names(tmp_path: Path) -> None:
@@ -327,15 +325,16 @@ def test_a_file_with_damaged_bytes_is_taken_or_refused_in_a_sentence(tmp_path: P
     for number in range(600):
         method, file = whole[number % 3]
         through_a_process = number < 12
-        data = bytearray(file.getvalue())
+        data = bytearray(file.read())
+        file.seek(0)
         for place in generator.integers(0, len(data), 1 + number % 3):
             data[place] = generator.integers(0, 256)
-        damaged = io.BytesIO(bytes(data))
+        damaged = on_disk(bytes(data)) if through_a_process else io.BytesIO(data)
         try:
             if method == "add_zip" or through_a_process:
                 uploaded(tmp_path, lambda writer, add=method, file=damaged: getattr(writer, add)(file)).discard()
             else:
-                list(read_rows(damaged, ROW_LIMITS, name="damaged"))
+                list(read_rows(damaged, ROW_LIMITS))
         except LabelerError:
             refused += 1
         assert list(tmp_path.iterdir()) == []
@@ -345,7 +344,7 @@ def test_a_file_with_damaged_bytes_is_taken_or_refused_in_a_sentence(tmp_path: P
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"PAR1 and then nothing PAR1"])
 def test_what_is_no_parquet_is_refused(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(BadData, match="not Parquet"):
-        uploaded(tmp_path, lambda writer: writer.add_parquet(io.BytesIO(data)))
+        uploaded(tmp_path, lambda writer: writer.add_parquet(on_disk(data)))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -361,7 +360,6 @@ def test_what_is_no_parquet_is_refused(tmp_path: Path, data: bytes) -> None:
         ([[1.0, float("inf")]], None, BadData, "not finite"),
         ([[1.0] * 20_000], None, TooLarge, "20000 entries"),
         ([[1.0]] * 51, None, TooLarge, "at most 50"),
-        (np.array([[1, 2]]), None, BadData, "int64"),
     ],
 )
 def test_vectors_that_cannot_be_taken_are_refused_in_a_sentence(
@@ -383,7 +381,7 @@ def test_one_job_takes_images_or_vectors_and_so_much_of_them(tmp_path: Path) -> 
     with pytest.raises(TooLarge, match="at most 100 bytes"):
         uploaded(tmp_path, lambda writer: [writer.add_image(str(n), png()) for n in range(9)] and None, small)
     with pytest.raises(TooLarge, match="more than the 1048576 bytes"):
-        uploaded(tmp_path, lambda writer: writer.add_image("a", iter([b"\0" * 2**19] * 3)))
+        uploaded(tmp_path, lambda writer: writer.add_image("a", b"\0" * 3 * 2**19))
     with pytest.raises(InvalidSetting, match="without images"):
         uploaded(tmp_path, lambda _: None)
     assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import threading
 import time
@@ -50,6 +51,11 @@ class Service:
         # The limit ends a test that hangs, and promises nothing about time: cores are shared with other tests.
         # Reading the system's certificates takes 20 ms of a core, and hundreds of tests would do it for nothing.
         return httpx2.Client(base_url=self.url, headers=headers, timeout=240, trust_env=False, verify=NOBODY)
+
+    def connect(self, *, source: str = "127.0.0.1") -> socket.socket:
+        """A bare connection to it."""
+        host, port = self.url.removeprefix("http://").split(":")
+        return socket.create_connection((host, int(port)), timeout=60, source_address=(source, 0))
 
     def polling(self, who: str, number: int, *, keys: PartyKeys | None = None, **changes: Any) -> Message:
         """A poll that a party signs."""

@@ -96,7 +96,6 @@ def test_the_coordinators_own_signed_word_for_a_longer_journal_stops_the_service
 
 
 def test_a_stranger_is_refused_by_its_first_header_before_its_body_was_sent(service: Service) -> None:
-    host, port = service.url.split("//")[1].split(":")
     body = bytes(1000)
     message = PartyKeys.generate().message("answered", sender="nobody", recipient=COORDINATOR, sequence=1, body=body)
     size = MAX_MESSAGE_BYTES
@@ -106,7 +105,7 @@ def test_a_stranger_is_refused_by_its_first_header_before_its_body_was_sent(serv
             f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {OCTETS['Content-Type']}\r\n"
             f"Content-Length: {length}\r\n\r\n"
         )
-        with socket.create_connection((host, int(port)), timeout=60) as connection:
+        with service.connect() as connection:
             connection.sendall(head.encode() + frame([message])[:-1])
             assert connection.recv(1000).startswith(b"HTTP/1.1 403")
 
@@ -144,10 +143,9 @@ def test_a_token_keeps_a_bounded_number_of_event_streams_open_and_closing_one_fr
     own: Service, features: Features
 ) -> None:
     job_id = submit(own, features).json()["job_id"]
-    host, port = own.url.split("//")[1].split(":")
 
     def watch(role: Any) -> tuple[socket.socket, bytes]:
-        connection = socket.create_connection((host, int(port)), timeout=60)
+        connection = own.connect()
         connection.sendall(
             f"GET /v1/jobs/{job_id}/events HTTP/1.1\r\nHost: x\r\n"
             f"Authorization: Bearer {own.tokens[role]}\r\n\r\n".encode()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import socket
 import zipfile
 from pathlib import Path
 
@@ -223,8 +222,7 @@ def test_an_upload_that_is_too_large_is_refused_by_its_length_and_while_it_is_re
             # The service hung up on a body it had refused; whether the refusal is read first is a race.
             status = 413
         assert status == 413
-        host, port = service.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=60) as raw:
+        with service.connect() as raw:
             raw.sendall(
                 b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=a\r\n"
                 + f"Authorization: Bearer {service.tokens['requester']}\r\n".encode()

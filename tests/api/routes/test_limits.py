@@ -26,8 +26,7 @@ HALF = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: "
 
 
 def connected(service: Service, *, source: str = "127.0.0.1") -> socket.socket:
-    host, port = service.url.split("//")[1].split(":")
-    connection = socket.create_connection((host, int(port)), timeout=60, source_address=(source, 0))
+    connection = service.connect(source=source)
     connection.settimeout(20)
     return connection
 

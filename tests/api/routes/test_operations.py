@@ -50,12 +50,6 @@ def test_the_process_is_alive_and_says_what_it_lacks(service: Service) -> None:
     assert "journal" not in missing
 
 
-def test_requesters_read_no_metrics(service: Service) -> None:
-    """They count answers as they come."""
-    with service.http("requester") as http:
-        assert http.get("/metrics").status_code == 403
-
-
 def test_a_party_is_listed_with_the_version_of_its_program_and_for_requesters_to_the_minute(service: Service) -> None:
     data = service.polling("tallier-1", 1, program="labeler/0.1-test", journal_seq=1, journal_hash="a" * 64)
     assert service.post(data, path="/v1/messages:poll").status_code == 200

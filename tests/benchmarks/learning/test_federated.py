@@ -14,7 +14,7 @@ from scipy import stats
 from torch import nn
 
 from benchmarks.learning import federated
-from benchmarks.learning.federated import LocalTraining, ServerStep, clipped, dp_fed_avg, local_updates
+from benchmarks.learning.federated import LocalTraining, ServerStep, clipped, fed_avg, local_updates
 from benchmarks.learning.gradients import flatten
 from benchmarks.sums import SampledSum, with_budget
 from labeler.errors import InvalidSetting
@@ -67,7 +67,7 @@ TRAINING = LocalTraining(iterations=5, batch_size=10, learning_rate=0.2)
 def test_dp_fedavg_learns_under_a_budget() -> None:
     (inputs, labels), (module, start) = _federation(), _module()
     plan = with_budget(_plan(), 6.0, 1e-3)
-    model = dp_fed_avg(
+    model = fed_avg(
         module, start, inputs, labels, sizes=[RECORDS] * AGENTS, plan=plan, training=TRAINING,
         server=ServerStep(averaged=0.5), source_of=_sources("dp"),
     )  # fmt: skip
@@ -103,7 +103,7 @@ def test_what_agents_send_is_clipped_or_zero_as_their_coins_say(monkeypatch: pyt
     monkeypatch.setattr(federated, "private_sum", recorded)
     (inputs, labels), (module, start) = _federation(), _module()
     plan = _plan(0.05, rounds=30, probability=0.3)
-    dp_fed_avg(
+    fed_avg(
         module, start, inputs, labels, sizes=[RECORDS] * AGENTS, plan=plan, training=TRAINING,
         source_of=_sources("sent"),
     )  # fmt: skip
@@ -129,7 +129,7 @@ def test_the_noise_in_the_model_is_what_the_accountant_was_told() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(federated, "Descent", Watched)
-        dp_fed_avg(
+        fed_avg(
             module, start, inputs, labels, sizes=[RECORDS] * AGENTS, plan=plan,
             training=replace(TRAINING, learning_rate=1e-12), source_of=_sources("noise"),
         )  # fmt: skip
@@ -149,7 +149,7 @@ def test_a_plan_for_something_else_is_refused() -> None:
     )
     for other in wrong:
         with pytest.raises(InvalidSetting, match="the plan is for"):
-            dp_fed_avg(
+            fed_avg(
                 module, start, inputs, labels, sizes=[RECORDS] * AGENTS, plan=other, training=TRAINING,
                 source_of=_sources("wrong"),
             )  # fmt: skip

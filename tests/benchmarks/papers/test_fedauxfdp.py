@@ -41,7 +41,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> DataSet:
 
 
 def test_the_table_has_every_method_alpha_and_epsilon_with_its_price(small: DataSet, tmp_path: Path) -> None:
-    rows = run_cells("fedauxfdp", fedauxfdp.cells(tmp_path, full=False), code=fedauxfdp.__name__)
+    rows = run_cells("fedauxfdp", fedauxfdp.cells(tmp_path, full=False))
     swept = [row for row in rows if "lambda" in row.method]
     assert [row.epsilon is None for row in swept] == [True, False, False] * 4
     assert {row.settings["head_lambda"] for row in swept} == {0.1, 1.0}

@@ -17,8 +17,6 @@ from labeler.errors import InvalidSetting
 ON_CIFAR_10 = ("fedauxfdp", "dp-helmet")
 """Tables over features of the whole of CIFAR-10; their own tests run the same cells on small made-up features."""
 
-CODE = "benchmarks.papers.partitions"
-
 
 def row(value: float, **fields: object) -> BenchRow:
     return BenchRow("digits", "a method", "accuracy, %", value, **fields)  # type: ignore[arg-type]
@@ -39,8 +37,8 @@ def test_an_interrupted_table_goes_on_with_the_cells_that_are_missing(tmp_path: 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_cells("p", [counted(ran, "one"), Cell("two", stop)], code=CODE, keep=tmp_path)
-    rows = run_cells("p", [counted(ran, "one"), counted(ran, "three")], code=CODE, keep=tmp_path)
+        run_cells("p", [counted(ran, "one"), Cell("two", stop)], keep=tmp_path)
+    rows = run_cells("p", [counted(ran, "one"), counted(ran, "three")], keep=tmp_path)
     assert ran == ["one", "three"]
     assert [one.settings["key"] for one in rows] == ["one", "three"]
     assert all(one.seconds is not None and one.epsilon == 1.5 for one in rows)
@@ -50,33 +48,10 @@ def test_a_cell_is_measured_again_when_code_it_rests_on_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
-    run_cells("p", [counted(ran, "one")], code=CODE, keep=tmp_path)
-    monkeypatch.setattr(papers, "_code_digest", lambda _: "of other code")
-    run_cells("p", [counted(ran, "one")], code=CODE, keep=tmp_path)
+    run_cells("p", [counted(ran, "one")], keep=tmp_path)
+    monkeypatch.setattr(papers, "_code_digest", lambda: "of other code")
+    run_cells("p", [counted(ran, "one")], keep=tmp_path)
     assert ran == ["one", "one"]
-
-
-def test_the_code_of_a_table_is_its_module_and_all_that_it_imports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A copy of the tree: touching a module that is imported indirectly changes the digest, another one does not."""
-    for name, text in {
-        "benchmarks/papers/__init__.py": "",
-        "workers/table.py": "from labeler.noise import sample\n",
-        "labeler/noise.py": "import labeler.grid\n",
-        "labeler/grid.py": "S = 1\n",
-        "labeler/other.py": "S = 1\n",
-    }.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    monkeypatch.setattr(papers, "__file__", str(tmp_path / "benchmarks/papers/__init__.py"))
-    digest = papers._code_digest.__wrapped__
-    before = digest("workers.table")
-    (tmp_path / "labeler/other.py").write_text("S = 2\n")
-    assert digest("workers.table") == before
-    (tmp_path / "labeler/grid.py").write_text("S = 2\n")
-    assert digest("workers.table") != before
 
 
 def test_the_chart_shows_what_was_reached_under_a_finite_epsilon(tmp_path: Path) -> None:

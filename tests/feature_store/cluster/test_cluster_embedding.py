@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from feature_store.backbones import load_backbone
 from feature_store.cluster.driver import Driver
 from feature_store.cluster.embedding import Recipe, cluster_embedder
 from feature_store.embedding import EmbedReport, embed_source
@@ -44,7 +46,7 @@ def images_at(folder: Path) -> Path:
 
 
 def embed(folder: Path, out: Path, recipe: Recipe, *, driver: Driver | None = None, **settings: Any) -> EmbedReport:
-    backbone = recipe.load()
+    backbone = recipe()
     embedder = None if driver is None else cluster_embedder(recipe, driver)
     return embed_source(
         folder,
@@ -64,7 +66,7 @@ def bytes_of(shard: Path) -> dict[str, bytes]:
 def test_two_workers_write_the_shard_of_one_process_and_list_what_nobody_can_read(
     two_workers: Driver, tmp_path: Path, backbone: str
 ) -> None:
-    folder, recipe = images_at(tmp_path / "images"), Recipe(backbone, device="cpu")
+    folder, recipe = images_at(tmp_path / "images"), partial(load_backbone, backbone, device="cpu")
     alone = embed(folder, tmp_path / "alone", recipe)
     done: list[tuple[int, int]] = []
     together = embed(folder, tmp_path / "together", recipe, driver=two_workers, progress=lambda *now: done.append(now))
@@ -78,7 +80,7 @@ def test_two_workers_write_the_shard_of_one_process_and_list_what_nobody_can_rea
 
 @pytest.mark.long
 def test_it_goes_on_where_it_stopped_in_one_process_or_in_two(two_workers: Driver, tmp_path: Path) -> None:
-    folder, recipe = images_at(tmp_path / "images"), Recipe("pixels")
+    folder, recipe = images_at(tmp_path / "images"), partial(load_backbone, "pixels")
     embed(folder, tmp_path / "alone", recipe, public=True, key=None)
 
     def stop(done: int, _: int) -> None:
@@ -103,7 +105,7 @@ def _kill_workers(parent: int) -> set[int]:
 
 @pytest.mark.long
 def test_workers_that_are_killed_in_the_middle_change_nothing_in_the_bytes(two_workers: Driver, tmp_path: Path) -> None:
-    folder, recipe = images_at(tmp_path / "images"), Recipe("efficientnet-lite0", device="cpu")
+    folder, recipe = images_at(tmp_path / "images"), partial(load_backbone, "efficientnet-lite0", device="cpu")
     embed(folder, tmp_path / "alone", recipe)
     killed: set[int] = set()
 
@@ -118,7 +120,7 @@ def test_workers_that_are_killed_in_the_middle_change_nothing_in_the_bytes(two_w
 
 @pytest.mark.long
 def test_nothing_of_an_image_is_left_in_the_folder_of_a_cluster(two_workers: Driver, tmp_path: Path) -> None:
-    folder, recipe = images_at(tmp_path / "images"), Recipe("pixels")
+    folder, recipe = images_at(tmp_path / "images"), partial(load_backbone, "pixels")
     embed(folder, tmp_path / "together", recipe, driver=two_workers)
     shard = Shard.open(tmp_path / "together")
     assert shard.image_digests is not None
@@ -132,9 +134,9 @@ def test_nothing_of_an_image_is_left_in_the_folder_of_a_cluster(two_workers: Dri
 
 @pytest.mark.long
 def test_workers_with_another_backbone_are_refused(two_workers: Driver, tmp_path: Path) -> None:
-    folder, recipe = images_at(tmp_path / "images"), Recipe("pixels")
-    backbone = recipe.load()
-    elsewhere = cluster_embedder(Recipe("pixels:8"), two_workers)
+    folder, recipe = images_at(tmp_path / "images"), partial(load_backbone, "pixels")
+    backbone = recipe()
+    elsewhere = cluster_embedder(partial(load_backbone, "pixels:8"), two_workers)
     with pytest.raises(LabelerError):
         embed_source(folder, backbone, tmp_path / "out", classes=CLASSES, key=KEY, embedder=elsewhere)
     assert not (tmp_path / "out").exists()

@@ -152,7 +152,7 @@ def test_the_price_is_that_of_any_model_of_this_multiplier_and_of_an_agent_that_
 
 
 def test_all_records_are_summed_where_no_bound_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A learner takes the first million and pays for replacing; here nobody is cut off, so nobody is let in."""
+    """A learner takes the first million and pays for replacing; here none is cut off, so none is let in."""
     monkeypatch.setattr("labeler.methods.sensitivity.MOST_RECORDS", 10)
     axes, features, _ = draw(3, 30)
     answers = [answer_of(task(), QueryBatch(axes.rows), records(features[:n], np.zeros(n, np.int16))) for n in (30, 29)]

@@ -161,7 +161,7 @@ def test_a_step_that_forgets_how_many_records_there_may_be_is_no_contraction() -
 def test_logistic_descent_in_fifty_digits_keeps_the_bound_after_every_step(
     regularisation: float, clip_norm: float, n: int, public: int, places: list[int], steps: int
 ) -> None:
-    """The certainty head on a line, public negatives beside the records; an oracle that rounds nothing."""
+    """The certainty head on a line, with public negatives; an oracle that rounds nothing."""
     most = max(n, len(places)) + public
     terms = Descent(clip_norm, clip_norm**2 / 4, regularisation, n + public, 1, iterations=steps, most=most)
 

@@ -50,7 +50,7 @@ def problem() -> tuple[torch.Tensor, np.ndarray[tuple[int, ...], np.dtype[np.flo
 
 
 def tune(out: Path) -> None:
-    """What each process does."""
+    """Train as each process does."""
     images, labels = problem()
     losses: list[float] = []
     with joined_ranks() as ranks:
@@ -80,7 +80,7 @@ def _wrapper(script: Path) -> str:
 
 
 def in_forks(count: int, out: Path) -> list[int | None]:
-    """Tune in so many processes, told of each other as torchrun tells them; how each ended.
+    """Tune in this number of processes, with the variables that torchrun sets; return how each ended.
 
     Forks, which have loaded torch and timm already: what `run_in_ranks` starts is looked at by the other tests.
     """

@@ -1,4 +1,4 @@
-"""Whether an agent answers, and all that can be seen of an answer but its numbers, says nothing of its records.
+"""An agent's answer or refusal, and all that can be seen of an answer but its numbers, says nothing of its records.
 
 Every way to answer is driven over pairs of neighbouring shards, under ordinary and extreme settings: both answer or
 both refuse in the same words, before anything is charged, and what they send has the same kinds, shapes and lengths.
@@ -65,7 +65,7 @@ Feature = NDArray[np.int16]
 
 @pytest.fixture(scope="module", autouse=True)
 def _tables_of_noise_are_kept() -> Iterator[None]:
-    """Those of learners take half a second each, and every test here asks for the same."""
+    """Keep noise tables: a learner's takes half a second, and every test here needs the same."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(labeler.noise, "_table", lru_cache(maxsize=None)(labeler.noise._table))
         yield
@@ -329,7 +329,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Task], list[Sha
 
 
 def whatever_a_requester_may_ask(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """All that a task can say of training, so many times."""
+    """All that a task can say of training, this number of times."""
     bounds = settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     return lambda test: bounds(ASKED(test))
 
@@ -361,7 +361,7 @@ def test_whatever_many_requesters_may_ask_neighbours_answer_alike(pair: tuple[Sh
 def neighbours_hear_the_same(
     pair: tuple[Shard, Shard], *, method: str, sigma: float, share: float, **training: Any
 ) -> None:
-    """What is refused costs nothing (`outcome`)."""
+    """A refusal costs nothing (`outcome`)."""
     training |= {"dimension": 2, "score_share": share}
     try:
         task = task_of(method=method, training=training, sigma_votes=sigma)
@@ -386,7 +386,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Shard, Shard]:
 def test_an_ensemble_that_has_not_converged_votes_with_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """How many steps there are is public; whether they were enough is not, and nobody looks."""
+    """The number of steps is public; their success is private, and no code looks at it."""
     task = task_of(**SETTINGS["ensemble"])
     shard = shard_of(tmp_path / "one", *records_of("any", 21))
     converged = outcome(shard, task)
@@ -444,7 +444,7 @@ POLICY = policy_of(methods=list(METHODS))
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """No file of this process may grow beyond so many bytes: what a full disk looks like to whoever writes."""
+    """Let no file of this process grow beyond this number of bytes, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))

@@ -69,7 +69,7 @@ def some_model(asked: Task, seed: int = 3, size: float = 3.0) -> np.ndarray:
 
 
 class Drawn:
-    """A source whose coins are told."""
+    """A source of given coins."""
 
     is_seeded = True
 

@@ -1,4 +1,4 @@
-"""What an agent trained serves the rounds of a task once, lives in memory only, and is seen by nobody else."""
+"""A trained model serves the rounds of a task, lives in memory only, and stays with its agent."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def compare(
     first, *others = [answering(shard, task, **more) for shard in shards]
     assert len(first) > 100
     for other in others:
-        if task.traits.evaluates:  # a record is a tile of its own
+        if task.traits.evaluates:  # a record is one tile
             assert set(first) == set(other)
         else:
             assert not difference(first, other)
@@ -150,7 +150,7 @@ def test_every_way_to_answer_runs_the_same_operations(tmp_path: Path, way: str, 
 
 
 def declared_of(task: Task) -> int | None:
-    """What a site has to declare for a task, and else nothing."""
+    """Return the bound that a site has to declare for a task, else None."""
     return MOST if task.training is not None and task.training.max_records is not None else None
 
 
@@ -206,7 +206,7 @@ def test_votes_for_life_run_the_same_operations_whoever_can_still_pay(tmp_path: 
 
 
 def _spent(first: int, digests: NDArray[np.int64]) -> Spent:
-    """Nobody has spent anything, but for the first image."""
+    """Return spends of zero, but for the first image."""
     return Spent(0, np.where(np.arange(len(digests)) == 0, first, 0))
 
 
@@ -274,7 +274,7 @@ def _traced() -> tuple[str, ...]:
 
 
 def test_a_question_after_a_deletion_runs_the_operations_of_one_before_it(tmp_path: Path) -> None:
-    """What was built is built anew when the records change, and not when the next question comes."""
+    """An index is rebuilt when the records change, and not when the next question comes."""
     for way in ("knn", "ensemble"):
         task = task_of(**SETTINGS[way])
         shard = shard_of(tmp_path / way, records_of("any", 21), task, declared=MOST)

@@ -1,4 +1,4 @@
-"""What single records are told of: exact against deleting them one by one, and shown to their owner alone."""
+"""The losses of single records: exact against deleting them one by one, and shown to their owner alone."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_the_released_model_and_its_arrays_look_along_the_same_axes(tmp_path: Pa
     assert (model.predict(np.asarray(shard.features)) == shard.labels).mean() > 0.6
     again = LinearModel.of(model.arrays, linear_terms(task))
     assert np.array_equal(again.scores(PUBLIC), model.scores(PUBLIC))
-    # What whoever has the file computes by hand.
+    # A reader of the file computes the same by hand.
     z = (PUBLIC.astype(float) - rows[-1]) @ rows[:-1].T
     z *= np.sqrt(0.99) / np.linalg.norm(z, axis=1, keepdims=True)
     assert np.allclose(model.scores(PUBLIC), np.hstack([z, np.full((80, 1), 0.1)]) @ model.weights)

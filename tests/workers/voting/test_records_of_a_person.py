@@ -33,7 +33,7 @@ TRAINING = {"min_records": 10, "regularisation": 0.5, "dimension": 2, "radius": 
 
 
 def _shard(folder: Path, persons: list[int] | None, *, seed: int = 0, rows: list[int] | None = None) -> Shard:
-    """A shard of so many records; `rows` writes only some of them, which keep their ids, features and labels."""
+    """A shard of this number of records; `rows` writes only some of them, which keep their ids, features and labels."""
     count = 40 if persons is None else len(persons)
     random = np.random.default_rng(seed)
     features, labels = random.normal(size=(count, DIMENSION)), random.integers(0, 3, count).astype(np.int16)
@@ -95,14 +95,14 @@ def test_the_first_records_are_chosen_among_those_that_are_not_deleted(tmp_path:
 
 
 def _of(shard: Shard, record_ids: np.ndarray) -> bool:
-    """Whether the person of a deleted record has others left."""
+    """Return True if the person of a deleted record has others left."""
     assert shard.persons is not None
     mine = (shard.persons == shard.persons[shard.record_ids == record_ids[0]]).all(axis=1)
     return bool((mine & shard.alive).any())
 
 
 def _sent(shard: Shard, task: Task, batch: QueryBatch) -> np.ndarray:
-    """What the agent contributes; for aux-distill both heads on the grid before their own noise."""
+    """Return the contribution; for aux-distill both heads on the grid before their own noise."""
     if task.method != "aux-distill":
         return _agent(shard).ballots(task, batch)
     terms, records = head_terms(task), select_records(shard, records_per_person=task.records_per_person)
@@ -196,7 +196,7 @@ def test_a_planted_person_uses_most_of_what_a_model_is_priced_for(tmp_path: Path
 
 
 def test_a_shard_that_was_not_told_whose_records_it_holds_is_refused_before_the_charge(tmp_path: Path) -> None:
-    """In both of two neighbouring shards, with the same words: it hangs on how they were set up alone."""
+    """In both of two neighbouring shards, with the same words: it depends on their set-up alone."""
     said = set()
     for name, rows in (("one", list(range(40))), ("other", list(range(39)))):
         shard = _shard(tmp_path / name, None, rows=rows)

@@ -1,4 +1,4 @@
-"""What is stated to change is what changes: every method at every level, over every world of a few records.
+"""The stated change is the true change: every method at every level, over every world of a few records.
 
 No randomness decides: each world of at most five records is answered with and without a record, a person and the
 agent, by the modules that answer in earnest, and compared with the event that the price is computed from.
@@ -113,7 +113,7 @@ TASKS = [
 
 
 def world(present: tuple[int, ...], seed: int, most: int | None) -> Records:
-    """Records of a pool, with the cut per person made; an answer hangs on nothing else."""
+    """Records of a pool, with the cut per person made; an answer depends on nothing else."""
     at = np.array(present, dtype=np.int64)
     if most is not None and len(at):
         at = at[first_of_each_person(PERSONS[at], IDS[at], most)]
@@ -134,7 +134,7 @@ def asked(one: Task, seed: int) -> QueryBatch:
 
 
 def answered(one: Task, batch: QueryBatch, records: Records) -> NDArray[np.int64]:
-    """What an agent adds to the sum, on the grid and without noise: what the event is about."""
+    """Return an agent's part of the sum, on the grid and without noise: the event is about it."""
     if one.method == "aux-distill":
         terms, queries = head_terms(one), batch.features / FEATURE_ONE
         first = records.first(most_trained(one))
@@ -196,7 +196,7 @@ def test_no_record_no_person_and_no_agent_changes_more_than_the_event_says(one: 
 
 
 def two_updates(one: Task) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """What an agent answers with one record of class a, and with another one of class b beside it.
+    """Return the answers with one record of class a, and with another one of class b in addition.
 
     Both are rows of zeros with their constant. The model says a with 9 of 10, so that alone the first record pulls
     towards a, and the second pulls harder towards b.

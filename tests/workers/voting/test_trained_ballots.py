@@ -57,7 +57,7 @@ def without(records: Records, row: int) -> Records:
 
 
 def with_outlier(records: Records, row: int, label: int) -> Records:
-    """The same records with one replaced by the farthest there is: the opposite feature under another label."""
+    """Return the records with one replaced by the farthest there is: the opposite feature under another label."""
     features, labels = records.features.copy(), records.labels.copy()
     features[row] = -features[row]
     labels[row] = label

@@ -1,4 +1,4 @@
-"""What talliers run does not depend on the shares they hold, so they need no clock: every instruction is compared."""
+"""Operations of talliers do not depend on the shares they hold, so they need no clock: each instruction is compared."""
 
 from __future__ import annotations
 

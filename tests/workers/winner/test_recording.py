@@ -48,7 +48,7 @@ Channel = tuple[int, int]
 
 @dataclass(frozen=True)
 class Level:
-    """What one of the two that compute received for one level: by the other, then by the dealer."""
+    """The messages that one of the two that compute received for one level: by the other, then by the dealer."""
 
     z: Words
     y: NDArray[np.uint16]
@@ -59,7 +59,7 @@ class Level:
 
 @dataclass(frozen=True)
 class View:
-    """What one tallier saw of one round.
+    """The view of one tallier in one round.
 
     Attributes:
         inputs: the shares that agents sent it.
@@ -111,7 +111,7 @@ def near_tie(queries: int) -> tuple[Integers, Integers]:
 
 
 def input_shares(ballots: Integers, noise: Integers) -> list[tuple[BallotShare, ...]]:
-    """What each agent sends to the three talliers."""
+    """Return each agent's shares for the three talliers."""
     return [
         split_ballots(votes, units, row_total=VOTES, num_talliers=3, source=os_source(), field=FIELD)
         for votes, units in zip(ballots, noise, strict=True)
@@ -297,7 +297,7 @@ def test_what_is_put_together_is_the_winners_and_nothing_else(rounds: tuple[Reco
 def test_what_is_opened_in_a_comparison_is_uniform_whatever_the_scores_are(
     rounds: tuple[Recording, Recording],
 ) -> None:
-    """What is opened is what one of the two receives and its own part, so both parts are looked at."""
+    """An opened value is the sum of what one of the two receives and its own part, so both parts are looked at."""
     one, other = rounds
     for number in (0, 1):
         for level in range(len(LEVELS)):
@@ -411,7 +411,7 @@ def test_inspection_finds_a_comparison_whose_mask_is_missing(
 
 @pytest.mark.parametrize("offset", [2**14, 2 ** (FIELD.bits - 3), 2 ** (FIELD.bits - 1)])
 def test_sums_outside_their_range_open_nothing(make_jobs: MakeJobs, offset: int) -> None:
-    """What a dishonest agent's noise, or a tallier's share, can do: nobody sees it, so the comparisons check it.
+    """The harm of a dishonest agent's noise, or of a tallier's share: nobody sees it, so the comparisons check it.
 
     The dealer gets hashes that differ, and parts whose masks do not cancel: what it could add up is as good as random.
     """

@@ -46,7 +46,7 @@ MakeJobs = Callable[..., list[WinnerJob]]
 
 @pytest.fixture(autouse=True)
 def short_farewells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who gives up waits for the third tallier for a moment; the tests here do not need it to be long."""
+    """A tallier that gives up waits for the third one for a moment; the tests here do not need it to be long."""
     monkeypatch.setattr(session, "CLOSE_LIMIT_S", 0.3)
 
 
@@ -186,7 +186,7 @@ def test_a_party_with_other_parameters_is_refused_and_the_error_names_them(
 
 @pytest.mark.parametrize("impostor", [0, 1, 2])
 def test_a_party_with_another_certificate_is_refused(make_jobs: MakeJobs, tmp_path: Path, impostor: int) -> None:
-    """The impostor pins the true certificates of the others, and has one of its own for itself."""
+    """The impostor pins the true certificates of the others, and has another one for itself."""
     own = make_identities(tmp_path)
     jobs = make_jobs(2, 3, time_limit_s=1.5)
     true = jobs[impostor].certificates
@@ -228,7 +228,7 @@ def test_a_certificate_is_good_for_its_own_number_only(make_jobs: MakeJobs, iden
 def test_the_others_stop_when_a_party_is_killed_and_the_same_shares_work_afterwards(
     make_jobs: MakeJobs, rng: np.random.Generator, tmp_path: Path
 ) -> None:
-    """A process of its own, killed by SIGKILL in the middle of what it receives."""
+    """A separate process, killed by SIGKILL in the middle of what it receives."""
     job = make_jobs(1_000, 10)[0]
     shares = shares_of(hostile_sums(rng, 1_000, 10), job)
     terms = WinnerTerms(scale=100, lowest=LOWEST, highest=HIGHEST, row_total=None, threshold=None)
@@ -323,7 +323,7 @@ def test_words_that_are_not_those_of_the_protocol_give_a_class_or_nothing(
 
 
 def raw_hello(job: WinnerJob) -> bytes:
-    """What a tallier says first of this job."""
+    """Return the first words of a tallier about this job."""
     hello = json.dumps({"jobs": {job.job_id: job.parameters | {"signature": ""}}}).encode()
     return struct.pack("<I", len(hello)) + hello
 

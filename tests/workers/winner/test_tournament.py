@@ -140,7 +140,7 @@ FEW = {*range(2, 18), 31, 32, 33, 64, 65, 99, 100}
     "classes", [pytest.param(n, marks=[] if n in FEW else pytest.mark.long) for n in range(2, 101)]
 )
 def test_every_number_of_classes_has_its_tournament(make_jobs: MakeJobs, classes: int) -> None:
-    """Each class wins a query of its own, by one unit or as the lowest of two."""
+    """Each class wins one query, by one unit or as the lowest of two."""
     sums = np.zeros((2 * classes, classes), dtype=np.int64)
     sums[np.arange(classes), np.arange(classes)] = 1
     sums[classes + np.arange(classes), np.arange(classes)] = 1

@@ -1,4 +1,4 @@
-"""What a tallier sees of a comparison could have come of any other sums; the masks for which it would are computed.
+"""The view of a tallier in a comparison could have come of any other sums; the masks for which it would are computed.
 
 For a view of tallier 0 of sums s, and other sums s', there is exactly one set of parts of tallier 1 with which it
 sees, bit for bit, the same. All parts are uniform, so both views are equally likely: the view is independent of the
@@ -42,7 +42,7 @@ class Scripted:
 
 @dataclass
 class Held:
-    """What a tallier has, what it was sent by the dealer and by the other, and what came out of it."""
+    """All that a tallier has, what it was sent by the dealer and by the other, and what came out of it."""
 
     masks: Masks
     correlation: Correlation

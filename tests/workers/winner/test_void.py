@@ -94,7 +94,7 @@ def test_talliers_open_what_the_rule_of_void_says(make_jobs: MakeJobs, edges: li
 
 
 def _in_order(outcomes: Integers, order: tuple[int, ...]) -> bool:
-    """Whether a line of outcomes is void, then some of these in this order, then void."""
+    """Return True if a line of outcomes is void, then some of these in this order, then void."""
     inner = np.flatnonzero(outcomes != VOID)
     if not len(inner):
         return True
@@ -104,7 +104,7 @@ def _in_order(outcomes: Integers, order: tuple[int, ...]) -> bool:
 
 
 def _is_split(outcomes: Integers) -> bool:
-    """Whether a line of outcomes is void, then a class, void and the same class, then void."""
+    """Return True if a line of outcomes is void, then a class, void and the same class, then void."""
     stretches = [outcome for outcome, _ in itertools.groupby(outcomes.tolist())]
     inner = stretches[stretches[0] == VOID : len(stretches) - (stretches[-1] == VOID)]
     return len(inner) == 3 and inner[0] == inner[2] and inner[1] == VOID
@@ -303,7 +303,7 @@ def test_void_beside_two_questions_of_one_round_tells_more_than_their_winners() 
 def test_no_round_with_an_edge_of_void_is_above_the_profile(
     mu: float, queries: int, cut: float, width: float, epsilon: float, *, is_mirrored: bool
 ) -> None:
-    """The same cut and edge at every query of one round, on either side."""
+    """One cut and one edge at every query of one round, on either side."""
     cuts = [(cut, cut + width)] * queries
     reached = _one_round(-mu if is_mirrored else mu, math.exp(epsilon), cuts)
     assert reached <= winner_profile(ONE_BIT, mu, queries).delta(epsilon) * (1 + 1e-9) + 1e-13
