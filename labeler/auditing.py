@@ -71,12 +71,20 @@ class Errors:
     Attributes:
         false_positives, absent: of `absent` runs without the canary, how many it took for runs with it.
         false_negatives, present: of `present` runs with the canary, how many it took for runs without it.
+
+    Raises:
+        InvalidSetting: no run of one kind, or more errors than runs.
     """
 
     false_positives: int
     absent: int
     false_negatives: int
     present: int
+
+    def __post_init__(self) -> None:
+        for wrong, runs in ((self.false_positives, self.absent), (self.false_negatives, self.present)):
+            if not (runs >= 1 and 0 <= wrong <= runs):
+                raise InvalidSetting(f"a test is counted over at least one run of each kind; found {wrong} of {runs}")
 
     @property
     def advantage(self) -> float:
@@ -85,7 +93,7 @@ class Errors:
 
     def largest_rates(self, confidence: float) -> tuple[float, float]:
         """Return upper bounds on both error rates, which hold together with this confidence."""
-        each = confidence + (1 - confidence) / 2
+        each = _check_confidence(confidence) + (1 - confidence) / 2
         return (
             largest_rate(self.false_positives, self.absent, each),
             largest_rate(self.false_negatives, self.present, each),
@@ -94,6 +102,9 @@ class Errors:
 
 def largest_rate(errors: int, trials: int, confidence: float) -> float:
     """Return the exact upper bound on a probability after `errors` in `trials` (Clopper, Pearson 1934)."""
+    _check_confidence(confidence)
+    if not (errors >= 0 and trials >= 1):
+        raise InvalidSetting(f"a rate is of at least one trial, found {errors} errors in {trials}")
     found = 1.0 if errors >= trials else float(betaincinv(errors + 1, trials - errors, confidence))
     return found if found <= 1 else 1.0  # for an extreme confidence no bound exists: nothing is proved
 
@@ -106,6 +117,8 @@ def many_runs_mu(errors: Errors, confidence: float) -> float:
 
 def many_runs_epsilon(errors: Errors, delta: float, confidence: float) -> float:
     """Return a lower bound on epsilon at a delta, for any kind of mechanism; 0 if nothing is proved."""
+    if not 0 <= delta < 1:
+        raise InvalidSetting(f"delta must be at least 0 and below 1, found {delta}")
     alpha, beta = errors.largest_rates(confidence)
     odds = [(1 - b - delta) / a for a, b in ((alpha, beta), (beta, alpha)) if 1 - b - delta > 0]
     return max([0.0, *(math.log(one) for one in odds)])
@@ -125,8 +138,13 @@ def one_run_mu(correct: int, guesses: int, canaries: int, confidence: float) -> 
         guesses: g, number of guesses; fixed before the run.
         canaries: m, each of which took part by a fair coin.
         confidence: with which the bound holds.
+
+    Raises:
+        InvalidSetting: numbers that no run can have.
     """
-    tau = 1 - confidence
+    if not 0 <= correct <= guesses <= canaries or guesses < 1:
+        raise InvalidSetting(f"of {canaries} canaries {guesses} guesses cannot be right {correct} times")
+    tau = 1 - _check_confidence(confidence)
     if not _is_refuted(0.0, correct, guesses, canaries, tau):
         return 0.0
     low, high = 0.0, _LARGEST_MU
@@ -138,6 +156,8 @@ def one_run_mu(correct: int, guesses: int, canaries: int, confidence: float) -> 
 
 def largest_advantage(mu: float) -> float:
     """Return the largest excess of a test's true positive rate over its false positive rate under mu-GDP."""
+    if not mu >= 0:
+        raise InvalidSetting(f"mu must be at least 0, found {mu}")
     return float(2 * ndtr(mu / 2) - 1)
 
 
@@ -151,6 +171,12 @@ def _is_refuted(mu: float, correct: int, guesses: int, canaries: int, tau: float
             right += i / (guesses - i) * (needed - wrong)
             wrong = needed
     return right + wrong > guesses / canaries
+
+
+def _check_confidence(confidence: float) -> float:
+    if not 0 < confidence < 1:
+        raise InvalidSetting(f"confidence must lie strictly between 0 and 1, found {confidence}")
+    return confidence
 
 
 NANO: Final = 10**9

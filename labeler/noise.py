@@ -237,16 +237,22 @@ class DiscreteGaussian:
 
         Returns:
             Noise in grid units, int64, of the shape asked for, each within `reach` of zero.
+
+        Raises:
+            InvalidSetting: a dimension is negative.
         """
-        table, noise = _table(self.sigma_grid), np.empty(shape, dtype=np.int64)
-        flat = noise.reshape(-1)
+        dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
+        if any(dimension < 0 for dimension in dimensions):
+            raise InvalidSetting(f"the shape of noise must not be negative, found {dimensions}")
+        table = _table(self.sigma_grid)
+        noise = np.empty(math.prod(dimensions), dtype=np.int64)
         # In chunks, so that words, look-ups and results stay in the processor's cache.
-        for start in range(0, flat.size, _CHUNK):
-            part = flat[start : start + _CHUNK]
+        for start in range(0, noise.size, _CHUNK):
+            part = noise[start : start + _CHUNK]
             words = source.uint64(part.size)
             part[:] = table.magnitudes(words, source)
             part *= 1 - 2 * (words & np.uint64(1)).view(np.int64)
-        return noise
+        return noise.reshape(dimensions)
 
 
 def noise_share(task: Task, source: ByteSource, num_queries: int) -> NDArray[np.int64]:
@@ -264,9 +270,11 @@ def noise_share(task: Task, source: ByteSource, num_queries: int) -> NDArray[np.
         Noise in grid units, int64, shape (num_queries, num_classes).
 
     Raises:
-        InvalidSetting: the task's grid is finer than the sampler accepts.
+        InvalidSetting: num_queries is less than 1, or the task's grid is finer than the sampler accepts.
         UnsafeGrid: the task's grid is too coarse to prove anything.
     """
+    if num_queries < 1:
+        raise InvalidSetting(f"a batch has at least one query, found {num_queries}")
     return DiscreteGaussian(task.share_sigma_grid).sample(source, (num_queries, task.num_classes))
 
 

@@ -494,9 +494,18 @@ def price_of_paper_shares(
 
     Returns:
         The exact epsilon for continuous noise.
+
+    Raises:
+        InvalidSetting: an argument is outside its range.
     """
+    left = agents - colluding_agents - max_dropouts
+    if colluding_agents < 0 or max_dropouts < 0 or left < 1:
+        raise InvalidSetting(
+            "colluding_agents and max_dropouts must be at least 0 and together "
+            f"below agents {agents}, found {colluding_agents} and {max_dropouts}"
+        )
     known = GaussianSum(squared_sensitivity, sigma_votes)
-    return epsilon_of_delta(delta, math.sqrt(known.mu_squared * agents / (agents - colluding_agents - max_dropouts)))
+    return epsilon_of_delta(delta, math.sqrt(known.mu_squared * agents / left))
 
 
 def _noise_factors(task: Task) -> NoiseFactors:

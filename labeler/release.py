@@ -269,6 +269,8 @@ def _check_shares(aggregate_shares: Sequence[AggregateShare], task: Task) -> Agg
             raise ProtocolViolation("the talliers summed different agents; nothing can be opened")
         if share.sharings_digest != first.sharings_digest:
             raise ProtocolViolation("the talliers summed shares of different splits; nothing can be opened")
+        if share.words.shape != (first.round.num_queries, first.round.num_classes):
+            raise ProtocolViolation("a tallier's sum does not have the shape of the round")
     _check_count(first.contributors, task)
     return first
 

@@ -35,7 +35,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Annotated, Final
 
 import numpy as np
@@ -124,7 +124,12 @@ class PrimeField:
     def times(self, residues: NDArray[np.uint64], factor: int) -> NDArray[np.uint64]:
         """Return residues times one public whole number of at least 0, by doubling and adding: products need no wider
         words.
+
+        Raises:
+            InvalidSetting: the factor is negative.
         """
+        if factor < 0:
+            raise InvalidSetting(f"residues are multiplied by whole numbers of at least 0 here, found {factor}")
         total = np.zeros_like(residues)
         for bit in bin(factor)[2:]:
             total = self.add(total, total)
@@ -133,8 +138,17 @@ class PrimeField:
         return total
 
     def total(self, parts: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
-        """Return the sum of one or more arrays of residues."""
-        return reduce(self.add, parts)
+        """Return the sum of one or more arrays of residues.
+
+        Raises:
+            InvalidSetting: there is none.
+        """
+        if not parts:
+            raise InvalidSetting("a sum needs at least one array of residues")
+        total = parts[0]
+        for part in parts[1:]:
+            total = self.add(total, part)
+        return total
 
     def uniform(self, source: ByteSource, count: int) -> NDArray[np.uint64]:
         """Return uniform residues, shape (count,): see `uniform_below`."""
@@ -157,7 +171,12 @@ def uniform_below(bound: int, source: ByteSource, count: int) -> NDArray[np.uint
         bound: 1 to 2^64.
         source: the stream; it alone decides which words are dropped.
         count: how many numbers.
+
+    Raises:
+        InvalidSetting: the bound is outside 1 .. 2^64, or the count negative.
     """
+    if not 1 <= bound <= 2**64:
+        raise InvalidSetting(f"uniform words lie below a bound of 1 to 2^64, found {bound}")
     mask = np.uint64((1 << (bound - 1).bit_length()) - 1)
     largest = np.uint64(bound - 1)
     words = source.uint64(count) & mask
@@ -172,7 +191,12 @@ def comparison_bits(lowest: int, highest: int) -> int:
     """Return bits l such that every difference of two numbers in lowest .. highest + 1 lies in [-2^l, 2^l).
 
     The extra value above the highest is for a threshold that nothing reaches.
+
+    Raises:
+        InvalidSetting: lowest is above highest.
     """
+    if lowest > highest:
+        raise InvalidSetting(f"the lowest sum must not be above the highest, found {lowest} and {highest}")
     return (highest + 1 - lowest).bit_length()
 
 
@@ -333,11 +357,16 @@ def add_shares(shares: Sequence[NDArray[np.uint64]], *, field: PrimeField | None
     kinds = {(share.dtype.str, share.shape) for share in shares}
     if len(kinds) != 1 or shares[0].dtype != np.uint64:
         raise ProtocolViolation("shares of one vector must all be uint64 of one shape")
-    if field is None:
-        return reduce(np.add, shares, np.zeros_like(shares[0]))
-    for share in shares:
-        field.check(share, "a share")
-    return field.total(shares)
+    total = shares[0].copy()
+    if field is not None:
+        field.check(total, "a share")
+    for share in shares[1:]:
+        if field is None:
+            total += share
+        else:
+            field.check(share, "a share")
+            total = field.add(total, share)
+    return total
 
 
 def unshard(shares: Sequence[NDArray[np.uint64]], *, field: PrimeField | None = None) -> NDArray[np.int64]:

@@ -144,7 +144,7 @@ class LocalHeadTerms:
         max_records: n_max, the most records a client may have, as a public fact; None if there is none.
 
     Raises:
-        InvalidSetting: there are more weights or negatives than rounding is bounded for, or see `Descent`.
+        InvalidSetting: a number is out of bounds, or there are more weights or negatives than rounding is bounded for.
         UnsafeGrid: no grid fits these numbers.
     """
 
@@ -161,6 +161,22 @@ class LocalHeadTerms:
     max_records: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("num_classes", "head_dimension", "score_dimension", "min_records", "num_negatives"):
+            least = 2 if name == "num_classes" else 1
+            if type(value := getattr(self, name)) is not int or value < least:
+                raise InvalidSetting(
+                    f"{name} of local heads must be a whole number of at least {least}, found {value!r}"
+                )
+        for name in (
+            "sigma_head",
+            "sigma_scores",
+            "head_regularisation",
+            "score_regularisation",
+            "clip_norm",
+        ):
+            number = getattr(self, name)
+            if not (number is None and name == "sigma_scores") and not 0 < number < math.inf:
+                raise InvalidSetting(f"{name} of local heads must be positive and finite, found {number!r}")
         if max(self.num_classes * self.head_dimension, self.score_dimension) > MOST_WEIGHTS:
             raise InvalidSetting(
                 f"local heads of {self.num_classes} classes and {self.head_dimension} numbers have more than "
@@ -170,6 +186,8 @@ class LocalHeadTerms:
             raise InvalidSetting(
                 f"rounding is bounded for at most {MOST_PUBLIC_ROWS} public negatives, found {self.num_negatives}"
             )
+        if self.max_records is not None and (type(self.max_records) is not int or self.max_records < 1):
+            raise InvalidSetting(f"max_records of local heads must be a whole number, found {self.max_records!r}")
         _ = self.mechanism  # Refuses numbers that no grid fits.
 
     @property

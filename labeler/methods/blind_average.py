@@ -195,6 +195,8 @@ def softmax_lipschitz(*, clip_norm: float, radius: float, num_classes: int) -> f
         radius: R, of the whole model.
         num_classes: K.
     """
+    check_positive(clip_norm=clip_norm, radius=radius)
+    _check_classes(num_classes)
     shrink = (num_classes - 1) * math.exp(-math.sqrt(2) * radius * clip_norm)
     wrong, likeliest = (num_classes - 1) / (num_classes - 1 + shrink / (num_classes - 1)), 1 / (1 + shrink)
     return clip_norm * math.sqrt(wrong**2 + wrong * min(wrong, likeliest))
@@ -239,7 +241,7 @@ class LinearTerms:
         max_records: n_max, the most records a user may have, as a public fact; None if there is none.
 
     Raises:
-        InvalidSetting: no such learner, or numbers for which `Descent` proves nothing.
+        InvalidSetting: a value is out of bounds, or rounding would cost more than a hundredth of the bound.
 
     References:
         Kirschte et al., "Distributed DP-Helmet", Algorithms 1 and 3, Lemma 2, Theorem 11, Corollary 10.
@@ -257,6 +259,11 @@ class LinearTerms:
     def __post_init__(self) -> None:
         if self.learner not in get_args(Learner):
             raise InvalidSetting(f"a linear learner is one of {', '.join(get_args(Learner))}, found {self.learner!r}")
+        check_positive(regularisation=self.regularisation, clip_norm=self.clip_norm, radius=self.radius)
+        check_count(iterations=self.iterations, min_records=self.min_records)
+        if self.max_records is not None:
+            check_count(max_records=self.max_records)
+        _check_classes(self.num_classes)
         _ = self.descent  # Refuses numbers for which double precision proves nothing.
 
     @property
@@ -324,6 +331,24 @@ class LinearTerms:
         return self.descent.rounding_margin
 
 
+def check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise InvalidSetting(f"{name} must be a positive finite number, found {value!r}")
+
+
+def _check_classes(num_classes: int) -> None:
+    check_count(num_classes=num_classes)
+    if num_classes < 2:
+        raise InvalidSetting("a classifier tells at least two classes apart, found num_classes 1")
+
+
+def check_count(**values: int) -> None:
+    for name, value in values.items():
+        if type(value) is not int or value < 1:
+            raise InvalidSetting(f"{name} must be a whole number of at least 1, found {value!r}")
+
+
 FINE = 2**30
 """Whole numbers per 1 of a coordinate of phi: fewer than 2^33 records add up within 64 bits."""
 
@@ -343,6 +368,9 @@ class MeanTerms:
         radius: R, the longest sum of an agent, records.
         max_records: the most records an agent may have, as a public fact; None if there is none.
         may_replace: whether a cap may let one record replace another.
+
+    Raises:
+        InvalidSetting: a value is out of bounds.
     """
 
     num_classes: int
@@ -350,6 +378,12 @@ class MeanTerms:
     radius: float
     max_records: int | None = None
     may_replace: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_classes < 2 or self.axes < 1 or not 0 < self.radius < math.inf:
+            raise InvalidSetting("class means have at least two classes, one axis and a positive finite radius")
+        if self.max_records is not None and self.max_records < 1:
+            raise InvalidSetting(f"max_records must be at least 1, found {self.max_records}")
 
     @property
     def numbers(self) -> int:

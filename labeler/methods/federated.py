@@ -201,6 +201,9 @@ class StepTerms:
         unit: "record" or "agent", which is clipped and sampled.
         radius: R, the largest norm of an agent's sum, in clips; with unit "agent" it is 1.
         rate: q, exactly.
+
+    Raises:
+        InvalidSetting: a value is out of bounds.
     """
 
     num_classes: int
@@ -209,6 +212,12 @@ class StepTerms:
     unit: Literal["record", "agent"]
     radius: float
     rate: Fraction
+
+    def __post_init__(self) -> None:
+        if self.num_classes < 2 or self.rows < 2 or not 0 < self.clip < math.inf:
+            raise InvalidSetting("a step has at least two classes and rows, and clips at a positive finite norm")
+        if not 0 < self.rate <= 1 or not self.radius >= 1:
+            raise InvalidSetting(f"a step samples at a rate up to 1 into a ball of at least 1 clip, found {self}")
 
     @property
     def numbers(self) -> int:

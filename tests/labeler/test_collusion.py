@@ -104,3 +104,15 @@ def test_two_agents_of_which_one_may_be_missing_are_told_what_to_do() -> None:
     with pytest.raises(InvalidTask, match=r"lower max_dropouts, or say colluding_agents = 0"):
         resolve_colluding_agents(None, agents=2, max_dropouts=1)
     assert resolve_colluding_agents(None, agents=2, max_dropouts=1, method="aux-distill") == 0
+
+
+def test_a_stored_task_keeps_its_number_and_its_digest() -> None:
+    """Made by a version in which the default was 0; the digest is that of then."""
+    stored = {
+        "name": "t", "classes": ["a", "b"], "method": "knn", "k": 1, "sigma_votes": 25.0, "delta": 1e-4,
+        "max_queries": 10, "release": "histogram", "agents": 3, "max_dropouts": 0, "max_agent_records": None,
+        "talliers": 3, "grid_scale": None, "backbone_fingerprint": "f", "nonce": "",
+    }  # fmt: skip
+    assert Task.model_validate(stored).colluding_agents == 0
+    assert Task.model_validate(stored).digest == Task.model_validate(stored | {"colluding_agents": 0}).digest
+    assert Task.model_validate(stored).digest == "484f2282a9759bd3e50347c57a3f676775bee553453b60c10c00befb08967e72"

@@ -162,13 +162,22 @@ def test_a_bound_a_third_smaller_would_be_wrong_for_the_minimiser() -> None:
     "wrong",
     [
         {"learner": "perceptron"},
+        {"num_classes": 1},
+        {"num_classes": True},
+        {"regularisation": 0.0},
         {"regularisation": math.nan},
         {"clip_norm": math.inf},
         {"radius": -1.0},
         {"iterations": 0},
         {"min_records": 0},
+        {"min_records": 2.5},
     ],
 )
 def test_terms_out_of_bounds_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidSetting):
         replace(SVM, **wrong)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_a_softmax_of_one_class_has_no_bound() -> None:
+    with pytest.raises(InvalidSetting, match="two classes"):
+        softmax_lipschitz(clip_norm=1, radius=1, num_classes=1)

@@ -87,6 +87,13 @@ def test_numbers_do_not_depend_on_how_they_are_asked_for() -> None:
     assert np.concatenate(parts).tolist() == whole.tolist()
 
 
+def test_a_bound_outside_64_bits_is_refused() -> None:
+    for bound in (0, 2**64 + 1):
+        with pytest.raises(InvalidSetting, match="bound"):
+            uniform_below(bound, seeded_source(1), 1)
+    assert len(uniform_below(2**64, seeded_source(1), 3)) == 3
+
+
 @given(st.integers(0, 2**20 - 2), st.integers(0, 2**20 - 1))
 def test_sums_are_few_of_the_numbers_of_their_field(below: int, above: int) -> None:
     """Fewer than one in 2^42; and the size is that of the wire."""
@@ -112,6 +119,8 @@ def test_sums_too_wide_for_a_field_are_refused() -> None:
         field_for(0, 2**MAX_COMPARISON_BITS - 1)
     with pytest.raises(InvalidSetting, match="contain zero"):
         field_for(5, 10)
+    with pytest.raises(InvalidSetting, match="lowest"):
+        comparison_bits(2, 1)
 
 
 def test_what_is_no_residue_is_refused() -> None:
@@ -125,3 +134,5 @@ def test_what_is_no_residue_is_refused() -> None:
         field.encode(np.array([field.modulus // 2 + 1]))
     with pytest.raises(InvalidSetting, match="int64"):
         field.encode(np.array([1], dtype=np.int32))
+    with pytest.raises(InvalidSetting, match="at least one"):
+        field.total([])

@@ -165,6 +165,11 @@ def test_heads_of_another_shape_are_refused() -> None:
 @pytest.mark.parametrize(
     "change",
     [
+        {"num_classes": 1},
+        {"min_records": 0},
+        {"min_records": 2.0},
+        {"sigma_head": 0.0},
+        {"sigma_scores": math.nan},
         {"head_regularisation": -1.0},
         {"clip_norm": math.inf},
         {"head_regularisation": 1e-6},

@@ -183,6 +183,8 @@ def test_a_shape_is_only_a_view_of_the_same_samples() -> None:
     source = seeded_source(1)
     halves = [DiscreteGaussian(10.0).sample(source, count) for count in (33_333, 66_667)]
     np.testing.assert_array_equal(flat, np.concatenate(halves))
+    with pytest.raises(InvalidSetting, match="negative"):
+        DiscreteGaussian(10.0).sample(seeded_source(1), (-1, 2))
 
 
 @pytest.mark.parametrize("sigma", [0.0, -1.0, 0.49, 100_001.0, math.inf, -math.inf, math.nan, 5e-324])
@@ -213,7 +215,9 @@ def test_a_noise_share_is_replayed_from_the_same_source() -> None:
     assert (noise_share(task, seeded_source(1), 9) != noise_share(task, seeded_source(2), 9)).any()
 
 
-def test_a_grid_too_fine_is_refused() -> None:
+def test_a_batch_without_queries_or_a_grid_too_fine_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="at least one query"):
+        noise_share(task_with(), seeded_source(1), 0)
     with pytest.raises(InvalidSetting, match="grid_scale"):
         noise_share(task_with(grid_scale=10**6), seeded_source(1), 1)
 

@@ -17,6 +17,15 @@ from labeler.accounting.gaussian import delta_of_epsilon, deltas_of_epsilons, ep
 from labeler.accounting.integer import epsilon_bound, improved_epsilon, papers_epsilon, sum_of_shares_error
 from labeler.accounting.losses import composed, least_gaussian
 from labeler.accounting.sampled import IntegerReplaced, IntegerSampled, sampled_epsilon, sampled_pair
+from labeler.auditing import (
+    Errors,
+    largest_advantage,
+    largest_rate,
+    many_runs_advantage,
+    many_runs_epsilon,
+    many_runs_mu,
+    one_run_mu,
+)
 from labeler.errors import InvalidSetting
 
 EXTREMES = (math.nan, math.inf, -math.inf, -1.0, 0.0, -0.0, 5e-324, 1e-310, 1e-200, 1e-101, 1e-100, 1e-30, 1e-9, 0.3,
@@ -125,3 +134,14 @@ def test_a_profile_with_a_hole_has_no_gaussian_above_it() -> None:
         damaged = deltas.copy()
         damaged[hole] = math.nan
         assert least_gaussian(epsilons, damaged, 1e-9, 0.1, 2.0) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(-1, 5), st.integers(-1, 5), st.integers(-1, 5), st.integers(-1, 5), reals, reals)
+def test_lower_bounds_are_numbers_or_refused(a: int, b: int, c: int, d: int, delta: float, confidence: float) -> None:
+    number_or_refusal(lambda: largest_rate(a, b, confidence), most=1.0)
+    number_or_refusal(lambda: many_runs_mu(Errors(a, b, c, d), confidence))
+    number_or_refusal(lambda: many_runs_epsilon(Errors(a, b, c, d), delta, confidence))
+    number_or_refusal(lambda: many_runs_advantage(Errors(a, b, c, d), confidence), most=1.0)
+    number_or_refusal(lambda: one_run_mu(a, b, c, confidence))
+    number_or_refusal(lambda: largest_advantage(delta), most=1.0)

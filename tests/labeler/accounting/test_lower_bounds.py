@@ -18,6 +18,7 @@ from labeler.auditing import (
     many_runs_mu,
     one_run_mu,
 )
+from labeler.errors import InvalidSetting
 
 
 @pytest.mark.parametrize(("errors", "trials"), [(0, 10), (3, 10), (9, 10), (10, 10), (340, 1000)])
@@ -108,3 +109,13 @@ def test_the_largest_advantage_is_that_of_the_test_in_the_middle() -> None:
     assert largest_advantage(0.0) == 0
     # The test that guesses "present" above the middle has exactly this advantage.
     assert largest_advantage(1.0) == pytest.approx(norm.cdf(0.5) - norm.cdf(-0.5))
+
+
+def test_numbers_that_no_run_can_have_are_refused() -> None:
+    for bad in ((11, 10, 10), (5, 10, 9), (0, 0, 5)):
+        with pytest.raises(InvalidSetting):
+            one_run_mu(*bad, 0.95)
+    with pytest.raises(InvalidSetting):
+        Errors(3, 2, 0, 1)
+    with pytest.raises(InvalidSetting, match="confidence"):
+        many_runs_mu(Errors(0, 1, 0, 1), 1.0)
