@@ -311,11 +311,11 @@ ENROLMENT: dict[str, Any] = {
     "roster_digest": HASH,
 }
 
-TOKEN_REQUEST: dict[str, Any] = {"name": "nightly labelling", "role": "requester"}
+TOKEN_REQUEST: dict[str, Any] = {"name": "nightly labeling", "role": "requester"}
 
 TOKEN: dict[str, Any] = {
     "token_id": TOKEN_ID,
-    "name": "nightly labelling",
+    "name": "nightly labeling",
     "role": "requester",
     "created_at": "2027-03-01T08:00:00Z",
     "revoked_at": None,

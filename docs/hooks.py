@@ -55,7 +55,7 @@ def _of_root(text: str) -> str:
 
 def command_line() -> dict[str, str]:
     """Every command with its options: a page for each group of `labeler --help`, and one that leads there."""
-    from workers.commands.catalogue import CATALOGUE, GROUPS, load_commands
+    from workers.commands.catalog import CATALOG, GROUPS, load_commands
 
     commands, made = load_commands(), {}
     lead = [
@@ -70,7 +70,7 @@ def command_line() -> dict[str, str]:
         lead += [f"## [{title}]({page})\n", "| command | what |", "|---|---|"]
         for name in names:
             parts += _command([name], commands[name])
-            lead.append(f"| [`labeler {name}`]({page}#labeler-{name}) | {CATALOGUE[name].summary} |")
+            lead.append(f"| [`labeler {name}`]({page}#labeler-{name}) | {CATALOG[name].summary} |")
         made[f"reference/{page}"] = "\n".join(parts)
         lead.append("")
     return made | {"reference/cli.md": "\n".join(lead)}

@@ -1,13 +1,13 @@
 """From the bytes of an image file to an RGB image, or a sentence that says why not.
 
-**DICOM** (this is the one door to pydicom) becomes grey or colour as a reader of the image sees it. What is done to the
+**DICOM** (this is the one door to pydicom) becomes gray or color as a reader of the image sees it. What is done to the
 pixels, in this order, as the standard says (PS3.3 C.7.6.3, C.11.1, C.11.2):
 
     stored values       8 or 16 bits, signed or not; compressed ones are decompressed where pydicom can by itself.
     modality            rescale slope and intercept, or the modality lookup table.
     values of interest  the first window (or lookup table) of the file; without one, the image's smallest to largest.
     MONOCHROME1         is inverted, so that more is brighter, as for MONOCHROME2.
-    colour              RGB and YBR become RGB, palettes are looked up; no window applies.
+    color              RGB and YBR become RGB, palettes are looked up; no window applies.
 
 The result has 8 bits. A file with more than one frame is refused: its owner decides which frame is the image.
 Only what the pixels need is read of the header: no name, no date and no identifier of a patient.
@@ -92,7 +92,7 @@ class Skipped:
 def decode_image(data: bytes | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Decode one image to RGB.
 
-    16-bit grey is scaled to 8 bits; a palette is looked up; transparent pixels are laid on white; an animation gives
+    16-bit gray is scaled to 8 bits; a palette is looked up; transparent pixels are laid on white; an animation gives
     its first frame; the EXIF orientation is applied. DICOM and HEIC need the extras of those names.
 
     Raises:

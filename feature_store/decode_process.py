@@ -40,7 +40,7 @@ ROOM_BYTES = 512 * 2**20
 """What the decoder may use besides the images in its hands: libraries, one row group."""
 
 BYTES_PER_PIXEL = 32
-"""Most that decoding and resizing hold of one pixel at once: 16-bit grey takes 21 bytes, transparency 16."""
+"""Most that decoding and resizing hold of one pixel at once: 16-bit gray takes 21 bytes, transparency 16."""
 
 IMAGE_S = 60.0
 """How long nothing may come: an image that takes longer to decode is refused."""

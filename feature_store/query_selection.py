@@ -11,9 +11,9 @@ before an answer was known. These are: they are a function of public images, a c
 Clusters are k-means cells of the directions of the leading principal components: the small
 components of a backbone's features are mostly noise, and leaving them out makes the groups purer
 (measured on photos of 10 classes: 95.8 instead of 95.1 % and 86.9 instead of 83.7 % of the images
-share their group's class at 10 groups). The centre itself is the mean direction of its images in
+share their group's class at 10 groups). The center itself is the mean direction of its images in
 the **original** space, because that is where private records measure their similarity to it.
-**Spectral** groups lie along the graph of nearest neighbours, not around centres; what is asked about a group and what
+**Spectral** groups lie along the graph of nearest neighbors, not around centers; what is asked about a group and what
 its answer labels is the same.
 
 A digit or a kind of object fills a bent region of feature space. K-means cuts such a region where a ball ends; a walk
@@ -28,9 +28,9 @@ taken. Where there are more pieces than groups (eleven photographs of one scene 
 are grouped, each at its mean, as heavy as its images are many.
 
 **Small sets.** An edge to an image of another class is a bridge for the walk, and where a group holds few images most
-of an image's nearest are others'. So the number of neighbours follows from the images that there are for each group, a
+of an image's nearest are others'. So the number of neighbors follows from the images that there are for each group, a
 public number: LEAST_NEIGHBORS and one for each ten images, NEIGHBORS at most. Where there are fewer than FEW_IMAGES
-for each group no number of neighbours told classes apart as well as k-means of the images themselves, which then is
+for each group no number of neighbors told classes apart as well as k-means of the images themselves, which then is
 what is done. All three were chosen on digits of USPS, 3 to 50 images for each of 10 and 20 groups.
 
 **Large sets.** Above MOST_LANDMARKS images a random sample of that size is grouped. Every other image joins the group
@@ -64,9 +64,9 @@ class QuerySet:
     """Public questions, ready to be asked.
 
     Attributes:
-        features: int16, shape (num_queries, dimension), quantised like shards.
-        rows: int64, shape (num_answers,), the public image each answer is about, or -1 for a centre. There are as many
-            answers as queries, but for `weights`: then every image is labelled with the model that was asked for.
+        features: int16, shape (num_queries, dimension), quantized like shards.
+        rows: int64, shape (num_answers,), the public image each answer is about, or -1 for a center. There are as many
+            answers as queries, but for `weights`: then every image is labeled with the model that was asked for.
         assignment: int64, shape (num_images,), the answer that stands for each public image.
         strategy: how they were chosen.
         seed: the public seed they were chosen with.
@@ -93,7 +93,7 @@ def select_queries(
     """Choose questions about a public set. The same arguments give the same questions.
 
     Args:
-        public_features: int16, shape (num_images, dimension), quantised, no zero rows.
+        public_features: int16, shape (num_images, dimension), quantized, no zero rows.
         strategy: all, random, clustered or spectral; weights for the rows of a linear model.
         count: how many questions; not more than there are images. Needed unless strategy is `all`. For `weights`: along
             how many public axes the model looks; None for features as they are.
@@ -101,7 +101,7 @@ def select_queries(
         progress: told of the steps of `spectral`, which may take a minute.
 
     Raises:
-        BadData: the features are not quantised public features.
+        BadData: the features are not quantized public features.
         InvalidSetting: unknown strategy, a count outside 1 to the number of images, or `spectral` cannot make it.
     """
     _check_features(public_features)
@@ -136,7 +136,7 @@ def model_rows(dimension: int) -> NDArray[np.int16]:
     """The unit vectors of feature space, then zero: there a linear model's scores are its weights and its intercept.
 
     Returns:
-        int16, shape (dimension + 1, dimension), quantised like shards.
+        int16, shape (dimension + 1, dimension), quantized like shards.
     """
     return np.eye(dimension + 1, dimension, dtype=np.int16) * np.int16(FEATURE_SCALE)
 

@@ -17,7 +17,7 @@ from labeler.errors import BadData
 from labeler.untrusted import MOST_PROBE_NUMBERS
 
 FEATURE_SCALE = 2048
-"""A normalised feature times this, rounded, is stored. Inner products then stay below 2^24 and are exact in float32."""
+"""A normalized feature times this, rounded, is stored. Inner products then stay below 2^24 and are exact in float32."""
 
 
 def quantize(features: NDArray[np.floating]) -> NDArray[np.int16]:
@@ -74,7 +74,7 @@ def usable_rows(features: NDArray[np.floating]) -> NDArray[np.bool_]:
 
 
 def largest_square_length(dimension: int) -> int:
-    """Bound on the squared length of a quantised row: rounding moves each of d entries by at most 1/2."""
+    """Bound on the squared length of a quantized row: rounding moves each of d entries by at most 1/2."""
     return int((FEATURE_SCALE + dimension**0.5 / 2) ** 2) + 1
 
 

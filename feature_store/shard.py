@@ -6,7 +6,7 @@ A shard is a folder:
     features.npy         int16 (n, d): each row has length 2048 but for rounding (feature_store.rows)
     labels.npy           int16 (n,): place in the class list; -1 unknown (public shards only). Of a shard of attributes
                          int16 (n, C): 1 where a record has the attribute and 0 where not; -1 unknown, in whole rows
-    record_ids.npy       int64 (n,): random, unique, for life; ties between neighbours are broken by them
+    record_ids.npy       int64 (n,): random, unique, for life; ties between neighbors are broken by them
     sources.jsonl        one JSON string per row: the image's name within its source
     skipped.jsonl        one [name, reason] per image that could not be read
     persons.npy          int64 (n, 2): digest of its person under the site's key; private shards that know persons
@@ -319,7 +319,7 @@ def check_features(features: NDArray[np.int16]) -> None:
 def check_labels(
     labels: NDArray[np.integer], classes: Sequence[str], *, public: bool, error: type[BadData] = BadData
 ) -> None:
-    """Refuse a label outside the class list without saying which, and unlabelled private records.
+    """Refuse a label outside the class list without saying which, and unlabeled private records.
 
     Args:
         labels: shape (n,), places in the list; or (n, C), which of the classes a record has.

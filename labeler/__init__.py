@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from labeler import client
     from workers.notebook import (
         EmbeddedImages,
-        LabelledJob,
+        LabeledJob,
         Plan,
         Service,
         TrainedStudent,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EmbeddedImages",
-    "LabelledJob",
+    "LabeledJob",
     "Plan",
     "Service",
     "TrainedStudent",

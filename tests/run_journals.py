@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workers.run.labelling import open_run_journal
+from workers.run.labeling import open_run_journal
 
 
 def charges_of(out: Path, level: str = "instance") -> list[tuple[str, int]]:

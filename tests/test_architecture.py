@@ -113,7 +113,7 @@ LOADS_NONE = {
         "api.coordinator.parquet_reader",
         ("scipy", "pydantic", "sqlalchemy", "fastapi", "redis", "nacl"),
     ),
-    "the command line": ("workers.commands.catalogue", ()),
+    "the command line": ("workers.commands.catalog", ()),
 }
 """What begins without any learning library, and what else it does without."""
 

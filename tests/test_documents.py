@@ -30,9 +30,9 @@ def test_what_a_page_names_exists(name: str) -> None:
         is_there = inside.joinpath(last).exists() or inside.joinpath(f"{last}.py").exists()
         assert is_there or re.search(rf"\b{last}\b", source.read_text()), module
     for command in re.findall(r"`labeler ([a-z]+)", text):
-        from workers.commands.catalogue import CATALOGUE
+        from workers.commands.catalog import CATALOG
 
-        assert command in CATALOGUE, command
+        assert command in CATALOG, command
     for target in re.findall(r"^`?make (\w+)|`make (\w+)", text):
         name_of = target[0] or target[1]
         assert re.search(rf"^{name_of}:", (ROOT / "Makefile").read_text(), re.M), name_of

@@ -106,7 +106,7 @@ def test_no_line_of_code_and_no_picture_is_cut_off(
 @pytest.mark.long
 def test_pages_that_are_made_hold_what_they_are_made_of(site: Path) -> None:
     from api.access import ACCESS
-    from workers.commands.catalogue import load_commands
+    from workers.commands.catalog import load_commands
 
     def shown(name: str) -> str:
         return re.sub(r"<[^>]+>", "", (site / name).read_text(encoding="utf-8")).replace("&quot;", '"')

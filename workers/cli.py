@@ -1,7 +1,7 @@
 """The `labeler` command line: the one place that may import everything, and wires it.
 
 The commands live in `workers.commands`, one module per room, loaded when one of its commands is invoked
-(`workers.commands.catalogue`). Here their errors become sentences and exit codes: 0 done, 1 failed, 2 wrong usage or
+(`workers.commands.catalog`). Here their errors become sentences and exit codes: 0 done, 1 failed, 2 wrong usage or
 setting, 75 try again (an interrupted run continues). Nothing else is imported before `main` handles Ctrl-C.
 """
 
@@ -27,7 +27,7 @@ def _run() -> None:
     import io
 
     from labeler.errors import InvalidSetting, LabelerError, StorageFull
-    from workers.commands.catalogue import app
+    from workers.commands.catalog import app
 
     # A package that extends pydantic sees all that is validated, and some send it away as telemetry. To find such
     # packages, every start would search all that is installed.

@@ -108,7 +108,7 @@ def _read(job_id: str, stores: Stores) -> tuple[JobRecord, Task, list[RoundRecor
     return job, task, rounds, [None if one is None else release_from_bytes(one) for one in data]
 
 
-def labelling_order(job: JobRecord, *, stores: Stores, config: CoordinatorConfig) -> LabelingOrder:
+def labeling_order(job: JobRecord, *, stores: Stores, config: CoordinatorConfig) -> LabelingOrder:
     """Return the instructions for labeling all images of a completed job.
 
     Raises:

@@ -303,7 +303,7 @@ WAIT_S = 10.0
 _MODULE = "feature_store.results.job_process"
 _LOOK_S = 0.25
 _TOO_MUCH = (
-    "labelling every image takes more memory or time than one job is given; download the questions (of=questions), and "
+    "labeling every image takes more memory or time than one job is given; download the questions (of=questions), and "
     "train a student on them with `labeler student`"
 )
 

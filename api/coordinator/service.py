@@ -52,7 +52,7 @@ from api.schema import (
 )
 from feature_store.decode_process import PixelLimits
 from feature_store.results.evidence import SignedEvidence
-from labeler.driver.intake import Errand
+from labeler.driver.intake import PendingWrite
 from labeler.driver.mail import Mailbox
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import NotAuthenticated, NotFound, TryAgain
@@ -87,7 +87,7 @@ class Coordinator:
         self, config: CoordinatorConfig, stores: Stores, keys: PartyKeys, mailbox: Mailbox, *, clock: Clock = utc_now
     ) -> None:
         self.config = config
-        self.stores = stores = replace(stores, hand_in=self._hand_in)
+        self.stores = stores = replace(stores, enqueue=self._enqueue)
         self.tokens = stores.tokens
         self.ledger = stores.ledger
         self._keys = keys
@@ -96,7 +96,7 @@ class Coordinator:
         self._stopping = threading.Event()
         self._owned = ExitStack()
         self._labeller = ImageLabeler(
-            config.home, order_of=lambda job: labels.labelling_order(job, stores=stores, config=config)
+            config.home, order_of=lambda job: labels.labeling_order(job, stores=stores, config=config)
         )
         self._keeper = Keeper(
             config.home,
@@ -264,13 +264,13 @@ class Coordinator:
         self.health.check_trusted()
         return self._submissions.submit(request, upload, reader=reader, idempotency_key=idempotency_key)
 
-    def _hand_in(self, errand: Errand) -> None:
+    def _enqueue(self, pending: PendingWrite) -> None:
         if self._thread.ident is not None:
-            self.driver.hand_in(errand)
+            self.driver.enqueue(pending)
             return
         with self.stores.database.write() as connection:
-            errand.write(connection)
-        errand.settle(None)
+            pending.write(connection)
+        pending.settle(None)
 
     def _taken(self, job_id: str) -> None:
         fault_point("coordinator.reserved")

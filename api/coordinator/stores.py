@@ -27,7 +27,7 @@ from pathlib import Path
 from api.coordinator.budgets import check_delta, open_accounts
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.pricing import JournalSettlement
-from labeler.driver.intake import Errand, Result, run_errand
+from labeler.driver.intake import PendingWrite, Result, enqueue_and_wait
 from labeler.errors import InvalidSetting, JournalInUse, LabelerError, OutputInUse, Unavailable
 from labeler.ledger.database import Connection, Database, open_database
 from labeler.ledger.jobs import ForgottenJobs, JobStore
@@ -48,7 +48,7 @@ class Stores:
     """Everything in the coordinator's journal, over one database.
 
     Attributes:
-        hand_in: queues a write to share a commit with others; without it, each write is its own commit.
+        enqueue: queues a write to share a commit with others; without it, each write is its own commit.
     """
 
     database: Database
@@ -62,7 +62,7 @@ class Stores:
     sequences: Sequences
     tokens: TokenStore
     clock: Clock
-    hand_in: Callable[[Errand], None] | None = None
+    enqueue: Callable[[PendingWrite], None] | None = None
 
     @classmethod
     def over(cls, database: Database, *, clock: Clock) -> Stores:
@@ -107,8 +107,8 @@ class Stores:
 
     def write(self, step: Callable[[Connection], Result]) -> Result:
         """Run a step in a write transaction; durable on return, rolled back if it raises."""
-        if self.hand_in is not None:
-            return run_errand(self.hand_in, step)
+        if self.enqueue is not None:
+            return enqueue_and_wait(self.enqueue, step)
         with self.database.write() as connection:
             return step(connection)
 

@@ -68,8 +68,8 @@ WRITERS = 16
 """Submissions that wait for the disk at once. They have separate threads, so that reads wait for none of them."""
 MAX_STREAMS = 200
 """Most open event streams: each reads the journal every two seconds."""
-MAX_LABELLING_OF_A_TOKEN = 4
-MAX_LABELLING = 16
+MAX_LABELING_OF_A_TOKEN = 4
+MAX_LABELING = 16
 """Most requests that may wait until a job's images are labeled: each holds a thread for some seconds."""
 MAX_PICTURES = 2
 """Most requests for pictures at once: each starts a decoding process."""
@@ -101,7 +101,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     router = APIRouter(tags=["jobs"], route_class=Route)
     intake = JobIntake(coordinator.config.home, coordinator.config.limits)
     pictures = Slots("requests for pictures", each=1, total=MAX_PICTURES)
-    labelling = Slots("requests for labels of images", each=MAX_LABELLING_OF_A_TOKEN, total=MAX_LABELLING)
+    labeling = Slots("requests for labels of images", each=MAX_LABELING_OF_A_TOKEN, total=MAX_LABELING)
     streams = Slots("event streams", each=MAX_STREAMS_OF_A_TOKEN, total=MAX_STREAMS)
 
     # Made at the first request, because they belong to the serving event loop.
@@ -243,7 +243,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         headers = {"Content-Disposition": disposition}
         results = coordinator.results(job_id, reader=who)
         if of == "images":
-            with labelling.hold(who.token_id):
+            with labeling.hold(who.token_id):
                 table = results.image_labels(job_id)
         else:
             table = results.labels(job_id)
@@ -274,7 +274,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         responses=_model_answers("The student"),
     )
     def student(job_id: JobId, who: Who) -> Response:
-        with labelling.hold(who.token_id):
+        with labeling.hold(who.token_id):
             return _safetensors(coordinator.results(job_id, reader=who).student(job_id), f"{job_id}-student")
 
     @router.get(
@@ -289,7 +289,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         responses=_download("The evaluation", {JSON: {"schema": {"type": "object"}, "example": examples.EVALUATION}}),
     )
     def evaluation(job_id: JobId, who: Who) -> Response:
-        with labelling.hold(who.token_id):
+        with labeling.hold(who.token_id):
             data = coordinator.results(job_id, reader=who).evaluation(job_id)
         return Response(data, media_type=JSON)
 

@@ -61,8 +61,8 @@ from labeler.solving import solve_sigma
 from labeler.system.site_key import KEY_BYTES, SiteKey
 from labeler.task import parse_task
 from workers.progress import ProgressCallback, silent
-from workers.run.labelling import run_job
-from workers.run.preparation import LabellingJob, evaluation_job
+from workers.run.labeling import run_job
+from workers.run.preparation import LabelingJob, evaluation_job
 from workers.run.task_file import TaskFile
 from workers.voting import select_records
 
@@ -425,7 +425,7 @@ def evaluated(division: Division, folder: Path, *, clusters: int) -> list[BenchR
     file = TaskFile.model_validate(
         {"task": terms | {"name": "X-rays"}, "queries": {"strategy": "clustered", "count": clusters}}
     )
-    run_job(LabellingJob(file, tuple(shards), public, folder / "job", seed=1))
+    run_job(LabelingJob(file, tuple(shards), public, folder / "job", seed=1))
     student = folder / "job" / "student.safetensors"
     found = run_job(evaluation_job(student, shards, folder / "evaluation", task=terms, evaluation={}, seed=2))
     model, right, truth = read_model(student), [], []

@@ -45,7 +45,7 @@ from labeler.ledger.ledger import Balance, Entry, Ledger
 from workers.digits import CLASSES
 from workers.party.home import ANCHOR_FILE, COORDINATOR_FILE, JOURNAL_FILE
 from workers.progress import ProgressCallback, silent
-from workers.run.preparation import LabellingJob
+from workers.run.preparation import LabelingJob
 from workers.run.task_file import TaskFile, TaskTable
 from workers.up.home import LocalFederation
 
@@ -215,7 +215,7 @@ def _in_process(
         ) as writer:
             writer.append(features[rows], np.full(queries, -1, np.int16), [f"digit-{row}" for row in rows.tolist()])
             writer.finish()
-        job = LabellingJob(
+        job = LabelingJob(
             file=file, shards=shards, queries=source, out=folder / f"run-{queries}-{number}", engine="numpy"
         )
         seconds.append(seconds_of(lambda job=job: run_job(job)))  # type: ignore[misc]

@@ -38,8 +38,8 @@ from labeler.randomness import os_source
 from labeler.task import parse_task
 from workers.progress import ProgressCallback, silent
 from workers.run.folder import open_job_folder
-from workers.run.labelling import label
-from workers.run.preparation import LabellingJob, prepare
+from workers.run.labeling import label
+from workers.run.preparation import LabelingJob, prepare
 from workers.run.task_file import QueriesTable, TaskFile, TaskTable
 
 CLASSES = tuple(f"class {number}" for number in range(10))
@@ -73,7 +73,7 @@ def write_synthetic_shard(path: Path, *, records: int, dimension: int, seed: int
         writer.finish()
 
 
-def run_job(request: LabellingJob) -> None:
+def run_job(request: LabelingJob) -> None:
     """Run a job as `labeler run` does until the release; the student and the report are left out."""
     with open_job_folder(request.out) as opened:
         prepared = prepare(request, opened)
@@ -83,7 +83,7 @@ def run_job(request: LabellingJob) -> None:
 
 def synthetic_job(
     folder: Path, *, agents: int, records: int, queries: int, dimension: int, k: int = 50, **asked: Any
-) -> Callable[[str], LabellingJob]:
+) -> Callable[[str], LabelingJob]:
     """Write shards of agents and of public images into a folder; return a job over them for each name of an output."""
     shards = tuple(folder / f"agent-{number}" for number in range(agents))
     for number, path in enumerate(shards):
@@ -92,11 +92,11 @@ def synthetic_job(
     public = folder / f"public-{queries}"
     write_synthetic_shard(public, records=queries, dimension=dimension, seed=999, public=True)
     file = TaskFile(task=TaskTable(name="speed", k=k, sigma_votes=25.0, delta=1e-4), queries=QueriesTable())
-    return lambda name: LabellingJob(file=file, shards=shards, queries=public, out=folder / name, **asked)
+    return lambda name: LabelingJob(file=file, shards=shards, queries=public, out=folder / name, **asked)
 
 
 def beside_bare(
-    job: Callable[[str], LabellingJob], votes: Callable[..., NDArray[np.int64]], *, turns: int
+    job: Callable[[str], LabelingJob], votes: Callable[..., NDArray[np.int64]], *, turns: int
 ) -> list[tuple[float, float]]:
     """Return seconds of the bare twin and of the job, in turns; `votes` is the twin's search and count of one agent."""
     twin = job("twin")

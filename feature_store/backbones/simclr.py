@@ -67,8 +67,8 @@ class Augmentation(BaseModel):
         outside: what lies beyond the border: "zeros" (black) or "reflection".
         brightness: shift of all values, uniform in plus or minus this (values are in [0, 1]).
         contrast: factor about the image's mean, uniform in [1 - contrast, 1 + contrast].
-        saturation: the same towards the grey image, for colour images.
-        grey: probability that a colour image becomes grey.
+        saturation: the same towards the gray image, for color images.
+        grey: probability that a color image becomes gray.
         blur: probability of a Gaussian blur of one pixel.
         noise: largest standard deviation of added pixel noise; each image draws its own, uniform from 0.
     """

@@ -45,7 +45,7 @@ USUAL_SEARCHES: Final = 500
 
 WORTH_A_DEVICE: Final = 2**35
 """Products of one search that are worth a device: about a second of two cores, and about what it costs a process to
-begin with a device. A choice of speed alone: neighbours are equal."""
+begin with a device. A choice of speed alone: neighbors are equal."""
 
 WORTH_A_KERNEL: Final = 2**31
 """Products of one search that are worth int16's kernel: a process makes it in a fifth of a second, and then saves two
@@ -76,7 +76,7 @@ _REASONS: Final = (
 
 Instance level means: one record more or less moves at most one vote of a query. That holds if the order of
 two records depends on no third one. These structures break it: what they return for a query depends on how the
-other records happened to be arranged, so one record can change any number of neighbours.
+other records happened to be arranged, so one record can change any number of neighbors.
 """
 
 ENGINES: Final[tuple[EngineName, ...]] = get_args(EngineName)
@@ -94,7 +94,7 @@ def build_index(
 ) -> NeighborIndex:
     """An index over an agent's records.
 
-    All engines return equal neighbours, bit for bit; they differ in speed. The search is exact.
+    All engines return equal neighbors, bit for bit; they differ in speed. The search is exact.
 
     Args:
         features: int16 (n, d) made by quantize; in memory or memory-mapped. Kept by reference: must not change.

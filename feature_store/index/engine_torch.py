@@ -16,7 +16,7 @@ chosen groups' similarities become keys.
 **Padding.** Every panel is whole: the last one is filled up with rows of zeros, whose keys are NO_KEY, the last there
 are. So whether groups are chosen first follows from the count asked for, and never from how many records there are.
 
-**Panels.** A device takes the largest of each group fast where neighbouring similarities belong to neighbouring groups
+**Panels.** A device takes the largest of each group fast where neighboring similarities belong to neighboring groups
 (five times as fast on an H100 as where they belong to one). So records lie in panels, and within a panel the first of
 each group come before the second of each: `interleaved`. Where a record lies changes nothing else, for its rank lies in
 the same place.

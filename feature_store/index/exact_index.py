@@ -77,10 +77,10 @@ _BYTES_PER_COORDINATE: Final = 6
 """float32 beside the int16, or float16, that it is made of."""
 
 _BYTES_PER_FOUND: Final = 72
-"""Similarity, position, and keys while they are sorted, for each query and neighbour of a part."""
+"""Similarity, position, and keys while they are sorted, for each query and neighbor of a part."""
 
 _BYTES_PER_MERGED: Final = 96
-"""Similarity, id and row of each neighbour, twice, with the order of them."""
+"""Similarity, id and row of each neighbor, twice, with the order of them."""
 
 _GATHER_BYTES: Final = 1 << 18
 _GATHER_FREELY_BYTES: Final = 1 << 23
@@ -212,7 +212,7 @@ class ExactIndex:
 
     Attributes:
         engine: what searches now: another one than at the beginning where a device failed.
-        fault: why a device was left for the processor; None where none was. For who judges engines: neighbours are
+        fault: why a device was left for the processor; None where none was. For who judges engines: neighbors are
             equal.
 
     Raises:
@@ -406,7 +406,7 @@ class ExactIndex:
         """Recompute a few similarities in integers.
 
         Catches what no check at the door can see: a library told elsewhere in the process to multiply with
-        less precision. Its neighbours would be plausible, and the guarantee void.
+        less precision. Its neighbors would be plausible, and the guarantee void.
         """
         some = np.linspace(0, len(queries) - 1, min(len(queries), _RECOMPUTED_QUERIES)).astype(np.int64)
         last = np.maximum((found.rows[some] != NO_RECORD).sum(axis=1) - 1, 0)

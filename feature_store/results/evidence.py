@@ -9,7 +9,7 @@ not whose it is: a reader gives the party's key, or compares its fingerprint wit
 
 The page is A4, readable in black and white, loading nothing and running nothing. It is made from the document alone and
 says nothing that the document does not say. The template holds the look and what is the same on every page; this module
-prepares what it fills in. Jinja2 escapes every text: names come from other organisations."""
+prepares what it fills in. Jinja2 escapes every text: names come from other organizations."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def write_questions(folder: Path, request: QuestionRequest) -> None:
     """Write questions.safetensors of a job. The same features and request give the same bytes.
 
     Raises:
-        BadData: the features cannot be read, or are not quantised ones.
+        BadData: the features cannot be read, or are not quantized ones.
         InvalidSetting: the request does not fit them.
         NotReady: the embedder has not made them.
         UnreadableImage: of some images it has made none, a blank one for example.
@@ -109,7 +109,7 @@ def write_questions(folder: Path, request: QuestionRequest) -> None:
 
 
 def given_features(upload: Path) -> NDArray[np.int16]:
-    """Features a requester sent, checked to be quantised ones.
+    """Features a requester sent, checked to be quantized ones.
 
     Raises:
         BadData: they are not, or cannot be read.

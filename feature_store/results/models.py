@@ -172,7 +172,7 @@ class StoredModel:
         which nothing has calibrated. Where an evaluation measured it, what that found.
 
         Args:
-            features: int16, shape (n, dimension), quantised as in shards, of its backbone.
+            features: int16, shape (n, dimension), quantized as in shards, of its backbone.
 
         Raises:
             BadData: features of another dimension, or no features.

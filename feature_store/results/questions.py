@@ -56,8 +56,8 @@ class StoredQuestions:
     """The questions of a job.
 
     Attributes:
-        features: int16, shape (queries, dimension), quantised.
-        rows: the image that each answer is about, or -1 for the centre of a cluster.
+        features: int16, shape (queries, dimension), quantized.
+        rows: the image that each answer is about, or -1 for the center of a cluster.
         assignment: shape (images,): the answer that stands for each image.
         images: features of all images, where a model is asked for that will label them.
         fingerprint: of the backbone.
@@ -113,7 +113,7 @@ def read_questions(path: Path) -> NDArray[np.int16]:
     """The questions alone, as they are asked, shape (queries, dimension).
 
     Raises:
-        BadData: the file cannot be read, or holds no quantised features.
+        BadData: the file cannot be read, or holds no quantized features.
     """
     try:
         features: NDArray[np.int16] = arrays_from_bytes(path.read_bytes())[0]["features"]

@@ -81,7 +81,7 @@ class NoisyAnswers:
             winners were released.
         total_sigma_votes: standard deviation of the noise in one coordinate of noisy_votes, in votes.
         num_classes: C.
-        k: neighbours that voted.
+        k: neighbors that voted.
         assignment: integers, shape (num_images,), the query that stands for each public image. None
             lets every image look for the query it is most similar to.
 
@@ -165,12 +165,12 @@ def uncentred(noisy_votes: NDArray[np.float64], sigma: float) -> NDArray[np.floa
     """Votes of ballots on a ball (`labeler.methods.reverse_knn`) with their mean put back, as far as the release tells
     it.
 
-    A question whose M votes are all for one class has, centred, squares that sum to M^2 (1 - 1/C). Noise adds
+    A question whose M votes are all for one class has, centered, squares that sum to M^2 (1 - 1/C). Noise adds
     C sigma^2, which is taken off; the mean over questions gives one M, and M/C is added to every sum, so that classes
     without votes lie around zero again. Votes for other classes make M a little too small.
 
     Args:
-        noisy_votes: shape (num_queries, num_classes), centred, in votes; NaN where nothing was opened.
+        noisy_votes: shape (num_queries, num_classes), centered, in votes; NaN where nothing was opened.
         sigma: of their noise.
     """
     classes = noisy_votes.shape[1]
@@ -313,7 +313,7 @@ def fit_projection(public_features: NDArray[np.generic], *, dimensions: int, see
     Args:
         public_features: shape (num_images, dimension).
         dimensions: how many to keep, or as many as there are.
-        seed: makes the randomised decomposition of large sets repeatable.
+        seed: makes the randomized decomposition of large sets repeatable.
     """
     check_features(public_features, "public")
     unit = unit_rows(public_features)
@@ -371,7 +371,7 @@ _LEAST_SHARE, _MOST_SHARE = 0.01, 0.999
 
 
 def sharpened(probabilities: NDArray[np.floating], temperature: float) -> NDArray[np.float64]:
-    """p^(1 / T), rows normalised. The order of classes stays, and what was impossible stays so.
+    """p^(1 / T), rows normalized. The order of classes stays, and what was impossible stays so.
 
     Args:
         probabilities: shape (n, num_classes), rows sum to one.

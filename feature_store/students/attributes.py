@@ -13,7 +13,7 @@ linear regression whose noise is known:
 The values alpha_a and rho_a maximize the likelihood of the released numbers
 themselves (empirical Bayes, over a grid), and the weights are their posterior means. An image that was asked about is
 read together with its own answer: what is left of it there counts rho / (rho + s^2). The result, cut to 0 to 1, is the
-probability that the attribute holds; it does where that is at least one half, the majority of its neighbours.
+probability that the attribute holds; it does where that is at least one half, the majority of its neighbors.
 
 One decomposition serves all attributes. Everything but n is public and n is released: post-processing, at no price.
 Attributes need no prior of being frequent: a rare one has small shares everywhere, and so it is read.
@@ -82,7 +82,7 @@ class AttributeHeads:
 
 
 @dataclass(frozen=True, eq=False)
-class LabelledAttributes:
+class LabeledAttributes:
     """The attributes of every public image, given a release.
 
     Attributes:
@@ -105,16 +105,16 @@ def label_attributes(
     sigma: float,
     rows: NDArray[np.int64],
     seed: int = 0,
-) -> LabelledAttributes:
+) -> LabeledAttributes:
     """Read the votes, and label every public image.
 
     Args:
         noisy_votes: the release, in votes, shape (num_questions, num_attributes).
         questions: features of what was asked, shape (num_questions, dimension).
         public_features: shape (num_images, dimension).
-        most_votes: M: neighbours of all agents that voted at a question.
+        most_votes: M: neighbors of all agents that voted at a question.
         sigma: of the noise in a sum, votes.
-        rows: shape (num_questions,), the image that each question is, or -1 for the centre of a cluster.
+        rows: shape (num_questions,), the image that each question is, or -1 for the center of a cluster.
         seed: of the public axes.
 
     Raises:
@@ -133,7 +133,7 @@ def label_attributes(
     asked[rows[own]] = True
     said = probabilities[rows[own]]
     probabilities[rows[own]] = np.clip(said + rests / (rests + noise) * (shares[own] - said), 0.0, 1.0)
-    return LabelledAttributes(student, probabilities, asked)
+    return LabeledAttributes(student, probabilities, asked)
 
 
 def attributes_of(
@@ -145,7 +145,7 @@ def attributes_of(
     *,
     rows: NDArray[np.int64],
     seed: int = 0,
-) -> LabelledAttributes:
+) -> LabeledAttributes:
     """Read the releases of a task: of agents that did not answer, neither votes nor noise are in a sum.
 
     Args:

@@ -29,7 +29,7 @@ is the expectation where the classes are the natural groups of the images. They 
 estimate. The lower one lets a quarter of the votes land anywhere, as where private images are of another kind
 (labeler.expectation). Public and simulated throughout: nothing is charged.
 
-**Radius** (`Task.ballot_radius`). At agent level the noise is R / mu votes. Below the length of an agent's centred
+**Radius** (`Task.ballot_radius`). At agent level the noise is R / mu votes. Below the length of an agent's centered
 ballot (`labeler.methods.reverse_knn`) the radius R says nothing: votes and noise shrink together, and every agent
 counts alike. Above it noise grows and votes do not. At instance level the noise is worth the more the larger R is. So R
 is half of the length that a ballot has in rehearsal: as large as it may be and still, in all likelihood, below the
@@ -82,7 +82,7 @@ _HALVINGS: Final = 60
 
 
 @dataclass(frozen=True, eq=False)
-class LabelledImages:
+class LabeledImages:
     """The labels of every public image, given a release.
 
     Attributes:
@@ -104,13 +104,13 @@ def label_images(
     rows: NDArray[np.int64] | None,
     kind: str = "planned",
     seed: int = 0,
-) -> LabelledImages:
+) -> LabeledImages:
     """Train a student, and label every public image with it and with what was answered about the image itself.
 
     Args:
         answers: the release.
         public_features: shape (num_images, dimension).
-        rows: shape (num_answers,), the image that each answer is about, or -1 for the centre of a cluster; None where a
+        rows: shape (num_answers,), the image that each answer is about, or -1 for the center of a cluster; None where a
             model was asked for, which is about no image.
         kind, seed: see `fit_student`.
 
@@ -124,7 +124,7 @@ def label_images(
         asked[rows[(rows >= 0) & answers.answered]] = True
     probabilities = _say(student, answers, public_features, rows)
     if answers.noisy_votes is None or not METHODS[answers.method].counts:
-        return LabelledImages(student, probabilities, asked)
+        return LabeledImages(student, probabilities, asked)
 
     def label(release: NoisyAnswers) -> NDArray[np.float64]:
         again = fit_student(
@@ -143,7 +143,7 @@ def label_images(
     probabilities[~asked] = sharpened(probabilities[~asked], inferred)
     # Of other images the student says no more than of those that were not asked about.
     cooled = student.temperature * (inferred if not asked.all() else own)
-    return LabelledImages(replace(student, temperature=cooled), probabilities, asked)
+    return LabeledImages(replace(student, temperature=cooled), probabilities, asked)
 
 
 def _say(

@@ -297,7 +297,7 @@ class SpreadingLearner:
     """Learns `Spreading`: answers flow along the nearest-neighbor graph of the public images.
 
     It assumes nothing about the shape of a class, so it wins when a class lies in many places and enough questions were
-    answered to reach them all. It iterates F <- alpha * S F + (1 - alpha) * Y, S the symmetrically normalised graph.
+    answered to reach them all. It iterates F <- alpha * S F + (1 - alpha) * Y, S the symmetrically normalized graph.
 
     References:
         Zhou et al. 2004, "Learning with local and global consistency".

@@ -9,7 +9,7 @@ A caller that delivers messages waits for the commit that holds their effect. Me
 next turn, so under load more of them share a commit. Nothing in memory is the truth: each turn reads its jobs again. So
 a driver that starts with nothing, or whose job was changed by others, does the same as any other.
 
-If the transaction of a turn fails, nothing of it is kept. The turn is repeated piece by piece (each errand, each
+If the transaction of a turn fails, nothing of it is kept. The turn is repeated piece by piece (each pending write, each
 message, each look), so that what the journal refuses affects only itself.
 
 It runs without threads: a test calls `turn`.
@@ -22,7 +22,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from labeler.driver.intake import Delivery, Errand, Inbox, Incoming
+from labeler.driver.intake import Delivery, Inbox, Incoming, PendingWrite
 from labeler.driver.mail import Mailbox
 from labeler.driver.reading import Live, Loader, PartyBook, Plan, parties_of
 from labeler.driver.sending import Questions, Relays, Writer, note_stored, send_off
@@ -133,48 +133,48 @@ class CoordinatorDriver(Inbox):
         Returns:
             Whether there is more to do at once.
         """
-        deliveries, errands, told, woken = self.take()
+        deliveries, writes, told, woken = self.take()
         now = self._now()
         try:
             events = self._due(told, woken, now)
         except LabelerError as error:
-            self._unreadable(deliveries, errands, woken, now, error)
+            self._unreadable(deliveries, writes, woken, now, error)
             return False
         try:
-            self._work(deliveries, events, errands, now)
+            self._work(deliveries, events, writes, now)
         except Exception as error:
-            for errand in errands:
-                errand.settle(unavailable(error))  # an errand that is settled already keeps its outcome
+            for pending in writes:
+                pending.settle(unavailable(error))  # a pending write that is settled already keeps its outcome
             raise
         return bool(self._stored)
 
     def _work(
-        self, deliveries: Sequence[Delivery], events: Sequence[JobEvent], errands: Sequence[Errand], now: Now
+        self, deliveries: Sequence[Delivery], events: Sequence[JobEvent], writes: Sequence[PendingWrite], now: Now
     ) -> None:
         """Acquire, step, store and send; if storing fails, piece by piece."""
         try:
             plan = self._stepped(deliveries, events, now)
         except LabelerError as error:
-            self._unreadable(deliveries, errands, [job_id for job_id, _ in events], now, error)
+            self._unreadable(deliveries, writes, [job_id for job_id, _ in events], now, error)
             return
-        plan.errands += errands
+        plan.writes += writes
         try:
             self._commit(plan)
         except Exception as error:
-            if len(deliveries) + len(events) + len(errands) > 1 or any(len(one.messages) > 1 for one in deliveries):
+            if len(deliveries) + len(events) + len(writes) > 1 or any(len(one.messages) > 1 for one in deliveries):
                 problem = getattr(error, "problem_type", type(error).__name__)
                 log.info("a turn is done again piece by piece", extra={"problem": problem})
-                self._apart(deliveries, events, errands, now)
+                self._apart(deliveries, events, writes, now)
             else:
-                self._refused(deliveries, events, errands, error, plan)
+                self._refused(deliveries, events, writes, error, plan)
             return
         self._keep(plan)
 
     def _apart(
-        self, deliveries: Sequence[Delivery], events: Sequence[JobEvent], errands: Sequence[Errand], now: Now
+        self, deliveries: Sequence[Delivery], events: Sequence[JobEvent], writes: Sequence[PendingWrite], now: Now
     ) -> None:
-        for errand in errands:
-            self._work([], [], [errand], now)
+        for pending in writes:
+            self._work([], [], [pending], now)
         for delivery in deliveries:
             outcomes: list[int | LabelerError] = []
             for message in delivery.messages:
@@ -190,7 +190,7 @@ class CoordinatorDriver(Inbox):
         self,
         deliveries: Sequence[Delivery],
         events: Sequence[JobEvent],
-        errands: Sequence[Errand],
+        writes: Sequence[PendingWrite],
         error: Exception,
         plan: Plan,
     ) -> None:
@@ -198,8 +198,8 @@ class CoordinatorDriver(Inbox):
         for job_id, job in plan.jobs.items():
             if job.run.state in UNFINISHED:  # one that was read for the first time waits as others do
                 self._live.setdefault(job_id, Live(job.run, due_s=plan.now.steady_s))
-        for errand in errands:
-            errand.settle(error)
+        for pending in writes:
+            pending.settle(error)
         for delivery in deliveries:
             if not isinstance(error, LabelerError):
                 log.error("a message met a defect", exc_info=error)
@@ -232,7 +232,7 @@ class CoordinatorDriver(Inbox):
     def _unreadable(
         self,
         deliveries: Iterable[Delivery],
-        errands: Iterable[Errand],
+        writes: Iterable[PendingWrite],
         woken: Iterable[str],
         now: Now,
         error: LabelerError,
@@ -243,8 +243,8 @@ class CoordinatorDriver(Inbox):
         self._refreshed_s = now.steady_s
         for delivery in deliveries:
             delivery.done(unavailable(error))
-        for errand in errands:
-            errand.settle(unavailable(error))
+        for pending in writes:
+            pending.settle(unavailable(error))
 
     # Acquire.
 
@@ -387,12 +387,12 @@ class CoordinatorDriver(Inbox):
             return
         prices = {job_id: self._storer.prices(plan.jobs[job_id], stores) for job_id, stores in plan.stores.items()}
         with self._database.write() as connection:
-            for errand in plan.errands:
+            for pending in plan.writes:
                 try:
                     with self._database.attempt(connection):
-                        errand.write(connection)
+                        pending.write(connection)
                 except LabelerError as error:
-                    plan.refused[errand] = error
+                    plan.refused[pending] = error
             for job_id, stores in plan.stores.items():
                 self._storer.store(plan.jobs[job_id], stores, connection, prices=prices[job_id])
             for (sender, verify_key), sequence in plan.taken.items():
@@ -407,8 +407,8 @@ class CoordinatorDriver(Inbox):
         """Copy the durable state to memory; then send everything and notify waiting callers."""
         self._line, self._turns = plan.line, plan.turns
         self._last |= plan.taken
-        for errand in plan.errands:
-            errand.settle(plan.refused.get(errand))
+        for pending in plan.writes:
+            pending.settle(plan.refused.get(pending))
         for job_id, run in plan.runs.items():
             live = self._live.get(job_id)
             if self.observe is not None:

@@ -4,7 +4,7 @@ This module checks which party may send what, and decodes the body; it looks up 
 decides whether a message belongs to an open round, and whether its number is new.
 
 Writes for others (a submitted job) share the commit of a turn: a commit costs the same however much it holds. A refused
-errand is undone alone, and nothing else of the turn with it.
+pending write is undone alone, and nothing else of the turn with it.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def said_of(said: Willing | Declined) -> ProposalReply:
 
 
 @dataclass(eq=False)
-class Errand:
+class PendingWrite:
     """A write that runs in the driver's transaction, and the caller that waits for it.
 
     Attributes:
@@ -177,11 +177,11 @@ class Errand:
             self.done(error)
 
 
-def run_errand(hand_in: Callable[[Errand], None], step: Callable[[Connection], Result]) -> Result:
+def enqueue_and_wait(enqueue: Callable[[PendingWrite], None], step: Callable[[Connection], Result]) -> Result:
     """Let the driver run a step that writes, and wait in this thread until it is durable.
 
     Args:
-        step: see `Errand.write`.
+        step: see `PendingWrite.write`.
 
     Returns:
         What the step returned.
@@ -201,21 +201,21 @@ def run_errand(hand_in: Callable[[Errand], None], step: Callable[[Connection], R
         else:
             outcome.set_exception(error)
 
-    hand_in(Errand(write, done))
+    enqueue(PendingWrite(write, done))
     return outcome.result()
 
 
 class Inbox:
     """Input for the driver between two turns; any thread may add to it.
 
-    Callers that wait for a delivery or an errand are also notified when the driver ends. Nobody waits for a wake: a
-    lost wake only delays a changed job until the next regular look.
+    Callers that wait for a delivery or a pending write are also notified when the driver ends. Nobody waits for a
+    wake: a lost wake only delays a changed job until the next regular look.
     """
 
     def __init__(self) -> None:
         self._bell = threading.Condition()
         self.deliveries: list[Delivery] = []
-        self.errands: list[Errand] = []
+        self.writes: list[PendingWrite] = []
         self.told: list[tuple[str, Event]] = []
         self.woken: dict[str, None] = {}
         self._rung = False
@@ -230,14 +230,14 @@ class Inbox:
                 return
         delivery.done(_stopping())
 
-    def hand_in(self, errand: Errand) -> None:
-        """Queue a write for the next turn's transaction; `errand.done` gets the outcome."""
+    def enqueue(self, pending: PendingWrite) -> None:
+        """Queue a write for the next turn's transaction; `pending.done` gets the outcome."""
         with self._bell:
             if not self._closed:
-                self.errands.append(errand)
+                self.writes.append(pending)
                 self._bell.notify()
                 return
-        errand.settle(_stopping())
+        pending.settle(_stopping())
 
     def tell(self, job_id: str, event: Event) -> None:
         """Queue a job's event, from a party of this process, for the next turn."""
@@ -262,24 +262,24 @@ class Inbox:
             self._rung = True
             self._bell.notify()
 
-    def take(self) -> tuple[list[Delivery], list[Errand], list[tuple[str, Event]], dict[str, None]]:
+    def take(self) -> tuple[list[Delivery], list[PendingWrite], list[tuple[str, Event]], dict[str, None]]:
         """Return all input since the last turn."""
         with self._bell:
             deliveries, self.deliveries = self.deliveries, []
-            errands, self.errands = self.errands, []
+            writes, self.writes = self.writes, []
             told, self.told = self.told, []
             woken, self.woken = self.woken, {}
-        return deliveries, errands, told, woken
+        return deliveries, writes, told, woken
 
     def close(self) -> None:
         """Accept nothing more; waiting callers get an error that asks them to send again."""
         with self._bell:
             self._closed = True
-        deliveries, errands, _, _ = self.take()
+        deliveries, writes, _, _ = self.take()
         for delivery in deliveries:
             delivery.done(_stopping())
-        for errand in errands:
-            errand.settle(_stopping())
+        for pending in writes:
+            pending.settle(_stopping())
 
     def wait_for_input(self, pause_s: Callable[[], float]) -> None:
         """Wait until there is something to do, or `ring`.
@@ -288,7 +288,7 @@ class Inbox:
             pause_s: returns the longest wait; called once the queue is empty.
         """
         with self._bell:
-            waiting = (self.deliveries, self.errands, self.told, self.woken)
+            waiting = (self.deliveries, self.writes, self.told, self.woken)
             if self._rung or self._closed or any(waiting):
                 self._rung = False
                 return

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from labeler.driver.intake import Delivery, Errand, Incoming
+from labeler.driver.intake import Delivery, Incoming, PendingWrite
 from labeler.errors import LabelerError, NotFound
 from labeler.ledger.chain import Head
 from labeler.ledger.database import Connection, Database
@@ -220,7 +220,7 @@ class Plan:
         line, turns: the queues for finding winners, and for starting jobs.
         follow: rounds whose turn has come in this turn.
         answers: outcomes to report once everything is durable.
-        errands, refused: writes for others, and why some of them were refused.
+        writes, refused: writes for others, and why some of them were refused.
     """
 
     now: Now
@@ -239,13 +239,13 @@ class Plan:
     broken: dict[str, Failed] = field(default_factory=dict)
     follow: list[str] = field(default_factory=list)
     answers: list[tuple[Delivery, int | LabelerError]] = field(default_factory=list)
-    errands: list[Errand] = field(default_factory=list)
-    refused: dict[Errand, LabelerError] = field(default_factory=dict)
+    writes: list[PendingWrite] = field(default_factory=list)
+    refused: dict[PendingWrite, LabelerError] = field(default_factory=dict)
 
     @property
     def is_stored(self) -> bool:
         """Return whether anything is to be made durable."""
-        return bool(self.stores or self.taken or self.errands or self.heads)
+        return bool(self.stores or self.taken or self.writes or self.heads)
 
     def run_of(self, job_id: str) -> JobRun:
         """Return a job in its state so far in this turn."""

@@ -25,7 +25,7 @@ from benchmarks.accuracy.office_caltech import Arena, Setting
 from benchmarks.speed import winner
 from benchmarks.speed.start import cpu_seconds_below
 from labeler.errors import InvalidSetting
-from workers.commands.catalogue import app
+from workers.commands.catalog import app
 
 ROW_KEYS = {
     "case", "method", "metric", "value", "sd", "epsilon", "delta", "level", "reference", "seconds", "settings",
@@ -50,7 +50,7 @@ def test_every_bench_has_its_function_and_the_command_loads_none() -> None:
         assert all(one.default is not one.empty for one in taken.values()), where
     assert CliRunner().invoke(app, ["bench"]).stdout.split() == list(BENCHES)
     looked = (
-        "import sys, workers.commands.catalogue; sys.exit(any(name.startswith('benchmarks') for name in sys.modules))"
+        "import sys, workers.commands.catalog; sys.exit(any(name.startswith('benchmarks') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", looked], check=False).returncode == 0
 

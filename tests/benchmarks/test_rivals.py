@@ -1,4 +1,4 @@
-"""What each rival's price rests on: neighbouring sets, composition, and the law of what is drawn."""
+"""What each rival's price rests on: neighboring sets, composition, and the law of what is drawn."""
 
 from __future__ import annotations
 

@@ -86,13 +86,13 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
 @pytest.fixture(scope="session")
 def finished(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a job that is done, with the task that `task_file` writes and real noise."""
-    from workers.run.labelling import run_job
-    from workers.run.preparation import LabellingJob
+    from workers.run.labeling import run_job
+    from workers.run.preparation import LabelingJob
     from workers.run.task_file import read_task_file
 
     folder = tmp_path_factory.mktemp("finished")
     file = read_task_file(federation.task_file(folder))
-    run_job(LabellingJob(file, federation.agents, federation.root / "public.shard", folder / "job"))
+    run_job(LabelingJob(file, federation.agents, federation.root / "public.shard", folder / "job"))
     return folder / "job"
 
 

@@ -144,7 +144,7 @@ def test_the_page_is_one_page() -> None:
 
 @pytest.mark.parametrize("page", [PAGE, OPERATE, BACKUP, CONTAINERS], ids=["deploy", "operate", "backup", "containers"])
 def test_every_command_on_the_page_exists_with_its_options(page: str) -> None:
-    from workers.commands.catalogue import load_commands
+    from workers.commands.catalog import load_commands
 
     known = load_commands()
     found = re.findall(

@@ -137,7 +137,7 @@ def test_commands_of_chart_and_units_exist_with_their_options(tmp_path: Path) ->
         lines += re.findall(r"labeler (?:serve|agent|tallier) [^\n]*", script)
         lines += [f"labeler {' '.join(one['args'])}" for one in pod["containers"] if one["name"] != "redis"]
     assert len(lines) > 10
-    from workers.commands.catalogue import load_commands
+    from workers.commands.catalog import load_commands
 
     for line in lines:
         words = shlex.split(line.split("||")[-1])[1:]

@@ -36,10 +36,10 @@ def test_links_and_named_files_exist(document: str) -> None:
 
 
 def test_the_readme_is_short_and_names_commands_that_are_there() -> None:
-    from workers.commands.catalogue import CATALOGUE
+    from workers.commands.catalog import CATALOG
 
     assert len(README.split()) <= 1_200
-    assert set(re.findall(r"(?:^|`)labeler (\w+)", README, flags=re.M)) <= CATALOGUE.keys()
+    assert set(re.findall(r"(?:^|`)labeler (\w+)", README, flags=re.M)) <= CATALOG.keys()
 
 
 @pytest.mark.long

@@ -25,7 +25,7 @@ from labeler.release import Release, release_from_bytes
 from labeler.system.erasable import keys_in
 from labeler.system.faults import FAULTS_VARIABLE, listening
 from tests.run_journals import charges_of
-from workers.run.labelling import open_run_journal
+from workers.run.labeling import open_run_journal
 
 
 def test_a_job_gives_back_labels_a_student_and_a_report(labeler, federation, tmp_path) -> None:

@@ -21,7 +21,7 @@ from feature_store.backbones.spec import Transform
 from feature_store.decode import decode_image, header_pixels
 from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images
 from labeler.errors import UnreadableImage
-from workers.commands.catalogue import load_commands
+from workers.commands.catalog import load_commands
 
 KEPT = Path(pydicom.__file__).parent / "data" / "test_files"
 """Files that come with pydicom."""

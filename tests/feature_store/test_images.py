@@ -1,4 +1,4 @@
-"""Image sources: a stable list, right colours whatever the file's mode, and nothing dropped silently."""
+"""Image sources: a stable list, right colors whatever the file's mode, and nothing dropped silently."""
 
 from __future__ import annotations
 

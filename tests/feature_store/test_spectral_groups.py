@@ -102,7 +102,7 @@ def test_the_neighbours_follow_from_how_many_images_there_are_for_each_group() -
 
 
 def test_where_groups_hold_few_images_the_images_themselves_are_grouped(rng: np.random.Generator) -> None:
-    """Ten kinds of eight images: ten neighbours of each would be two of other kinds at least."""
+    """Ten kinds of eight images: ten neighbors of each would be two of other kinds at least."""
     kinds = np.repeat(np.arange(10), 8)
     features = quantize(rng.normal(size=(10, 16))[kinds] + 0.3 * rng.normal(size=(80, 16)))
     groups = spectral_groups(unit(features), 10, seed=1)

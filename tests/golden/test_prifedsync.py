@@ -79,7 +79,7 @@ CHARGED = [(TABLE_1[0], 2.367), (TABLE_1[8], 6.086), (TABLE_2[0], 2.628), (TABLE
 def test_what_a_ledger_is_charged_is_above_the_exact_mu_and_below_the_limit(
     row: tuple[int, int, float, int, int, str], charged: float
 ) -> None:
-    """Of add-or-remove neighbours with Poisson batches, as `exact`; the limit is of neighbours that replace."""
+    """Of add-or-remove neighbors with Poisson batches, as `exact`; the limit is of neighbors that replace."""
     training = LocalTraining(*row[:5])
     found = math.sqrt(training.charged.mu_squared)
     assert found == pytest.approx(charged, abs=2e-3)

@@ -90,7 +90,7 @@ def test_every_pair_of_records_stays_within_the_bound_and_one_attains_it(attribu
     rows = attribute_ballots(np.array(list(product((0, 1), repeat=attributes)))[:, None, :], most=most)
     furthest = max(int(((one - other) ** 2).sum()) for one, other in combinations(rows, 2))
     assert furthest == squared_sensitivity(setting, "instance", 1)
-    together = np.array([3 * row for row in rows])  # three neighbours that all vote alike
+    together = np.array([3 * row for row in rows])  # three neighbors that all vote alike
     assert max(int((row**2).sum()) for row in together) == squared_sensitivity(setting, "agent", 1)
 
 

@@ -1,4 +1,4 @@
-"""Ballots on a ball: exact against a definition in fractions, bounds against brute force, neighbours by chance."""
+"""Ballots on a ball: exact against a definition in fractions, bounds against brute force, neighbors by chance."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ task_of = partial(make_task, method="reverse-knn", max_queries=4, ballot_radius=
 
 
 def _by_definition(ballots: Ballots, radius: int, scale: int) -> Ballots:
-    """The whole number of largest magnitude that the drawn, centred ballot contains, by counting up in fractions."""
+    """The whole number of largest magnitude that the drawn, centered ballot contains, by counting up in fractions."""
     rows = [[Fraction(count) - Fraction(sum(row), len(row)) for count in row] for row in ballots.tolist()]
     squares = sum(count**2 for row in rows for count in row)
     found = []

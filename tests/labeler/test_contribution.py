@@ -146,7 +146,7 @@ COUNTS = hnp.arrays(np.int64, (4, 3), elements=st.integers(0, 2 * CLIPPED.vote_c
 
 @given(one=COUNTS, other=COUNTS)
 def test_clipping_never_makes_two_ballots_differ_more(one: NDArray[np.int64], other: NDArray[np.int64]) -> None:
-    """Cell by cell, hence in any norm: what the price of a neighbouring data set rests on."""
+    """Cell by cell, hence in any norm: what the price of a neighboring data set rests on."""
     clipped = on_grid(one, CLIPPED) // CLIPPED.scale
     after = np.abs(on_grid(one, CLIPPED) - on_grid(other, CLIPPED)) // CLIPPED.scale
     assert (after <= np.abs(one - other)).all()

@@ -1,6 +1,6 @@
-"""Sensitivities of linear models: the papers' numbers, minimisers found independently, gradients by brute force.
+"""Sensitivities of linear models: the papers' numbers, minimizers found independently, gradients by brute force.
 
-What training on neighbouring sets really does is measured in tests/workers/learning/test_linear.py.
+What training on neighboring sets really does is measured in tests/workers/learning/test_linear.py.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SOFTMAX = LinearTerms("softmax", 10, regularisation=1.0, clip_norm=1.0, radius=1
 def logistic_regression_sensitivity(
     *, clip_norm: float, regularisation: float, num_records: int, gradient_norm: float = 0.0
 ) -> float:
-    """How far one record moves the minimiser of regularised multinomial logistic regression: 2 sqrt(2) c / (lambda n).
+    """How far one record moves the minimizer of regularized multinomial logistic regression: 2 sqrt(2) c / (lambda n).
 
     F_D' is lambda-strongly convex, so lambda |w - w'| <= |grad F_D'(w) - grad F_D(w)| <= 2L/n with L = sqrt(2) c.
-    Weights at which the gradient has norm g lie within g/lambda of the minimiser, on either side.
+    Weights at which the gradient has norm g lie within g/lambda of the minimizer, on either side.
     """
     return 2 * (math.sqrt(2) * clip_norm / num_records + gradient_norm) / regularisation
 

@@ -73,7 +73,7 @@ def test_logistic_descent_in_fifty_digits_keeps_the_bound_after_every_step(
 
 
 def test_a_planted_record_uses_up_half_of_the_bound() -> None:
-    """Opposite records, alone in the mean, regularised so strongly that slopes stay: the margins hide nothing."""
+    """Opposite records, alone in the mean, regularized so strongly that slopes stay: the margins hide nothing."""
     terms = Descent(1.0, 0.25, 30.0, 1, 1, iterations=200)
     with mp.workdps(30):
         ends = []

@@ -67,7 +67,7 @@ def pvalue_against_pmf(samples: NDArray[np.int64], sigma: float, *, bins: int = 
     cells = np.unique(np.floor(np.cumsum(pmf) / width * (1 - 1e-12)), return_inverse=True)[1]
     expected = np.bincount(cells, weights=pmf) * len(samples)
     observed = np.bincount(cells, weights=counts)
-    # Gaps in the numbering join neighbours; the last cell may still be small.
+    # Gaps in the numbering join neighbors; the last cell may still be small.
     if expected[-1] < 5:
         expected = np.append(expected[:-2], expected[-2:].sum())
         observed = np.append(observed[:-2], observed[-2:].sum())

@@ -144,7 +144,7 @@ class Stage:
         self._templates = Templates(folder / "templates")
 
     def run(self, seed: int, *, traced: bool = False, shorter: bool = False) -> Outcome:
-        """Run the schedule of a seed, or that of its neighbour with one record less."""
+        """Run the schedule of a seed, or that of its neighbor with one record less."""
         place = self._folder / "schedule"
         place.mkdir()
         case = case_of(seed)

@@ -92,7 +92,7 @@ class Case:
         dishonest_talliers: of every task: talliers add the noise; None: the agents do.
         way: what every task asks for.
         away: an agent, and for how many steps it is not there once it was first asked; nothing reaches it meanwhile.
-        shorter: the first agent has one record less: the other of two neighbouring worlds.
+        shorter: the first agent has one record less: the other of two neighboring worlds.
     """
 
     seed: int

@@ -23,7 +23,7 @@ from api.coordinator.mailroom import Mailroom
 from api.coordinator.stores import Stores
 from api.schema import JobView
 from feature_store.results.questions import QUESTIONS
-from labeler.driver.intake import Errand
+from labeler.driver.intake import PendingWrite
 from labeler.driver.mail import Mailbox
 from labeler.driver.mail_memory import MemoryMailbox
 from labeler.errors import NotReady, Unavailable
@@ -78,7 +78,7 @@ class StepwiseCoordinator:
         database = open_database(home / "journal.db", anchor=home / "journal.head", allow_unsynced=True)
         self._database = database
         try:
-            self._stores = replace(Stores.over(database, clock=clock.utc), hand_in=self._hand_in)
+            self._stores = replace(Stores.over(database, clock=clock.utc), enqueue=self._enqueue)
             self._stores.ledger.verify()
             keys = PartyKeys.load(home / "keys.json")
             self._conductor = Conductor(
@@ -180,8 +180,8 @@ class StepwiseCoordinator:
         self._driver.close()
         self._database.close()
 
-    def _hand_in(self, errand: Errand) -> None:
-        self._driver.hand_in(errand)
+    def _enqueue(self, pending: PendingWrite) -> None:
+        self._driver.enqueue(pending)
         self.tick()
 
     def _deliver(self, delivery: Any) -> None:

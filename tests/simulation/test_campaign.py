@@ -18,7 +18,7 @@ from labeler.errors import BadData, InvalidSetting, Unavailable
 from tests.simulation import campaign
 from tests.simulation.bench import rows_of
 from tests.simulation.campaign import Report, read_seeds, replay_command, run_seeds
-from workers.commands.catalogue import app
+from workers.commands.catalog import app
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""The questions of a schedule's tasks: votes of neighbours, of attributes, of records, of records for life, of trained
+"""The questions of a schedule's tasks: votes of neighbors, of attributes, of records, of records for life, of trained
 models; a model trained in steps, one whose weights are added up at once, and soft labels of heads that carry noise.
 
 Of each, what an agent must have added up is computed here apart from the product, in the plainest way there is: by

@@ -1,4 +1,4 @@
-"""Asking again tells nobody anything: two neighbouring worlds, whatever is asked when, show the same kinds and
+"""Asking again tells nobody anything: two neighboring worlds, whatever is asked when, show the same kinds and
 sentences, and in each of them what is sent again are the bytes that were sent first."""
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class World:
 
 
 def worlds(tmp_path: Path, make_shard: Callable[..., Shard], method: str, steps: list[str]) -> tuple[World, World]:
-    """One in which records come to be deleted, and its neighbour, which lacks a record and whose records stay."""
+    """One in which records come to be deleted, and its neighbor, which lacks a record and whose records stay."""
     if not (tmp_path / "one").exists():
         make_shard("one")
         make_shard("public", records=30, seed=99, public=True)

@@ -440,7 +440,7 @@ def test_a_file_of_keys_cannot_write_over_the_fingerprint_it_is_shown_with(
 
 
 def test_every_command_has_a_help_with_an_example() -> None:
-    from workers.commands.catalogue import load_commands
+    from workers.commands.catalog import load_commands
 
     def leaves(command: Any, path: tuple[str, ...]) -> Any:
         below = getattr(command, "commands", {})

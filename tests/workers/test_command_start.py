@@ -20,7 +20,7 @@ from PIL import Image
 from feature_store.backbones.backbone import PixelBackbone
 from feature_store.embedding import embed_source
 from labeler.system.process_pool import start_process
-from workers.commands.catalogue import CATALOGUE, COMPLETION, GROUPS, load_commands
+from workers.commands.catalog import CATALOG, COMPLETION, GROUPS, load_commands
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -99,7 +99,7 @@ LIGHT = {
 @pytest.fixture(scope="module")
 def light() -> dict[str, set[str]]:
     """What each light command loads."""
-    found = ended([line.split() for line in LIGHT], "workers.commands.catalogue")
+    found = ended([line.split() for line in LIGHT], "workers.commands.catalog")
     return dict(zip(LIGHT, (loaded for loaded, _, _ in found), strict=True))
 
 
@@ -110,7 +110,7 @@ def test_a_light_command_loads_no_heavy_library(light: dict[str, set[str]], line
 
 
 def test_a_command_loads_its_own_module_and_no_other(light: dict[str, set[str]]) -> None:
-    rooms = {f"workers.commands.{entry.module}" for entry in CATALOGUE.values()}
+    rooms = {f"workers.commands.{entry.module}" for entry in CATALOG.values()}
     assert light["status --help"] & rooms == {"workers.commands.client"}
     assert light["--help"] & rooms == set()
 
@@ -140,7 +140,7 @@ def wrong(inputs: dict[str, Path]) -> dict[str, Ended]:
         [str(inputs.get(word, word)).replace("SCANS/", f"{inputs['SCANS']}/") for word in line.split()]
         for line in WRONG
     ]
-    found = ended(lines, "workers.commands.catalogue", "workers.run.preparation", "workers.embedder.shards")
+    found = ended(lines, "workers.commands.catalog", "workers.run.preparation", "workers.embedder.shards")
     return dict(zip(WRONG, found, strict=True))
 
 
@@ -178,13 +178,13 @@ def test_the_help_of_no_command_loads_a_heavy_library() -> None:
     """All rooms in one process: together they load no more than what one may."""
     code = (
         "import json, sys\n"
-        "from workers.commands.catalogue import load_commands\n"
+        "from workers.commands.catalog import load_commands\n"
         "load_commands()\n"
         "print(json.dumps(sorted(sys.modules)))\n"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     loaded = set(json.loads(told.stdout))
-    assert {f"workers.commands.{entry.module}" for entry in CATALOGUE.values()} <= loaded
+    assert {f"workers.commands.{entry.module}" for entry in CATALOG.values()} <= loaded
     assert loaded & {*HEAVY, "httpx2", "scipy"} == set()
 
 
@@ -221,16 +221,16 @@ def test_nor_is_what_a_process_of_its_own_validates(nosy: Path, monkeypatch: pyt
 
 def test_the_catalogue_says_of_every_command_what_its_own_help_says_first() -> None:
     commands = load_commands()
-    assert list(commands) == list(CATALOGUE)
+    assert list(commands) == list(CATALOG)
     for name, command in commands.items():
         assert command.name == name
         first = inspect.cleandoc(command.short_help or command.help).split("\n\n")[0]
-        assert " ".join(first.split()) == CATALOGUE[name].summary, name
+        assert " ".join(first.split()) == CATALOG[name].summary, name
 
 
 def test_the_help_lists_every_command_once_under_a_heading_and_says_how_a_shell_completes() -> None:
     listed = [name for names in GROUPS.values() for name in names]
-    assert sorted(listed) == sorted(CATALOGUE)
+    assert sorted(listed) == sorted(CATALOG)
     command = [sys.executable, "-m", "workers.cli", "--help"]
     told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     places = [told.index(f" {heading} ") for heading in GROUPS]

@@ -16,7 +16,7 @@ from api.schema import JobView
 from labeler.errors import InvalidSetting
 from tests.command_line import Labeler
 from workers import cli
-from workers.commands.catalogue import in_option_words, load_commands
+from workers.commands.catalog import in_option_words, load_commands
 
 # Options
 

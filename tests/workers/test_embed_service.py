@@ -365,7 +365,7 @@ def test_the_memory_of_the_embedder_does_not_grow_with_what_it_is_sent(office: O
     embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
     assert (small / "public.shard").exists()
     assert (large / "public.shard").exists()
-    # One such image is 62 MB of grey, and 250 MB of colour; none of it was ever here.
+    # One such image is 62 MB of gray, and 250 MB of color; none of it was ever here.
     assert resident_bytes() - before < 60 * 10**6
     assert peak_bytes() - before < 120 * 10**6
     assert children() == []

@@ -159,7 +159,7 @@ def test_shards_that_do_not_belong_together_are_refused(
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve small grey images in two class folders."""
+    """Twelve small gray images in two class folders."""
     from PIL import Image
 
     root = tmp_path_factory.mktemp("images")

@@ -20,8 +20,8 @@ from labeler.system.keys import PartyKeys
 from labeler.tally import QueryBatch
 from tests.workers.test_agent_service import AGENT, Site
 from workers.agent.service import LOOK_EVERY_S
-from workers.run.labelling import run_job
-from workers.run.preparation import LabellingJob
+from workers.run.labeling import run_job
+from workers.run.preparation import LabelingJob
 from workers.run.task_file import QueriesTable, TaskFile, TaskTable
 
 ONE, OTHER = "1" * 64, "2" * 64
@@ -141,7 +141,7 @@ def test_labeler_run_asks_nobody_about_the_mark(homes: tuple[Site, Site], make_s
     claim(other.path, agent_id="elsewhere", journal=OTHER)
     task, queries = TaskTable(name="t", epsilon=0.5, delta=1e-5), QueriesTable(strategy="random", count=8)
     file = TaskFile(task=task, queries=queries)
-    job = LabellingJob(file, (first.shard.path, other.path), public.path, tmp_path / "job")
+    job = LabelingJob(file, (first.shard.path, other.path), public.path, tmp_path / "job")
     found = run_job(job, warn=[].append)
     assert found["labels"]["asked"] == 8
     assert (first.shard.path / MARK_NAME).read_bytes() == mark

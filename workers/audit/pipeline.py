@@ -45,7 +45,7 @@ from labeler.task import Task
 from workers.agent.agent import NOISE, Agent, Answer, InMemoryLedger, Seal, as_it_is, shares_of
 from workers.progress import silent
 from workers.run.folder import RoundStore
-from workers.run.labelling import agent_ids, open_run_journal, run_rounds
+from workers.run.labeling import agent_ids, open_run_journal, run_rounds
 from workers.run.parties import RunParties, tallier_names
 from workers.run.task_file import QueriesTable
 

@@ -120,7 +120,7 @@ def _here(
     as_json: bool,
 ) -> dict[str, Any]:
     from workers.progress import progress_bars
-    from workers.run.labelling import run_job
+    from workers.run.labeling import run_job
     from workers.run.preparation import evaluation_job
 
     job = evaluation_job(model, shards, out, task=price, evaluation=counted, seed=seed)

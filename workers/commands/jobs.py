@@ -105,9 +105,9 @@ def run(
     from workers.run.task_file import read_task_file
 
     file = read_task_file(task)
-    from workers.run.preparation import LabellingJob, open_shards
+    from workers.run.preparation import LabelingJob, open_shards
 
-    job = LabellingJob(
+    job = LabelingJob(
         file=file,
         shards=tuple(shard),
         queries=images,
@@ -121,7 +121,7 @@ def run(
         winner=one_of("winner", winner, ("plain", "secure")),
     )
     open_shards(job)  # reports a wrong path or class before anything large is loaded
-    from workers.run.labelling import run_job
+    from workers.run.labeling import run_job
 
     clock = StageClock()
     with progress_bars(quiet=as_json) as progress:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Frame = Literal["pandas", "polars", "arrow"]
 
 
-class LabelledJob:
+class LabeledJob:
     """The folder of a finished job; shown in a notebook, it is its report.
 
     Args:
@@ -44,7 +44,7 @@ class LabelledJob:
 
     def __repr__(self) -> str:
         labels = self.report["labels"]
-        return f"LabelledJob({str(self.path)!r}: {labels['answered']} of {labels['asked']} questions answered)"
+        return f"LabeledJob({str(self.path)!r}: {labels['answered']} of {labels['asked']} questions answered)"
 
     def _repr_html_(self) -> str:
         page = html.escape((self.path / "report.html").read_text(encoding="utf-8"), quote=True)
@@ -157,7 +157,7 @@ class LabelledJob:
         Returns:
             The content of evaluation.json.
         """
-        from workers.run.labelling import run_job
+        from workers.run.labeling import run_job
         from workers.run.preparation import evaluation_job
         from workers.run.task_file import EvaluationTable
 
@@ -228,13 +228,13 @@ class LabelledJob:
         return zip(table["source"].to_pylist(), table["label"].to_pylist(), strict=True)
 
 
-def open_job(path: str | PathLike[str]) -> LabelledJob:
+def open_job(path: str | PathLike[str]) -> LabeledJob:
     """Open the job in a folder that `labeler run`, `labeler demo` or `labeler.run` has written.
 
     Raises:
         NotReady: there is none, or it is not finished.
     """
-    return LabelledJob(path)
+    return LabeledJob(path)
 
 
 def framed(table: Any, frame: Frame) -> Any:

@@ -21,7 +21,7 @@ from labeler.methods import MethodName, ReleaseKind
 from labeler.rounds.effects import AskedStrategy, StudentKind
 from labeler.system.files import named_path
 from labeler.task import StatedLevel
-from workers.notebook.job import Frame, LabelledJob, TrainedStudent, framed, load_student
+from workers.notebook.job import Frame, LabeledJob, TrainedStudent, framed, load_student
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -314,7 +314,7 @@ def run(
     seed: int | None = None,
     quiet: bool = False,
     **task: Any,
-) -> LabelledJob:
+) -> LabeledJob:
     """Label public images with private shards. An interrupted job continues in its folder, and is charged once.
 
     Args:
@@ -346,7 +346,7 @@ def run(
     from labeler.methods import METHODS
     from labeler.task import describe_validation
     from workers.progress import progress_bars
-    from workers.run.preparation import LabellingJob, open_shards
+    from workers.run.preparation import LabelingJob, open_shards
     from workers.run.task_file import TaskFile
 
     if isinstance(shards, (str, PathLike)):  # otherwise a text would be read letter by letter
@@ -363,7 +363,7 @@ def run(
         file = TaskFile.model_validate(tables)
     except ValidationError as error:
         raise InvalidTask(describe_validation(error, "task")) from None
-    job = LabellingJob(
+    job = LabelingJob(
         file=file,
         shards=tuple(named_path(shard, "a shard") for shard in shards),
         queries=public,
@@ -374,11 +374,11 @@ def run(
         seed=seed,
     )
     open_shards(job)  # reports a wrong path or class before anything large is loaded
-    from workers.run.labelling import run_job
+    from workers.run.labeling import run_job
 
     with progress_bars(quiet=quiet) as progress:
         run_job(job, progress=progress)
-    return LabelledJob(folder)
+    return LabeledJob(folder)
 
 
 def _questions(task: Mapping[str, Any], shards: Sequence[PathLike[str] | str], images: Path, out: Path) -> int | None:

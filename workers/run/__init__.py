@@ -3,7 +3,7 @@
 task_file      what the file says
 preparation    read, check and price everything, before any agent is asked
 folder         the output folder and its lock
-labelling      the whole job, its journal and its rounds       parties    its agents and talliers
+labeling      the whole job, its journal and its rounds       parties    its agents and talliers
 publishing     labels, student, report: free, from what was released
 student        `labeler student`, `labeler predict`            demo       `labeler demo`
 """

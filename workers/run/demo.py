@@ -17,8 +17,8 @@ from labeler.system.site_key import KEY_BYTES, SiteKey
 from workers.digits import AGENTS, CLASSES, write_digits
 from workers.progress import ProgressCallback, StageClock, silent
 from workers.run.folder import open_job_folder
-from workers.run.labelling import run_in_folder
-from workers.run.preparation import LabellingJob
+from workers.run.labeling import run_in_folder
+from workers.run.preparation import LabelingJob
 from workers.run.task_file import QueriesTable, StudentTable, TaskFile, TaskTable
 
 TASK = TaskFile(
@@ -59,7 +59,7 @@ def run_demo(
                 progress("Embedding", number, len(parts))
                 _embed(name, path, backbone, inputs / f"{name}.shard", seed=seed)
             progress("Embedding", len(parts), len(parts))
-        job = LabellingJob(
+        job = LabelingJob(
             file=TASK,
             shards=tuple(inputs / f"agent-{number}.shard" for number in range(1, AGENTS + 1)),
             queries=inputs / "public.shard",

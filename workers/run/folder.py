@@ -3,7 +3,7 @@
     OUT/
       .job/lock            held by the process that works here.
       .job/plan.json       what this folder is for: task digest, shard versions, batches.
-      .job/journal.db      what was charged and opened (workers.run.labelling).
+      .job/journal.db      what was charged and opened (workers.run.labeling).
       .job/keys/           a key of each agent for each round that is not released yet; of each tallier, too, where
                            talliers add the noise (labeler.noise); many rounds are drawn at once.
       .job/answers/ROUND   what each agent answered, encrypted under its key; written once, when all have answered.

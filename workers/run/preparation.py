@@ -40,7 +40,7 @@ from workers.run.task_file import TaskFile
 
 
 @dataclass(frozen=True)
-class LabellingJob:
+class LabelingJob:
     """The inputs of a job: images to label, private shards, and the output folder.
 
     Attributes:
@@ -130,7 +130,7 @@ class PublicImages:
 class PricedJob:
     """A job whose questions were checked and priced, before any agent is asked; an evaluation needs no more."""
 
-    job: LabellingJob
+    job: LabelingJob
     task: Task
     price: Price
     shards: tuple[Shard, ...]
@@ -209,7 +209,7 @@ class PreparedJob(PricedJob):
         return self.public.features if self.task.traits.asks_for_a_model else self.queries.features
 
 
-def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback = silent) -> PreparedJob:
+def prepare(job: LabelingJob, folder: JobFolder, *, progress: ProgressCallback = silent) -> PreparedJob:
     """Check and price a job, before any agent is asked.
 
     Checks of names, sizes and manifests come before anything large is read. They find shards that do not go together, a
@@ -271,7 +271,7 @@ def evaluation_job(
     task: Mapping[str, Any],
     evaluation: Mapping[str, Any],
     seed: int | None = None,
-) -> LabellingJob:
+) -> LabelingJob:
     """Return the job that evaluates a model.
 
     Args:
@@ -285,14 +285,14 @@ def evaluation_job(
         file = TaskFile.model_validate({"task": fields, "evaluation": _given(evaluation)})
     except ValidationError as error:
         raise InvalidTask(describe_validation(error, "evaluation", model=TaskFile)) from None
-    return LabellingJob(file, tuple(shards), model, out, seed=seed)
+    return LabelingJob(file, tuple(shards), model, out, seed=seed)
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def prepare_evaluation(job: LabellingJob, folder: JobFolder) -> PricedJob:
+def prepare_evaluation(job: LabelingJob, folder: JobFolder) -> PricedJob:
     """Check and price an evaluation of the model in the file `job.queries`, before any agent is asked.
 
     Raises:
@@ -331,7 +331,7 @@ def prepare_evaluation(job: LabellingJob, folder: JobFolder) -> PricedJob:
     return PricedJob(job, task, cost, shards, (QueryBatch(question),))
 
 
-def open_shards(job: LabellingJob) -> tuple[tuple[Shard, ...], Shard | None, list[Shard]]:
+def open_shards(job: LabelingJob) -> tuple[tuple[Shard, ...], Shard | None, list[Shard]]:
     """Return the private shards, the public one and the one to score on, where they exist and go together.
 
     Commands call it before they load what labels, so that a wrong path or class is reported at once.
@@ -355,7 +355,7 @@ def open_shards(job: LabellingJob) -> tuple[tuple[Shard, ...], Shard | None, lis
     return shards, None, scored
 
 
-def _check_together(job: LabellingJob, private: Sequence[Shard], public: Sequence[Shard]) -> None:
+def _check_together(job: LabelingJob, private: Sequence[Shard], public: Sequence[Shard]) -> None:
     """Refuse shards that do not go together, by their manifests."""
     check_compatible([*private, *public])
     for shard, should_be_public in [*((shard, False) for shard in private), *((shard, True) for shard in public)]:
@@ -377,7 +377,7 @@ def _check_together(job: LabellingJob, private: Sequence[Shard], public: Sequenc
         )
 
 
-def _check_source(job: LabellingJob, shard: Shard) -> None:
+def _check_source(job: LabelingJob, shard: Shard) -> None:
     """Check that public images to embed on the way use the backbone of the shards."""
     # Imported on use: questions mostly come embedded.
     from feature_store.backbones import load_backbone
@@ -390,7 +390,7 @@ def _check_source(job: LabellingJob, shard: Shard) -> None:
         )
 
 
-def _questions(job: LabellingJob, shard: Shard, *, images: int | None) -> int | None:
+def _questions(job: LabelingJob, shard: Shard, *, images: int | None) -> int | None:
     """Return the number of questions of each step; None if it depends on images that are not embedded yet."""
     chosen = job.file.queries
     if METHODS[job.file.task.method].asks_for_a_model:
@@ -405,7 +405,7 @@ def _questions(job: LabellingJob, shard: Shard, *, images: int | None) -> int | 
     return images if chosen.strategy == "all" else chosen.count
 
 
-def settle(job: LabellingJob, shards: Sequence[Shard], *, questions: int) -> Task:
+def settle(job: LabelingJob, shards: Sequence[Shard], *, questions: int) -> Task:
     """Return the task of a job that asks `questions` questions in each of its steps."""
     task = job.file.resolve(
         classes=shards[0].classes,
@@ -420,7 +420,7 @@ def settle(job: LabellingJob, shards: Sequence[Shard], *, questions: int) -> Tas
     return task
 
 
-def _priced(job: LabellingJob, shards: Sequence[Shard], questions: int) -> tuple[Task, Price]:
+def _priced(job: LabelingJob, shards: Sequence[Shard], questions: int) -> tuple[Task, Price]:
     """Return the task and its cost, within the budget of its file."""
     task = settle(job, shards, questions=questions)
     check_round_fits(task, task.steps * questions)
@@ -458,7 +458,7 @@ def _batches(task: Task, features: NDArray[np.int16]) -> tuple[QueryBatch, ...]:
     return tuple(QueryBatch(features[start:end], first_query=start) for start, end in pairwise(starts))
 
 
-def _check_no_record_twice(job: LabellingJob, shards: Sequence[Shard]) -> None:
+def _check_no_record_twice(job: LabelingJob, shards: Sequence[Shard]) -> None:
     """Refuse a record at two agents: it would vote twice, and the price is for one vote."""
     owner = np.repeat(np.arange(len(shards)), [len(shard.record_ids) for shard in shards])
     ids = np.concatenate([shard.record_ids for shard in shards])
@@ -472,7 +472,7 @@ def _check_no_record_twice(job: LabellingJob, shards: Sequence[Shard]) -> None:
         )
 
 
-def _check_k(job: LabellingJob, task: Task, shards: Sequence[Shard]) -> None:
+def _check_k(job: LabelingJob, task: Task, shards: Sequence[Shard]) -> None:
     if task.traits.is_reverse and task.k > task.max_queries:
         raise InvalidSetting(f"k is {task.k} queries per record, but only {task.max_queries} queries are asked")
     if not task.traits.has_k or task.traits.is_reverse:

@@ -50,8 +50,8 @@ from feature_store.results.report.model import (
 from feature_store.results.report.page import report_json, write_report
 from feature_store.results.scores import auroc, score_probabilities
 from feature_store.students import Learners, NoisyAnswers, Student, fit_student
-from feature_store.students.attributes import LabelledAttributes, attributes_of
-from feature_store.students.labeling import LabelledImages, label_images
+from feature_store.students.attributes import LabeledAttributes, attributes_of
+from feature_store.students.labeling import LabeledImages, label_images
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import improved_epsilon
@@ -113,7 +113,7 @@ def publish(
         given, votes = answers.labels, answers.noisy_votes
         with clock.stage("train student"):
             progress("Student", 0, 2)
-            said: LabelledImages | LabelledAttributes
+            said: LabeledImages | LabeledAttributes
             if prepared.task.attributes_per_record is None:
                 said = label_images(
                     answers,
@@ -132,7 +132,7 @@ def publish(
             write_table(labels, folder.out / "student_labels.parquet")
             progress("Student", 1, 2)
             outcome = _outcome(prepared, said, kind)
-            if isinstance(said, LabelledImages):
+            if isinstance(said, LabeledImages):
                 curve = _accuracy_against_epsilon(prepared, answers, said.student)
             progress("Student", 2, 2)
     with clock.stage("report"):
@@ -206,13 +206,13 @@ def write_table(table: pa.Table, path: Path) -> None:
         pq.write_table(table, file)
 
 
-def _outcome(prepared: PreparedJob, said: LabelledImages | LabelledAttributes, kind: str) -> StudentOutcome:
+def _outcome(prepared: PreparedJob, said: LabeledImages | LabeledAttributes, kind: str) -> StudentOutcome:
     """Return the student, scored where truth is known."""
     outcome, test = StudentOutcome(kind=kind, public_images=len(prepared.public)), prepared.test
     if test is None:
         return outcome
     probabilities = said.student.predict_proba(test.features)
-    if not isinstance(said, LabelledImages):
+    if not isinstance(said, LabeledImages):
         return replace(outcome, accuracy=float(((probabilities >= ON) == test.labels).mean()), test_images=len(test))
     scores = score_probabilities(test.labels, probabilities, prepared.task.classes)
     return replace(outcome, accuracy=test.share_right(said.student), test_images=len(test), scores=scores)
@@ -264,7 +264,7 @@ def _write_model(
 
 def _image_labels(
     prepared: PreparedJob,
-    labelled: LabelledImages | LabelledAttributes,
+    labelled: LabeledImages | LabeledAttributes,
     *,
     created_at: datetime,
     is_seeded: bool,
@@ -279,7 +279,7 @@ def _image_labels(
         is_seeded=is_seeded,
         created_at=created_at.isoformat(),
     )
-    as_table = image_label_table if isinstance(labelled, LabelledImages) else attribute_label_table
+    as_table = image_label_table if isinstance(labelled, LabeledImages) else attribute_label_table
     return as_table(stamp, sources=prepared.public.sources, probabilities=labelled.probabilities, asked=labelled.asked)
 
 
@@ -499,7 +499,7 @@ def _improved(task: Task, statement: PrivacyStatement) -> float:
     )
 
 
-def _attributes_of(prepared: PreparedJob, releases: Sequence[Release]) -> LabelledAttributes:
+def _attributes_of(prepared: PreparedJob, releases: Sequence[Release]) -> LabeledAttributes:
     """Fit a head for each attribute to the releases, and label the public images."""
     opened = [one for one in releases if one.noisy_votes is not None]
     return attributes_of(
@@ -513,7 +513,7 @@ def _attributes_of(prepared: PreparedJob, releases: Sequence[Release]) -> Labell
     )
 
 
-def _attribute_report(prepared: PreparedJob, labelled: LabelledAttributes) -> AttributeReport:
+def _attribute_report(prepared: PreparedJob, labelled: LabeledAttributes) -> AttributeReport:
     public, names = prepared.public, prepared.task.classes
     has = labelled.probabilities >= ON
     sure = np.where(has, labelled.probabilities, 1 - labelled.probabilities)

@@ -367,7 +367,7 @@ MOST_CLASSES = 12
 
 MOST_PAIRS = 6
 _DEEPEST = 45
-"""Percent of colour in the fullest cell: words on it stay readable."""
+"""Percent of color in the fullest cell: words on it stay readable."""
 
 
 def confusion_table(report: JobReport) -> dict[str, Any]:

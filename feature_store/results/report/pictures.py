@@ -1,6 +1,6 @@
 """The pictures of a report, drawn from released or public data alone; each is left out where there is nothing to draw.
 
-They read well on light and on dark pages. A figure is drawn once, in the light colors. In its SVG those exact colours
+They read well on light and on dark pages. A figure is drawn once, in the light colors. In its SVG those exact colors
 become CSS variables with a dark twin, so that the picture changes with the page. Figures are made without pyplot,
 which keeps state between calls.
 """
@@ -132,7 +132,7 @@ def drawable(name: str, *, most: int = 18) -> str:
 
 
 def class_colors(labels: Iterable[int], num_classes: int) -> dict[int, str]:
-    """A colour per class: by number while there are colours for all, else for the most frequent; grey for the rest."""
+    """A color per class: by number while there are colors for all, else for the most frequent; gray for the rest."""
     if num_classes <= len(CLASS_COLORS):
         return dict(enumerate(CLASS_COLORS[:num_classes]))
     counts: dict[int, int] = {}
@@ -287,7 +287,7 @@ def _say_row(row: PriceRow) -> str:
 
 
 def coverage(report: JobReport) -> Picture | None:
-    """The public set on a map, coloured by the released label that covers each image, and the questions on it."""
+    """The public set on a map, colored by the released label that covers each image, and the questions on it."""
     chart = report.coverage
     if chart is None:
         return None
@@ -300,7 +300,7 @@ def coverage(report: JobReport) -> Picture | None:
     axes.spines["bottom"].set_visible(False)
     covered = chart.point_query >= 0
     point_labels = np.where(covered, labels[chart.point_query], -1)
-    # Many dots are drawn as one image, whose colours cannot change with the page: mid-tones only.
+    # Many dots are drawn as one image, whose colors cannot change with the page: mid-tones only.
     dot_tints = [
         to_rgba(colors.get(label, OTHER_COLOR), 0.55 if label >= 0 else 0.25) for label in point_labels.tolist()
     ]

@@ -16,7 +16,7 @@ from api.coordinator.ownership import Reader
 from api.coordinator.views import read_view
 from api.schema import JobRequest, JobView
 from labeler.driver.coordinator import CoordinatorDriver
-from labeler.driver.intake import Delivery, Errand, incoming, with_heads
+from labeler.driver.intake import Delivery, PendingWrite, incoming, with_heads
 from labeler.driver.mail_memory import MemoryMailbox
 from labeler.driver.reading import Plan
 from labeler.errors import InvalidSetting, JournalBehind, LabelerError, Replayed, Unavailable, WrongDigest
@@ -299,7 +299,7 @@ def test_what_others_write_shares_the_commit_of_a_turn_and_is_refused_alone(
     job = site.submit()
     site.conductor.tick()
     task = site.house.task(max_queries=7)
-    stores = replace(site.house.stores, hand_in=site.driver.hand_in)
+    stores = replace(site.house.stores, enqueue=site.driver.enqueue)
     submissions = submission.Submissions(site.house.config, stores, site.house.owners)
     outcomes: dict[int, JobView | LabelerError] = {}
 
@@ -319,7 +319,7 @@ def test_what_others_write_shares_the_commit_of_a_turn_and_is_refused_alone(
     for number, count in enumerate((2, 1, 6, 1, 1)):
         threads.append(Thread(target=submit, args=(number, count)))
         threads[-1].start()
-        while len(site.driver.errands) <= number:
+        while len(site.driver.writes) <= number:
             sleep(0.001)
     told = site.deliver(site.yes("east", job))
     commits: list[int] = []
@@ -352,13 +352,13 @@ def test_a_turn_that_fails_as_a_whole_is_done_again_errand_by_errand(site: Site)
     task = site.house.task()
     tasks = site.house.tasks
 
-    def hand_in(name: str, write: Callable[[Connection], Any]) -> None:
-        site.driver.hand_in(Errand(write, lambda error: told.update({name: error})))
+    def enqueue(name: str, write: Callable[[Connection], Any]) -> None:
+        site.driver.enqueue(PendingWrite(write, lambda error: told.update({name: error})))
 
-    hand_in("first", lambda connection: tasks.claim_queries(task.digest, 3, connection=connection))
-    hand_in("defect", defect)
-    hand_in("refused", lambda connection: tasks.claim_queries(task.digest, 98, connection=connection))
-    hand_in("last", lambda connection: tasks.claim_queries(task.digest, 4, connection=connection))
+    enqueue("first", lambda connection: tasks.claim_queries(task.digest, 3, connection=connection))
+    enqueue("defect", defect)
+    enqueue("refused", lambda connection: tasks.claim_queries(task.digest, 98, connection=connection))
+    enqueue("last", lambda connection: tasks.claim_queries(task.digest, 4, connection=connection))
     site.conductor.tick()
     assert told["first"] is None
     assert told["last"] is None
@@ -366,5 +366,5 @@ def test_a_turn_that_fails_as_a_whole_is_done_again_errand_by_errand(site: Site)
     assert isinstance(told["refused"], InvalidSetting)
     assert tasks.get(task.digest).next_query == 7
     site.driver.close()
-    hand_in("late", lambda _: None)
+    enqueue("late", lambda _: None)
     assert isinstance(told["late"], Unavailable)

@@ -53,7 +53,7 @@ def made(house: House, *, table_of: Callable[[str], pa.Table] = lambda _: TABLE,
 
 
 def completed(house: House) -> str:
-    """A job that has ended as if every round of it had been opened elsewhere, and its images labelled."""
+    """A job that has ended as if every round of it had been opened elsewhere, and its images labeled."""
     job_id = house.submit(house.task(), 2).job_id
     folder = house.config.home / "jobs" / job_id
     (folder / "questions.safetensors").write_bytes(b"questions")

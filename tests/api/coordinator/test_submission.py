@@ -19,7 +19,7 @@ from api.coordinator.views import read_view
 from api.problems import problem_of
 from labeler.batching import BATCH_QUERIES, round_charges
 from labeler.budget import UNBOUNDED_NANO
-from labeler.driver.intake import Errand
+from labeler.driver.intake import PendingWrite
 from labeler.errors import (
     BadData,
     BudgetExceeded,
@@ -171,12 +171,12 @@ def test_a_job_whose_commit_is_durable_keeps_its_upload_although_its_requester_w
     """As where the anchor beside the journal cannot be written on a full disk."""
     record = house.task()
 
-    def trouble_behind_the_commit(errand: Errand) -> None:
+    def trouble_behind_the_commit(pending: PendingWrite) -> None:
         with house.database.write() as connection:
-            errand.write(connection)
-        errand.settle(Unavailable("the disk is full"))
+            pending.write(connection)
+        pending.settle(Unavailable("the disk is full"))
 
-    troubled = dataclasses.replace(house.stores, hand_in=trouble_behind_the_commit)
+    troubled = dataclasses.replace(house.stores, enqueue=trouble_behind_the_commit)
     monkeypatch.setattr(house, "stores", troubled)
     with pytest.raises(Unavailable):
         house.submit(record, 10, key="k")

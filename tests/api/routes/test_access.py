@@ -128,7 +128,7 @@ def test_a_revoked_token_is_refused(service: Service) -> None:
 
 
 def test_metrics_need_a_token_wherever_the_request_comes_from(service: Service) -> None:
-    # A TLS proxy on this machine that sets no X-Forwarded-For makes every stranger a neighbour.
+    # A TLS proxy on this machine that sets no X-Forwarded-For makes every stranger a neighbor.
     with service.http(None) as http, service.http("viewer") as viewer:
         for headers in ({}, {"X-Forwarded-For": "203.0.113.7"}, {"X-Forwarded-For": "127.0.0.1"}):
             assert http.get("/metrics", headers=headers).status_code == 401

@@ -124,7 +124,7 @@ def test_a_job_that_was_taken_waits_while_the_disk_is_full_and_goes_on(
         vectors = {"task_id": task.task_id, "features": np.eye(3, 8).tolist(), "backbone_fingerprint": FINGERPRINT}
         with ThreadPoolExecutor() as waiting:
             posted = waiting.submit(http.post, "/v1/jobs", json=vectors)
-            eventually(lambda: bool(held.driver.errands))
+            eventually(lambda: bool(held.driver.writes))
             tick()  # in which it is taken; the driver hears of it afterwards
             job_id = posted.result().json()["job_id"]
         filler = fill(disk)

@@ -79,7 +79,7 @@ def test_dp_fedavg_learns_under_a_budget() -> None:
     agent=st.integers(0, 4), scale=st.sampled_from([0.0, 1.0, 1e4, math.nan]), clip_norm=st.sampled_from([0.01, 1.0])
 )
 def test_one_agent_moves_a_round_by_at_most_the_clipping_norm(agent: int, scale: float, clip_norm: float) -> None:
-    """Trains on neighbouring federations: the others' vectors stay bit for bit, the agent's own is within S."""
+    """Trains on neighboring federations: the others' vectors stay bit for bit, the agent's own is within S."""
     (inputs, labels), (module, start) = _federation(2), _module()
     inputs, labels, changed = inputs[:5], labels[:5], inputs[:5].clone()
     changed[agent] *= scale

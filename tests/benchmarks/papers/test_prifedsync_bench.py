@@ -35,7 +35,7 @@ def test_keys_of_cells_are_unique_and_every_printed_mu_has_one() -> None:
 
 
 def test_a_row_of_accounting_states_the_limit_and_every_exact_price_beside_the_printed_mu() -> None:
-    """Fourth row of table 1, p = 0.5. Weaker batches, fewer rounds and the true neighbours order the prices."""
+    """Fourth row of table 1, p = 0.5. Weaker batches, fewer rounds and the true neighbors order the prices."""
     cell = next(cell for cell in cells(Path("nowhere"), full=True) if "p 0.5, sigma 1, B 16, R 194" in cell.key)
     rows = cell.run(silent)
     values = {row.method: row.value for row in rows}

@@ -21,7 +21,7 @@ from feature_store.results.pseudo_labels import answers_of
 from feature_store.students.labeling import label_images
 from tests.e2e.service.conftest import Service
 from tests.e2e.service.harm import digits_as_files
-from workers.commands.catalogue import app
+from workers.commands.catalog import app
 
 IMAGES, CLUSTERS = 120, 24
 

@@ -1,4 +1,4 @@
-"""Methods whose agents train, through real processes: priced, labelled, released with a card, unmoved by a crash."""
+"""Methods whose agents train, through real processes: priced, labeled, released with a card, unmoved by a crash."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.feature_store.index.fake_devices import fakes_have_names
 
 @pytest.fixture(autouse=True, scope="module")
 def _fake_devices(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No index may leave its device for the processor, whose neighbours are right: but where that is what is tested."""
+    """No index may leave its device for the processor, whose neighbors are right: but where that is what is tested."""
 
     def left(_: ExactIndex, fault: DeviceFault) -> None:
         pytest.fail(f"the index left its device: {fault}")

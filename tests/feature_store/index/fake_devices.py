@@ -61,7 +61,7 @@ class _Losing(NumpyBlock):
 FAKES: dict[str, Callable[[], Engine]] = {
     "torch in parts": lambda: TorchEngine(devices=("cpu", "cpu", "cpu"), tile_rows=64),
 }
-"""Engines beside those that can be named, for the suites of equal neighbours."""
+"""Engines beside those that can be named, for the suites of equal neighbors."""
 
 ENGINES = ["numpy", "int16", "faiss", "torch", *FAKES, pytest.param("torch-gpu", marks=pytest.mark.gpu)]
 

@@ -123,7 +123,7 @@ def test_a_device_that_does_not_tell_its_memory_is_left(limit: int | None, monke
     assert_equal(index.search(QUERIES, 70), 70)
 
 
-# A neighbour that is missing
+# A neighbor that is missing
 
 
 def test_a_record_that_a_device_never_returns_is_noticed_when_the_index_is_loaded() -> None:
@@ -344,7 +344,7 @@ def test_a_device_that_this_machine_does_not_have_is_refused_by_number(monkeypat
 
 @pytest.mark.gpu
 def test_a_real_device_is_exact_and_is_not_left_for_the_processor() -> None:
-    """The suites of equal neighbours would pass on the processor too."""
+    """The suites of equal neighbors would pass on the processor too."""
     loaded = build.load_engine("torch-gpu")
     assert probe(loaded) is None
     index = build_index(FEATURES, IDS, engine="torch-gpu")

@@ -59,7 +59,7 @@ def _index(records: Records, engine: str, way: str) -> NeighborIndex:
 
 
 def _votes(records: Records, found: Neighbors) -> NDArray[np.int64]:
-    """Votes (nq, classes): labels of the neighbours, looked up by id."""
+    """Votes (nq, classes): labels of the neighbors, looked up by id."""
     label_of = np.full(202, -1)
     label_of[records.ids] = records.labels
     labels = label_of[found.record_ids]
@@ -116,7 +116,7 @@ def test_one_record_moves_at_most_one_vote(
 
 
 def _pairs(found: Neighbors) -> dict[tuple[int, int], int]:
-    """Similarity of each query and record among the neighbours."""
+    """Similarity of each query and record among the neighbors."""
     query, place = np.nonzero(found.record_ids >= 0)
     ids = found.record_ids[query, place].tolist()
     return dict(zip(zip(query.tolist(), ids, strict=True), found.similarities[query, place].tolist(), strict=True))

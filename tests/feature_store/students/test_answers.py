@@ -97,7 +97,7 @@ def test_of_no_answer_there_is_nothing_to_learn() -> None:
 
 
 def test_the_mean_that_ballots_on_a_ball_leave_out_is_put_back_as_far_as_the_release_tells() -> None:
-    """50 questions of 200 votes for one class: centred they lie around zero, afterwards other classes do again."""
+    """50 questions of 200 votes for one class: centered they lie around zero, afterwards other classes do again."""
     rng = np.random.default_rng(0)
     votes = np.zeros((50, 4))
     votes[np.arange(50), rng.integers(0, 4, 50)] = 200.0

@@ -14,7 +14,7 @@ from feature_store.shard_writer import ShardWriter
 from feature_store.students.labeling import propose_radius
 from labeler.errors import InvalidSetting
 from labeler.randomness import seeded_source
-from workers.commands.catalogue import app
+from workers.commands.catalog import app
 from workers.plan import PlanRequest, make_plan, solve_request, with_radius
 
 CLASSES = tuple("abcd")
@@ -27,7 +27,7 @@ def groups(count: int) -> NDArray[np.int16]:
 
 
 def test_it_is_half_the_length_of_a_ballot_of_as_many_records() -> None:
-    """100 records of four pure groups at four questions: about 25 in each, centred a length of 43."""
+    """100 records of four pure groups at four questions: about 25 in each, centered a length of 43."""
     assert propose_radius(groups(200), questions=4, num_classes=4, k=1, records=100) in (21, 22)
     assert propose_radius(groups(200), questions=4, num_classes=4, k=1, records=1) == 1
 

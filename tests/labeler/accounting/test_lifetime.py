@@ -1,4 +1,4 @@
-"""Votes for life: the filter against simulation, against exact enumeration, and over neighbouring sets of records."""
+"""Votes for life: the filter against simulation, against exact enumeration, and over neighboring sets of records."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_every_transcript_of_a_small_integer_filter_stays_under_the_bound(adapti
                 assert exact > 0.2 * delta_of_epsilon(epsilon, mu)  # the bound is no empty one
 
 
-# The rule, over neighbouring sets.
+# The rule, over neighboring sets.
 
 
 def cast(

@@ -1,4 +1,4 @@
-"""Linear learners: trained on neighbouring sets, against a twin by automatic differentiation, together and alone."""
+"""Linear learners: trained on neighboring sets, against a twin by automatic differentiation, together and alone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_one_record_moves_the_trained_weights_at_most_by_the_sensitivity(
     planted: bool,
     seed: int,
 ) -> None:
-    """The real trainer on neighbouring sets of any size, at the norm bound, converged or not."""
+    """The real trainer on neighboring sets of any size, at the norm bound, converged or not."""
     terms = LinearTerms(learner, classes, regularisation, clip_norm, radius, iterations, min_records)
     rng = np.random.default_rng(seed)
     features = rng.standard_normal((records, 3)) * rng.choice([0.1, 10.0])

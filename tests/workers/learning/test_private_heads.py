@@ -40,7 +40,7 @@ def private_heads(
 
 
 def photographs(seed: int, count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Features of norm one around four centres, on the grid of a shard."""
+    """Features of norm one around four centers, on the grid of a shard."""
     rng = np.random.default_rng(seed)
     centres = np.abs(np.random.default_rng(0).normal(size=(CLASSES, STORED)))
     labels = rng.integers(0, CLASSES, count)
@@ -61,7 +61,7 @@ NEGATIVE_ROWS = photographs(99, NEGATIVES)[0]
 def test_neighbouring_clients_release_heads_no_further_apart_than_their_price(
     seed: int, count: int, change: str
 ) -> None:
-    """Trains both heads on neighbouring sets, and measures both, and both together on the grid that is released."""
+    """Trains both heads on neighboring sets, and measures both, and both together on the grid that is released."""
     features, labels = photographs(seed, count)
     extra, label = photographs(seed + 1, 1)
     kept = slice(None) if change == "add" else slice(None, -1)
@@ -120,7 +120,7 @@ def test_noise_is_the_same_whatever_classes_a_client_holds_and_however_many_reco
 
 
 def test_a_client_below_the_least_number_of_records_answers_like_everybody() -> None:
-    """Refusing it would tell its size: neighbours at the bound must not differ in whether they answer."""
+    """Refusing it would tell its size: neighbors at the bound must not differ in whether they answer."""
     for count in (0, 1, 29, 30, 31):
         features, labels = photographs(3, count)
         heads = private_heads(features, labels, NEGATIVE_ROWS, terms=TERMS, source=seeded_source(b"x"))

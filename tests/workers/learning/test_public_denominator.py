@@ -1,4 +1,4 @@
-"""Models over a public denominator: half the sensitivity, against minimisers found independently and worst cases."""
+"""Models over a public denominator: half the sensitivity, against minimizers found independently and worst cases."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_bound_is_attained_so_that_no_smaller_one_is_true() -> None:
 
 
 def test_a_step_that_forgets_how_many_records_there_may_be_is_no_contraction() -> None:
-    """Five times n records, old step length: neighbours part further than the bound. With n_max in it they do not."""
+    """Five times n records, old step length: neighbors part further than the bound. With n_max in it they do not."""
     n, most, regularisation = 4, 20, 0.05
     good = Descent(math.sqrt(2), 0.5, regularisation, n, 2, 400, most=most)
     forgets = Descent(math.sqrt(2), 0.5, regularisation, n, 2, 400).learning_rate

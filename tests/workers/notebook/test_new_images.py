@@ -1,4 +1,4 @@
-"""New images labelled with a job's student: from a notebook as docs/labels.md writes it, and in a shell."""
+"""New images labeled with a job's student: from a notebook as docs/labels.md writes it, and in a shell."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import labeler
 from feature_store.results.image_labels import IMAGE_SCHEMA, stamp_of
 from labeler.errors import MixedShards
 from tests.workers.notebook.test_notebook import folders, job  # noqa: F401
-from workers.commands.catalogue import app
+from workers.commands.catalog import app
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "labels.md").read_text()
 
 
 def test_the_three_lines_of_the_document_label_new_images(
-    job: labeler.LabelledJob,  # noqa: F811
+    job: labeler.LabeledJob,  # noqa: F811
     folders: Path,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -44,7 +44,7 @@ def test_the_three_lines_of_the_document_label_new_images(
 
 
 def test_predict_writes_the_schema_of_image_labels_and_counts(
-    job: labeler.LabelledJob,  # noqa: F811
+    job: labeler.LabeledJob,  # noqa: F811
     folders: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
@@ -66,7 +66,7 @@ def test_predict_writes_the_schema_of_image_labels_and_counts(
 
 
 def test_another_backbone_is_refused_before_an_image_is_read(
-    job: labeler.LabelledJob,  # noqa: F811
+    job: labeler.LabeledJob,  # noqa: F811
     folders: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`import labeler` in a notebook: from folders of real digits to labelled folders, in the calls that people type."""
+"""`import labeler` in a notebook: from folders of real digits to labeled folders, in the calls that people type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import labeler
 from feature_store.results.image_labels import IMAGE_SCHEMA
 from labeler.errors import InvalidSetting, InvalidTask, MixedShards, NotReady
 from tests.run_journals import charges_of
-from workers.commands.catalogue import load_commands
+from workers.commands.catalog import load_commands
 
 ROOT = Path(__file__).parents[3]
 
@@ -26,7 +26,7 @@ CLASSES = ("zero", "one", "two", "three")
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two sites with labelled digits, public ones without labels, and others to test on."""
+    """Two sites with labeled digits, public ones without labels, and others to test on."""
     root = tmp_path_factory.mktemp("notebook")
     digits = load_digits(n_class=len(CLASSES))
     order = np.random.default_rng(0).permutation(len(digits.target))
@@ -41,7 +41,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def job(folders: Path) -> labeler.LabelledJob:
+def job(folders: Path) -> labeler.LabeledJob:
     sites = [
         labeler.embed(folders / name, backbone="pixels:8", classes=CLASSES, quiet=True) for name in ("site-a", "site-b")
     ]
@@ -49,7 +49,7 @@ def job(folders: Path) -> labeler.LabelledJob:
     return labeler.run(sites, scans, folders / "job", epsilon=8.0, delta=1e-4, queries=16, seed=3, quiet=True)
 
 
-def test_every_public_image_has_a_label_and_most_are_right(job: labeler.LabelledJob) -> None:
+def test_every_public_image_has_a_label_and_most_are_right(job: labeler.LabeledJob) -> None:
     table = job.labels("arrow")
     assert table.num_rows == 120
     assert set(table.column_names) == set(IMAGE_SCHEMA.names)
@@ -63,7 +63,7 @@ def test_every_public_image_has_a_label_and_most_are_right(job: labeler.Labelled
     assert "16 of 16 questions answered" in repr(job)
 
 
-def test_a_job_that_is_run_again_is_the_same_job_and_is_charged_once(job: labeler.LabelledJob, folders: Path) -> None:
+def test_a_job_that_is_run_again_is_the_same_job_and_is_charged_once(job: labeler.LabeledJob, folders: Path) -> None:
     questions, charges = job.questions("arrow"), charges_of(folders / "job")
     sites = [folders / "site-a.shard", folders / "site-b.shard"]
     again = labeler.run(
@@ -75,14 +75,14 @@ def test_a_job_that_is_run_again_is_the_same_job_and_is_charged_once(job: labele
 
 
 @pytest.mark.parametrize("frame", ["pandas", "polars"])
-def test_labels_come_as_a_frame(job: labeler.LabelledJob, frame: Any) -> None:
+def test_labels_come_as_a_frame(job: labeler.LabeledJob, frame: Any) -> None:
     library = pytest.importorskip(frame)
     labels = job.labels(frame)
     assert isinstance(labels, library.DataFrame)
     assert labels["label_name"].to_list() == job.labels("arrow")["label_name"].to_pylist()
 
 
-def test_the_student_labels_other_images_of_the_same_backbone(job: labeler.LabelledJob, folders: Path) -> None:
+def test_the_student_labels_other_images_of_the_same_backbone(job: labeler.LabeledJob, folders: Path) -> None:
     other = labeler.embed(folders / "other", backbone="pixels:8", classes=CLASSES, public=True, quiet=True)
     from feature_store.shard import Shard
 
@@ -95,7 +95,7 @@ def test_the_student_labels_other_images_of_the_same_backbone(job: labeler.Label
         job.predict(smaller)
 
 
-def test_labelled_images_are_a_data_set_for_a_loader(job: labeler.LabelledJob, folders: Path) -> None:
+def test_labelled_images_are_a_data_set_for_a_loader(job: labeler.LabeledJob, folders: Path) -> None:
     from torch.utils.data import DataLoader
     from torchvision.transforms import functional
 

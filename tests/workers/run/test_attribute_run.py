@@ -26,8 +26,8 @@ from labeler.tally import QueryBatch
 from labeler.task import Task
 from workers.agent.agent import Agent, InMemoryLedger
 from workers.audit.run import shard_pool
-from workers.notebook.job import LabelledJob
-from workers.run.labelling import LabellingJob, run_job
+from workers.notebook.job import LabeledJob
+from workers.run.labeling import LabelingJob, run_job
 from workers.run.student import predict_images, read_job, score_student
 from workers.run.task_file import read_task_file
 
@@ -87,7 +87,7 @@ def run(shapes: Path, out: Path, *, text: str = TASK, **changes: Any) -> dict[st
         "out": out,
         "seed": 3,
     }
-    return run_job(LabellingJob(**(settings | changes)))
+    return run_job(LabelingJob(**(settings | changes)))
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_the_student_labels_new_images_and_is_scored_on_them(
     assert scored["accuracy"] == pytest.approx(finished[1]["student"]["accuracy"])
     with pytest.raises(InvalidSetting, match=r"student\.safetensors"):
         read_job(finished[0])
-    job = LabelledJob(finished[0])
+    job = LabeledJob(finished[0])
     assert job.labels("arrow").num_rows == 80
     with pytest.raises(InvalidSetting, match=r"labeler\.load_student"):
         job.student  # noqa: B018

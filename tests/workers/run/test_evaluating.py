@@ -18,9 +18,9 @@ from labeler.privacy_card import card_in_words
 from tests.command_line import Labeler
 from tests.scored import linear_model
 from tests.workers.conftest import CLASSES, DIMENSION, MakeShard
-from workers.notebook.job import LabelledJob
-from workers.run.labelling import run_job
-from workers.run.preparation import LabellingJob, evaluation_job
+from workers.notebook.job import LabeledJob
+from workers.run.labeling import run_job
+from workers.run.preparation import LabelingJob, evaluation_job
 from workers.run.task_file import TaskFile
 
 TASK = {"name": "t", "method": "reverse-knn", "epsilon": 20.0, "delta": 1e-5, "colluding_agents": 0}
@@ -45,7 +45,7 @@ def student(make_shard: MakeShard, tmp_path: Path) -> Path:
     """A student of a finished job, with the labels of its public images beside it."""
     public = make_shard("public.shard", records=90, seed=9, public=True)
     file = TaskFile.model_validate({"task": TASK, "queries": {"strategy": "clustered", "count": 9}})
-    run_job(LabellingJob(file, tuple(shards_of(make_shard, 60)), public.path, tmp_path / "job"))
+    run_job(LabelingJob(file, tuple(shards_of(make_shard, 60)), public.path, tmp_path / "job"))
     return tmp_path / "job" / "student.safetensors"
 
 
@@ -106,7 +106,7 @@ def test_a_measured_model_says_where_its_confidence_comes_from_and_what_both_hav
 
 
 def test_a_notebook_evaluates_the_student_of_its_job(student: Path, make_shard: MakeShard, tmp_path: Path) -> None:
-    job = LabelledJob(student.parent)
+    job = LabeledJob(student.parent)
     found = job.evaluate(shards_of(make_shard), tmp_path / "e", epsilon=2.0, layout="classes", colluding_agents=0)
     assert (found["layout"], found["contributors"]) == ("classes", 2)
     assert found["privacy"]["colluding_agents"] == 0

@@ -20,7 +20,7 @@ from labeler.ledger.jobs import JobRecord
 from labeler.randomness import seeded_source
 from labeler.rounds.effects import AskedStrategy
 from workers.run.folder import open_job_folder
-from workers.run.preparation import LabellingJob, prepare
+from workers.run.preparation import LabelingJob, prepare
 from workers.run.task_file import QueriesTable, TaskFile, TaskTable
 
 
@@ -47,7 +47,7 @@ def test_the_service_and_run_ask_the_same_and_name_a_cluster_after_the_same_imag
     )
     agents = tuple(make_shard(f"a{number}", seed=number).path for number in range(2))
     with open_job_folder(tmp_path / "out") as folder:
-        prepared = prepare(LabellingJob(file, agents, public.path, tmp_path / "out"), folder)
+        prepared = prepare(LabelingJob(file, agents, public.path, tmp_path / "out"), folder)
     found = prepared.query_names
     # Copies are equally similar: the first of each three names the cluster.
     assert all(int(source.removesuffix(".png")) < 12 for source in found.sources)

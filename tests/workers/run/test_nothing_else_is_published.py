@@ -17,8 +17,8 @@ from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.randomness import seeded_source
 from workers.progress import StageClock
-from workers.run.labelling import run_job
-from workers.run.preparation import LabellingJob
+from workers.run.labeling import run_job
+from workers.run.preparation import LabelingJob
 from workers.run.task_file import QueriesTable, TaskFile, TaskTable
 
 CLASSES = ("cat", "dog", "eel")
@@ -64,7 +64,7 @@ def _published(folder: Path, *, far: int, agents: int = 2) -> dict[str, bytes]:
         _write(folder.parent / "public", records=30, seed=99, public=True) if far == 0 else folder.parent / "public"
     )
     clock = StageClock()
-    job = LabellingJob(file=TASK, shards=tuple(shards), queries=public, out=folder / "out", test=public, seed=3)
+    job = LabelingJob(file=TASK, shards=tuple(shards), queries=public, out=folder / "out", test=public, seed=3)
     summary = run_job(job, clock=clock)
     assert {"read and check", "label", "report"} <= set(clock.seconds)
     assert "seconds" not in str(summary)

@@ -10,15 +10,15 @@ import pytest
 
 from labeler.errors import BadData, BudgetExceeded, DamagedShard, InvalidSetting, InvalidTask, LabelerError, MixedShards
 from workers.run.folder import open_job_folder
-from workers.run.labelling import run_job
-from workers.run.preparation import LabellingJob
+from workers.run.labeling import run_job
+from workers.run.preparation import LabelingJob
 from workers.run.task_file import BudgetTable, QueriesTable, TaskFile, TaskTable
 
 FILE = TaskFile(task=TaskTable(name="t", epsilon=0.5, delta=1e-5), queries=QueriesTable(strategy="random", count=8))
 
 
 @pytest.fixture
-def job(tmp_path: Path, make_shard: Any) -> LabellingJob:
+def job(tmp_path: Path, make_shard: Any) -> LabelingJob:
     """Two agents and public images, of which each has a damaged byte: whoever reads a shard whole finds it."""
     shards = [make_shard(name, seed=seed) for seed, name in enumerate(("a", "b"))]
     public = make_shard("public", seed=9, public=True)
@@ -27,10 +27,10 @@ def job(tmp_path: Path, make_shard: Any) -> LabellingJob:
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
         path.write_bytes(data)
-    return LabellingJob(FILE, tuple(shard.path for shard in shards), public.path, tmp_path / "job")
+    return LabelingJob(FILE, tuple(shard.path for shard in shards), public.path, tmp_path / "job")
 
 
-def test_what_is_damaged_is_found_when_everything_is_read(job: LabellingJob) -> None:
+def test_what_is_damaged_is_found_when_everything_is_read(job: LabelingJob) -> None:
     with pytest.raises(DamagedShard):
         run_job(job)
 
@@ -39,7 +39,7 @@ def replace_queries(queries: QueriesTable) -> TaskFile:
     return FILE.model_copy(update={"queries": queries})
 
 
-def mistakes(job: LabellingJob, make: Any) -> dict[str, tuple[dict[str, Any], type[LabelerError], str]]:
+def mistakes(job: LabelingJob, make: Any) -> dict[str, tuple[dict[str, Any], type[LabelerError], str]]:
     """What is changed about a job, and how it is refused."""
     other, strange = make("other", public=True, classes=("x", "y")).path, make("strange", fingerprint="f").path
     return {
@@ -64,14 +64,14 @@ def mistakes(job: LabellingJob, make: Any) -> dict[str, tuple[dict[str, Any], ty
     }
 
 
-def test_a_mistake_that_a_manifest_shows_is_told_before_shards_are_read(job: LabellingJob, make_shard: Any) -> None:
+def test_a_mistake_that_a_manifest_shows_is_told_before_shards_are_read(job: LabelingJob, make_shard: Any) -> None:
     for name, (change, error, said) in mistakes(job, make_shard).items():
         with pytest.raises(error) as refused:
             run_job(replace(job, **change))
         assert said in str(refused.value), name
 
 
-def test_a_folder_of_another_job_is_refused_before_shards_are_read(job: LabellingJob) -> None:
+def test_a_folder_of_another_job_is_refused_before_shards_are_read(job: LabelingJob) -> None:
     with open_job_folder(job.out) as folder:
         folder.begin({"shards": ["others"], "seed": None})
     with pytest.raises(BadData, match=r"holds another job \(differs in: shards\)"):
@@ -83,7 +83,7 @@ def test_names_that_cannot_be_written_down_are_refused_before_anybody_is_asked(t
     shards = [make_shard(name, seed=seed).path for seed, name in enumerate(("a", "b"))]
     public = make_shard("odd\udcff", seed=9, public=True)
     with pytest.raises(InvalidSetting, match=r"names of 60 public images are no text .* odd\\udcff/\d+.png"):
-        run_job(LabellingJob(FILE, tuple(shards), public.path, tmp_path / "job"))
+        run_job(LabelingJob(FILE, tuple(shards), public.path, tmp_path / "job"))
     assert not list((tmp_path / "job").rglob("journal.db"))
 
 

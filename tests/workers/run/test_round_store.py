@@ -22,8 +22,8 @@ from labeler.system.faults import listening
 from tests.run_journals import charges_of
 from tests.workers.conftest import CLASSES
 from workers.run.folder import RoundStore, open_job_folder
-from workers.run.labelling import label
-from workers.run.preparation import LabellingJob, prepare
+from workers.run.labeling import label
+from workers.run.preparation import LabelingJob, prepare
 from workers.run.task_file import TaskFile, TaskTable
 
 ONE, OTHER = "a" * 64, "b" * 64
@@ -129,21 +129,21 @@ class Stopped(BaseException):
 @pytest.fixture
 def job(
     tmp_path: Path, make_shard: Callable[..., Shard], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., LabellingJob]:
+) -> Callable[..., LabelingJob]:
     monkeypatch.setattr(workers.run.preparation, "BATCH_QUERIES", 4)
     shards = tuple(make_shard(f"agent-{number}", seed=number).path for number in range(2))
     public = make_shard("public", records=8, seed=9, public=True).path
     task = {"name": "t", "method": "knn", "k": 3, "sigma_votes": 5.0, "delta": 1e-5, "colluding_agents": 0}
     assert len(CLASSES) == 3
 
-    def made(name: str, **changes: Any) -> LabellingJob:
+    def made(name: str, **changes: Any) -> LabelingJob:
         file = TaskFile(task=TaskTable.model_validate(task | changes))
-        return LabellingJob(file=file, shards=shards, queries=public, out=tmp_path / name, engine="numpy")
+        return LabelingJob(file=file, shards=shards, queries=public, out=tmp_path / name, engine="numpy")
 
     return made
 
 
-def do(one: LabellingJob, opened: dict[str, Any]) -> list[Release]:
+def do(one: LabelingJob, opened: dict[str, Any]) -> list[Release]:
     """Do a job, and note whatever is opened, whether or not it comes to be stored."""
     together = stepping.open_histogram
 
@@ -177,7 +177,7 @@ MODEL = {
     ids=["agents, every third moment", "agents", "talliers", "a model"],
 )
 def test_a_run_that_dies_at_any_moment_goes_on_with_the_same_noise_and_is_charged_once(
-    job: Callable[..., LabellingJob], noise: dict[str, Any], rounds: int, step: int
+    job: Callable[..., LabelingJob], noise: dict[str, Any], rounds: int, step: int
 ) -> None:
     for stop_at in itertools.count(1, step):
         one, moments, opened = job(f"job-{stop_at}", **noise), itertools.count(1), {}
@@ -204,7 +204,7 @@ def test_a_run_that_dies_at_any_moment_goes_on_with_the_same_noise_and_is_charge
 
 
 def test_winners_under_the_talliers_noise_are_the_same_computed_securely_and_in_clear(
-    job: Callable[..., LabellingJob],
+    job: Callable[..., LabelingJob],
 ) -> None:
     labels = []
     for engine in ("plain", "secure"):
@@ -220,7 +220,7 @@ def test_winners_under_the_talliers_noise_are_the_same_computed_securely_and_in_
 
 
 def test_a_run_whose_talliers_keys_of_noise_are_gone_is_refused_and_never_noised_anew(
-    job: Callable[..., LabellingJob],
+    job: Callable[..., LabelingJob],
 ) -> None:
     one, opened = job("job", dishonest_talliers=1), {}
 
@@ -243,7 +243,7 @@ def test_a_run_whose_talliers_keys_of_noise_are_gone_is_refused_and_never_noised
 
 
 def test_a_run_of_one_small_batch_needs_few_syncs_and_commits(
-    job: Callable[..., LabellingJob], monkeypatch: pytest.MonkeyPatch
+    job: Callable[..., LabelingJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten syncs of files, however many agents there are; and the journal's commits: the job, who is asked, whose
     shares are summed, the charge, the release."""

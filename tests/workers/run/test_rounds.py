@@ -31,15 +31,15 @@ from tests.workers.conftest import CLASSES
 from workers.agent.agent import Agent, InMemoryLedger
 from workers.progress import silent
 from workers.run.folder import RoundStore, open_job_folder
-from workers.run.labelling import ACCOUNT, label, open_run_journal, run_rounds
+from workers.run.labeling import ACCOUNT, label, open_run_journal, run_rounds
 from workers.run.parties import RunParties
-from workers.run.preparation import LabellingJob, job_charges, prepare
+from workers.run.preparation import LabelingJob, job_charges, prepare
 from workers.run.task_file import QueriesTable, TaskFile, TaskTable
 
 SIZES = (2, 1)
 
 Keys = dict[tuple[str, str], bytes]
-Make = Callable[..., LabellingJob]
+Make = Callable[..., LabelingJob]
 
 
 # The same answer as the service's.
@@ -132,15 +132,15 @@ def make(tmp_path: Path, make_shard: Callable[..., Shard], monkeypatch: pytest.M
     public = make_shard("public", records=8, seed=9, public=True).path
     assert len(CLASSES) == 3
 
-    def made(name: str, **fields: Any) -> LabellingJob:
+    def made(name: str, **fields: Any) -> LabelingJob:
         task = {"name": "t", "method": "knn", "k": 3, "sigma_votes": 5.0, "delta": 1e-5, "colluding_agents": 0}
         file = TaskFile(task=TaskTable.model_validate(task | fields))
-        return LabellingJob(file=file, shards=shards, queries=public, out=tmp_path / name, engine="numpy")
+        return LabelingJob(file=file, shards=shards, queries=public, out=tmp_path / name, engine="numpy")
 
     return made
 
 
-def do(one: LabellingJob) -> list[Release]:
+def do(one: LabelingJob) -> list[Release]:
     with open_job_folder(one.out) as folder:
         prepared = prepare(one, folder)
         folder.begin(prepared.plan())

@@ -24,9 +24,9 @@ COUNT = 35
 
 
 def backbone() -> torch.nn.Module:
-    """A normalisation of torch's and one of timm's, which carries its activation.
+    """A normalization of torch's and one of timm's, which carries its activation.
 
-    Nothing stands before a normalisation that has no gradient but rounding, as a bias: AdamW makes steps of that.
+    Nothing stands before a normalization that has no gradient but rounding, as a bias: AdamW makes steps of that.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -103,7 +103,7 @@ def _tune_as(rank: int, count: int, port: int, out: Path) -> None:
 
 
 def test_two_processes_tune_the_network_that_one_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every weight and statistic of the normalisations; gradients, normalisation and uneven batches go into them."""
+    """Every weight and statistic of the normalizations; gradients, normalization and uneven batches go into them."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     assert in_forks(1, tmp_path / "one.safetensors") == [0]
     assert in_forks(2, tmp_path / "two.safetensors") == [0, 0]

@@ -1,6 +1,6 @@
 """An agent's answer or refusal, and all that can be seen of an answer but its numbers, says nothing of its records.
 
-Every way to answer is driven over pairs of neighbouring shards, under ordinary and extreme settings: both answer or
+Every way to answer is driven over pairs of neighboring shards, under ordinary and extreme settings: both answer or
 both refuse in the same words, before anything is charged, and what they send has the same kinds, shapes and lengths.
 Warnings are errors here, as everywhere in this suite, so a learner that only complains is found, too.
 """

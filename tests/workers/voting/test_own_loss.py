@@ -143,7 +143,7 @@ def test_where_a_record_lets_another_in_or_moves_a_model_there_is_only_the_price
 
 
 def test_a_private_bound_is_the_price_nearly_always() -> None:
-    """Two neighbouring sets, and a mechanism that says the price or not: the least it can be is attained.
+    """Two neighboring sets, and a mechanism that says the price or not: the least it can be is attained.
 
     On D' it must say the price with probability 1 - beta; the smallest that it can then say it with on D is what is
     claimed, and a mechanism attains it.

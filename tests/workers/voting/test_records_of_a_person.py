@@ -196,7 +196,7 @@ def test_a_planted_person_uses_most_of_what_a_model_is_priced_for(tmp_path: Path
 
 
 def test_a_shard_that_was_not_told_whose_records_it_holds_is_refused_before_the_charge(tmp_path: Path) -> None:
-    """In both of two neighbouring shards, with the same words: it depends on their set-up alone."""
+    """In both of two neighboring shards, with the same words: it depends on their set-up alone."""
     said = set()
     for name, rows in (("one", list(range(40))), ("other", list(range(39)))):
         shard = _shard(tmp_path / name, None, rows=rows)

@@ -38,7 +38,7 @@ def _task() -> Task:
 
 
 def _job(folder: Path, contributors: tuple[int, int]) -> tuple[LabelingOrder, np.ndarray]:
-    """Two rounds of a job, opened of so many agents each, whose neighbours all say the truth."""
+    """Two rounds of a job, opened of so many agents each, whose neighbors all say the truth."""
     rng = np.random.default_rng(3)
     points = rng.normal(size=(IMAGES, 8))
     truth, features = (points[:, :3] > 0).astype(np.int64), quantize(points)

@@ -74,24 +74,24 @@ doctor checks Check that this machine is ready and computes exactly, and how fas
 """
 """The headings of `labeler --help` in order, and below each its commands: name, module, first sentence."""
 
-CATALOGUE: Final[dict[str, Entry]] = {}
+CATALOG: Final[dict[str, Entry]] = {}
 GROUPS: Final[dict[str, list[str]]] = {}
 for _line in _TABLE.splitlines():
     if _line.endswith(":"):
         GROUPS[_line[:-1]] = _names = []
     else:
         _name, _module, _summary = _line.split(" ", 2)
-        CATALOGUE[_name] = Entry(_module, _summary)
+        CATALOG[_name] = Entry(_module, _summary)
         _names.append(_name)
 
 
-class Catalogued(TyperGroup):
+class Cataloged(TyperGroup):
     """A group whose commands are stubs with a name and a sentence, until one is invoked or completed."""
 
     def __init__(self, **settings: Any) -> None:
         settings["commands"] = {
             name: TyperCommand(
-                name=name, help=CATALOGUE[name].summary, rich_markup_mode="markdown", rich_help_panel=group
+                name=name, help=CATALOG[name].summary, rich_markup_mode="markdown", rich_help_panel=group
             )
             for group, names in GROUPS.items()
             for name in names
@@ -117,10 +117,10 @@ class Catalogued(TyperGroup):
         return name, found if name is None else load_commands([name])[name], rest
 
 
-def load_commands(names: Sequence[str] = tuple(CATALOGUE)) -> dict[str, Any]:
+def load_commands(names: Sequence[str] = tuple(CATALOG)) -> dict[str, Any]:
     """Load commands by their names, each with all of its options; every command by default."""
     found: dict[str, Any] = {}
-    for module in dict.fromkeys(CATALOGUE[name].module for name in names):
+    for module in dict.fromkeys(CATALOG[name].module for name in names):
         found |= _commands_of(module)
     return {name: found[name] for name in names}
 
@@ -130,7 +130,7 @@ def _commands_of(module: str) -> dict[str, Any]:
     """Return the commands of a module. Cached, because each call would add a group's commands to it once more."""
     room = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
     loaded = import_module(f"workers.commands.{module}")
-    for name in (name for name, entry in CATALOGUE.items() if entry.module == module):
+    for name in (name for name, entry in CATALOG.items() if entry.module == module):
         if (group := getattr(loaded, f"{name}_app", None)) is not None:
             room.add_typer(group, name=name)
         else:
@@ -146,7 +146,7 @@ COMPLETION: Final = "_LABELER_COMPLETE"
 
 app = typer.Typer(
     name="labeler",
-    cls=Catalogued,
+    cls=Cataloged,
     help="Label public images with the private images of several organisations, under a proven privacy bound.",
     epilog=f'Tab completes commands and options after: eval "$({COMPLETION}=source_bash labeler)"; zsh, fish likewise.',
     no_args_is_help=True,

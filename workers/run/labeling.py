@@ -60,7 +60,7 @@ from workers.progress import ProgressCallback, StageClock, silent
 from workers.run.folder import JobFolder, RoundStore, open_job_folder
 from workers.run.parties import RunParties, tallier_names
 from workers.run.preparation import (
-    LabellingJob,
+    LabelingJob,
     PreparedJob,
     PricedJob,
     job_charges,
@@ -72,7 +72,7 @@ from workers.run.task_file import QueriesTable
 
 
 def run_job(
-    job: LabellingJob,
+    job: LabelingJob,
     *,
     clock: StageClock | None = None,
     progress: ProgressCallback = silent,
@@ -95,7 +95,7 @@ def run_job(
 
 
 def run_in_folder(
-    job: LabellingJob,
+    job: LabelingJob,
     folder: JobFolder,
     *,
     clock: StageClock,
