@@ -360,7 +360,7 @@ def test_a_site_sees_what_its_agent_has_spent(hospital: Path, labeler: Labeler) 
     assert 0.5 < by_level["instance"]["spent_epsilon"] < 1.2
     assert by_level["instance"]["left_nano"] == 5_000_000_000 - 50_000_000
     assert by_level["agent"]["spent_epsilon"] is None
-    assert "99.0%" in shown.out
+    assert " 1.0% " in shown.out  # the share that is spent
     assert "no bound" in shown.out
 
 

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from labeler.accounting.winner import ONE_BIT, SWAP, Change, IntegerWinner, winner_profile
+from labeler.accounting.winner import ONE_BIT, SWAP, Change, IntegerWinner
 from labeler.errors import Unavailable
 from labeler.sharing import field_for
+from tests.oracles.profiles import winner_profile
 from tests.workers.winner.test_tournament import computed, shares_of
 from workers.winner.engine import WinnerJob
 
