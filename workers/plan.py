@@ -157,7 +157,7 @@ def _public_features(public: Path) -> NDArray[np.int16]:
     shard = Shard.open(public)
     if not shard.is_public:
         raise InvalidSetting(
-            f"{public} is a private shard; the images to be labelled are wanted, embedded with --public"
+            f"{public} is a private shard; the images to be labeled are wanted, embedded with --public"
         )
     features: NDArray[np.int16] = shard.features[shard.rows]
     return features

@@ -192,7 +192,7 @@ class Keeper:
         if not is_labelled(folder):
             if not (folder / QUESTIONS).exists():
                 raise Gone(
-                    f"the features of job {job_id} were deleted before its images were labelled; its questions and "
+                    f"the features of job {job_id} were deleted before its images were labeled; its questions and "
                     "answers are there (of=questions)"
                 )
             self._write_labels(job)
@@ -386,7 +386,7 @@ class ImageLabeler:
                 raise read_failure(folder / IMAGE_FAILURE)
         if is_made(folder):
             return
-        raise Unavailable(f"the images of job {job.job_id} are being labelled; ask again in a moment")
+        raise Unavailable(f"the images of job {job.job_id} are being labeled; ask again in a moment")
 
     def stop(self) -> None:
         """End every labeling process; missing results are made at the next request."""
@@ -400,7 +400,7 @@ class ImageLabeler:
             self._have_labeled(job, size, process)
         except Exception:
             # A defect in one job must not stop the others.
-            log.exception("the images of a job could not be labelled", extra={"job_id": job.job_id})
+            log.exception("the images of a job could not be labeled", extra={"job_id": job.job_id})
 
     def _have_labeled(self, job: JobRecord, size: int, process: _Process) -> None:
         folder = self._home / "jobs" / job.job_id
@@ -420,7 +420,7 @@ class ImageLabeler:
             if code == DISK_IS_FULL:
                 log.warning("labels of images wait for room on the disk", extra={"job_id": job.job_id})
                 return
-        log.warning("the images of a job cannot be labelled", extra={"job_id": job.job_id})
+        log.warning("the images of a job cannot be labeled", extra={"job_id": job.job_id})
         with suppress(OSError):
             write_failure(folder, BadData(_TOO_MUCH), name=IMAGE_FAILURE)
 

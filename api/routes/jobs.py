@@ -226,7 +226,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         "docs/labels.md); or the questions with what was released for each (of=questions). Streamed as JSON lines, "
         "Parquet, Label Studio tasks with predictions (and label-studio-config, the labeling setup they need), or the "
         "metadata.csv of a Hugging Face image folder. 409 until the job is completed, "
-        "503 while its images are being labelled, 410 once its labels were deleted.",
+        "503 while its images are being labeled, 410 once its labels were deleted.",
         response_class=Response,
         responses=_label_answers(),
     )
@@ -267,7 +267,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     @router.get(
         "/v1/jobs/{job_id}/student",
         summary="Download the student",
-        description="The model that labelled the job's images, to label others: a safetensors file whose metadata "
+        description="The model that labeled the job's images, to label others: a safetensors file whose metadata "
         "holds the privacy card (docs/labels.md). 409 until the job is completed, 503 while it is being trained, 410 "
         "once it was deleted.",
         response_class=Response,

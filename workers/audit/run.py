@@ -382,7 +382,7 @@ PRIVATE_SHARE: Final = 0.6
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Labelled features, divided into what agents hold and what is public.
+    """Labeled features, divided into what agents hold and what is public.
 
     Attributes:
         name: of where they come from, for people.

@@ -97,7 +97,7 @@ def audit(
     level: Annotated[str, typer.Option(help="The canary: instance (one record), person or agent.")] = "instance",
     view: Annotated[str, typer.Option(help="The observed result: release, or a student's labels.")] = "release",
     records: Annotated[
-        Path | None, typer.Option(help="Labelled shard of natural records; scikit-learn's digits when left out.")
+        Path | None, typer.Option(help="Labeled shard of natural records; scikit-learn's digits when left out.")
     ] = None,
     agents: Annotated[
         int | None, typer.Option(min=1, help="For a task file: how many agents; 3 when left out.")

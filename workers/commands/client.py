@@ -200,7 +200,7 @@ def export(
     of: Annotated[
         str, typer.Option(help="Of a service: images, asked about or not, or the questions that were asked.")
     ] = "images",
-    images: Annotated[Path | None, typer.Option(help="The images that were labelled, where pictures go along.")] = None,
+    images: Annotated[Path | None, typer.Option(help="The images that were labeled, where pictures go along.")] = None,
     image_root: Annotated[
         str, typer.Option(help="label-studio: put before each name, for example /data/local-files/?d=scans/.")
     ] = "",

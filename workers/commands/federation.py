@@ -29,7 +29,7 @@ def up(
         list[Path] | None, typer.Option(help="A private shard per agent; repeat. Default: real handwritten digits.")
     ] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="What embeds images to be labelled. Default: pixels:8, which starts in seconds.")
+        str | None, typer.Option(help="What embeds images to be labeled. Default: pixels:8, which starts in seconds.")
     ] = None,
     instance_epsilon: Annotated[
         str | None, typer.Option(help="Budget per private image at delta 1e-5: a number (default 10), or unlimited.")

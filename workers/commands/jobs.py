@@ -79,7 +79,7 @@ def run(
         typer.Option("--images", "--queries", help="Public shard, or public images to label (then name --backbone)."),
     ],
     out: Annotated[Path, typer.Option(help="Output folder; an interrupted run continues in it.")],
-    test: Annotated[Path | None, typer.Option(help="Labelled public shard on which to score the student.")] = None,
+    test: Annotated[Path | None, typer.Option(help="Labeled public shard on which to score the student.")] = None,
     backbone: Annotated[
         str | None, typer.Option(help="Backbone for --images when it is a folder of images rather than a shard.")
     ] = None,
@@ -141,7 +141,7 @@ def student(
         typer.Option(help=f"{', '.join(STUDENT_KINDS)} or finetune."),
     ] = "planned",
     test: Annotated[
-        Path | None, typer.Option(help="Labelled public shard to score on; for finetune, labelled images.")
+        Path | None, typer.Option(help="Labeled public shard to score on; for finetune, labeled images.")
     ] = None,
     images: Annotated[
         str | None, typer.Option(help="finetune only: the source of public images the job asked about.")
@@ -154,7 +154,7 @@ def student(
     ] = 1,
     seed: Annotated[int, typer.Option(min=0, max=4_294_967_295, help="Public seed.")] = 0,
     out: Annotated[
-        Path, typer.Option(help="Of a service: the file for the student that labelled the job's images.")
+        Path, typer.Option(help="Of a service: the file for the student that labeled the job's images.")
     ] = Path("student.safetensors"),
     url: MaybeUrl = None,
     token: MaybeToken = None,
@@ -287,14 +287,14 @@ def predict(
         print_json(told | {"out": None if out is None else str(out)})
         return
     for one in found.skipped:
-        typer.echo(f"not labelled: {escaped(one.source)}: {escaped(one.reason)}", err=True)
+        typer.echo(f"not labeled: {escaped(one.source)}: {escaped(one.reason)}", err=True)
     for name, count in found.counts.items():
         typer.echo(f"{count:8d}  {escaped(name)}")
     if found.threshold is not None:
         typer.echo(f"an image is {escaped(found.threshold[0])} from a probability of {found.threshold[1]:.3g} on")
     if found.scores is not None:
         typer.echo("\n".join(escaped(line) for line in found.scores.in_lines()))
-    typer.echo(f"{found.table.num_rows} images labelled" + ("" if out is None else f"; labels are in {out}"))
+    typer.echo(f"{found.table.num_rows} images labeled" + ("" if out is None else f"; labels are in {out}"))
 
 
 def _finish(summary: dict[str, Any], out: Path, clock: StageClock, *, as_json: bool) -> None:

@@ -167,7 +167,7 @@ def label(prepared: PricedJob, folder: JobFolder, *, progress: ProgressCallback 
 
         def count(run: JobRun) -> None:
             opened = sum(one.state == "opened" for one in run.rounds)
-            progress("Batches labelled", opened, len(prepared.batches))
+            progress("Batches labeled", opened, len(prepared.batches))
 
         run_rounds(journal, job, prepared.asked, parties, is_seeded=is_seeded, on_step=count)
         folder.destroy_secrets()

@@ -1,4 +1,4 @@
-"""Fine-tuning of a backbone on the pseudo-labelled public images.
+"""Fine-tuning of a backbone on the pseudo-labeled public images.
 
 The last step for users who want their own network. It learns the soft labels of a fitted student (or of the release),
 so it inherits what denoising and refinement found. It may then beat both by changing the features themselves. torch is

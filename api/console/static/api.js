@@ -156,7 +156,7 @@ export class Api {
   /** A job's labels as bytes: of every image, or of the questions alone. */
   labels = (id, format, of = "images") => this.#blob(`/v1/jobs/${encodeURIComponent(id)}/labels?${query({ format, of })}`);
 
-  /** The model that labelled a job's images. */
+  /** The model that labeled a job's images. */
   student = (id) => this.#blob(`/v1/jobs/${encodeURIComponent(id)}/student`);
 
   /** What a job found that evaluates a model; as it is shown, and as a file. */

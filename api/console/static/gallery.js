@@ -52,7 +52,7 @@ export class Gallery {
     await this.#read(job);
   }
 
-  /** Asks for the labels until they are there: the service may still be labelling the images that were not asked about. */
+  /** Asks for the labels until they are there: the service may still be labeling the images that were not asked about. */
   async #read({ job_id: jobId, task_id: taskId }) {
     while (this.#jobId === jobId) {
       try {

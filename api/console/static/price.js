@@ -165,10 +165,10 @@ function forLife(price) {
 /** How many labels should be right: least where private images are of another kind than the public ones, most where alike. */
 function expected(accuracy) {
   if (!accuracy) return null;
-  if (accuracy.low === null || accuracy.high === null) return figure(`of the images labelled right: ${accuracy.reason}`, "not known");
+  if (accuracy.low === null || accuracy.high === null) return figure(`of the images labeled right: ${accuracy.reason}`, "not known");
   const [low, high] = [accuracy.low, accuracy.high].map((share) => Math.floor(100 * share));
   const assumed = accuracy.records ? `; ${whole(accuracy.records)} private images are assumed` : "";
-  return figure(`of the images labelled right, as far as public facts and the noise tell${assumed}`, low === high ? `${low} %` : `${low} to ${high} %`);
+  return figure(`of the images labeled right, as far as public facts and the noise tell${assumed}`, low === high ? `${low} %` : `${low} to ${high} %`);
 }
 
 function figure(unit, value, kind = "") {

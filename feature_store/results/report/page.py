@@ -127,10 +127,10 @@ def _cards(report: JobReport) -> list[dict[str, str]]:
     if report.images is not None:
         asked = int(report.images.asked.sum())
         unit = f"{asked:,} of them asked about, {len(report.images) - asked:,} inferred"
-        cards.append(_card("images labelled", f"{len(report.images):,}", unit))
+        cards.append(_card("images labeled", f"{len(report.images):,}", unit))
     if report.attributes is not None:
         each = words.count(len(report.attributes.outcomes), "attribute")
-        cards.append(_card("images labelled", f"{report.attributes.count:,}", f"{each} of each"))
+        cards.append(_card("images labeled", f"{report.attributes.count:,}", f"{each} of each"))
     right, known = report.scored
     checked = f"; {right:,} of {known:,} that can be checked are right" if known else ""
     cards.append(_card("questions answered", f"{report.answered:,}", f"of {len(report.queries):,} asked{checked}"))
@@ -324,7 +324,7 @@ def _image(report: JobReport, number: int) -> dict[str, Any]:
     png = images.thumbnails.get(number)
     pictures = [] if png is None else [coverage.open_picture(png, images.sources[number])]
     return {
-        "images": [_picture(one, f"{images.sources[number]}, labelled {name}, {sure}") for one in pictures],
+        "images": [_picture(one, f"{images.sources[number]}, labeled {name}, {sure}") for one in pictures],
         "mark": mark,
         "name": name,
         "small": f"{sure}{', asked' if images.asked[number] else ''}",

@@ -3,7 +3,7 @@
 **Totals of classes.** Released votes show a class that hardly has any, or that drowns others. The sum of a class's
 released counts over all questions is its votes plus noise of a known size. Only released numbers and public settings
 are read, so it costs nothing and tells nothing that the release does not: agents' records are never looked at. Who
-mislabelled, and who lied, no release shows.
+mislabeled, and who lied, no release shows.
 
 Ballots on a ball (`labeler.methods.reverse_knn`) are centered: each agent leaves out what its questions have in common
 over all classes, and shortens the rest. A class that nobody holds then has less than nothing, as has every class below
@@ -64,7 +64,7 @@ def headline(report: JobReport) -> str:
         known = int(images.known.sum())
         whom = f"all {known:,}" if known == len(images) else f"{known:,} of {len(images):,}"
         checked = "" if known == len(images) else " that can be checked"
-        said = f"{say_percent(images.accuracy)} of {whom} public images{checked} are labelled right"
+        said = f"{say_percent(images.accuracy)} of {whom} public images{checked} are labeled right"
         scores = report.image_scores
         # Of unequal classes the first number says little by itself.
         if scores is not None and abs(scores.balanced - scores.accuracy) >= UNEQUAL:
@@ -73,10 +73,10 @@ def headline(report: JobReport) -> str:
     if unseen is not None:
         return f"A student of the answers is right on {say_percent(unseen)} of unseen images."
     if images is not None:
-        labelled = f"{count(len(images), 'public image')} labelled"
+        labeled = f"{count(len(images), 'public image')} labeled"
         if report.task.traits.asks_for_a_model:  # its own confidence claims nothing
-            return f"{labelled} by the released model."
-        return f"{labelled}, half of them with a confidence of {say_percent(images.median_confidence)} or more."
+            return f"{labeled} by the released model."
+        return f"{labeled}, half of them with a confidence of {say_percent(images.median_confidence)} or more."
     if report.label_accuracy is not None:
         return f"{say_percent(report.label_accuracy)} of the answers with a known truth are right."
     return f"{report.answered:,} of {count(len(report.queries), 'question')} answered."
@@ -93,9 +93,9 @@ def class_by_class(scores: Scores | None) -> str:
 def _attributes(said: AttributeReport) -> str:
     whom = f"{count(len(said.outcomes), 'attribute')} of {count(said.count, 'public image')}"
     if said.accuracy is None:
-        return f"{whom} labelled, with a mean confidence of {say_percent(said.confidence)}."
+        return f"{whom} labeled, with a mean confidence of {say_percent(said.confidence)}."
     beside = f"always the commoner: {say_percent(said.commoner)}"
-    return f"{say_percent(said.accuracy)} of {whom} are labelled right ({beside})."
+    return f"{say_percent(said.accuracy)} of {whom} are labeled right ({beside})."
 
 
 def guarantee(report: JobReport) -> str:
@@ -298,7 +298,7 @@ same chance. Of fewer votes, a few questions at a small price, no class by itsel
 LOPSIDED: Final = 20.0
 
 ALL_NOISE: Final = (
-    "No class's released votes stand out of the noise: what is labelled is guessed. Spend more, or ask less."
+    "No class's released votes stand out of the noise: what is labeled is guessed. Spend more, or ask less."
 )
 
 

@@ -136,7 +136,7 @@ def test_a_requester_makes_a_task_sees_the_price_submits_images_and_looks_at_the
     price = page.locator("#job-price")
     expect(price).to_contain_text("30 questions", timeout=SLOW_MS)
     expect(price).to_contain_text("of the federation's budget")
-    expect(price).to_contain_text("of the images labelled right")
+    expect(price).to_contain_text("of the images labeled right")
     expect(price).to_have_attribute("aria-busy", "false")
     assert client.budget().head_seq == before
     visit.keep(screenshots, "new-job")

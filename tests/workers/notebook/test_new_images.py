@@ -51,7 +51,7 @@ def test_predict_writes_the_schema_of_image_labels_and_counts(
     student = str(job.path / "student.safetensors")
     done = CliRunner().invoke(app, ["predict", student, str(folders / "other"), "--out", str(tmp_path / "new.parquet")])
     assert done.exit_code == 0, done.output
-    assert "100 images labelled" in done.stdout
+    assert "100 images labeled" in done.stdout
     table = pq.read_table(tmp_path / "new.parquet")
     assert table.schema.equals(IMAGE_SCHEMA)
     assert set(table["origin"].to_pylist()) == {"inferred"}

@@ -145,7 +145,7 @@ def test_everything_beside_the_labels_says_attributes(finished: tuple[Path, dict
     out, report = finished
     assert report["task"]["attributes_per_record"] == 3
     page = (out / "report.html").read_text()
-    for said in ("Each attribute", "Images with it", "labelled right (always the commoner", "filled, large"):
+    for said in ("Each attribute", "Images with it", "labeled right (always the commoner", "filled, large"):
         assert said in page
     assert "Answers by class" not in page
     assert "the attributes of its k records nearest to each question" in (out / "privacy_card.md").read_text()

@@ -66,7 +66,7 @@ def test_a_headline_of_unequal_classes_says_both_accuracies(make_report) -> None
     truth = (np.arange(100) % 10 == 0).astype(np.int16)
     unequal = replace(images, truth=truth, labels=np.zeros(100, dtype=np.int16))
     report = make_report(classes=("well", "ill"), images=unequal)
-    assert "90.0 % of all 100 public images are labelled right, 50.0 % where each class counts alike." in headline(
+    assert "90.0 % of all 100 public images are labeled right, 50.0 % where each class counts alike." in headline(
         report
     )
     said = report_json(report)["images"]
