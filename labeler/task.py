@@ -61,7 +61,7 @@ MAX_WINNER_WIDTH: int = 2**MAX_COMPARISON_BITS - 2
 """Largest difference of two noisy sums of a winner task, in grid units, that fits into a field of 64 bits."""
 
 MOST_CLASSES: Final = 32_000
-"""Most classes of a task, and attributes of a record: labels are 16 bits, with a sign."""
+"""Most classes of a task, and most attributes of a record: labels are signed 16-bit integers."""
 
 PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Sigma = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
@@ -91,36 +91,37 @@ class Task(PlainNumbers):
         method: how an agent votes (see labeler.methods).
         k: neighbors that vote: records per query (knn), or queries per record (reverse-knn). Public,
             the same for every agent; 1 for every other method.
-        sigma_votes: standard deviation of the noise on one coordinate of the sum that nobody can
-            subtract, in votes: this remains with `colluding_agents` pooled and `max_dropouts` gone. For
-            methods that answer with real numbers the unit is the largest change by one record (labeler.methods), so
-            that sigma is the noise multiplier.
+        sigma_votes: standard deviation, in votes, of the noise on one coordinate of the sum, without noise that
+            somebody can subtract. This much remains if `colluding_agents` pool what they know and `max_dropouts` are
+            gone. For methods that answer with real numbers the unit is the largest change by one record
+            (labeler.methods). Then sigma is the noise multiplier.
         delta: the failure probability of the guarantee.
-        max_queries: most queries asked in this task; the price is for all of them. For blind-average the rows of
-            the model's weights: one per number of a feature, and one for the intercept. For federated this number of
-            rows for each of its steps.
+        max_queries: most queries asked in this task; the price is for all of them. For blind-average it is the
+            number of rows of the model's weights: one per entry of a feature, and one for the intercept. For federated
+            it is that number of rows for each of the steps.
         release: what is opened: the noisy histogram or its winner.
         agents: N, number of participating agents.
         colluding_agents: how many of them may pool what they know without weakening the guarantee.
         max_dropouts: how many may fail to answer before nothing is opened.
         max_agent_records: public bound on the records one agent votes with. Only reverse-knn needs it,
-            and only for a finite agent-level price; an agent with more votes with the first of them.
+            and only for a finite agent-level price. An agent that holds more records votes with the first ones.
         ballot_radius: R, in votes: each agent projects its whole ballot, centered, onto a ball of this radius
             (labeler.methods.reverse_knn). Only for reverse-knn, and only for a finite agent-level price, which needs
             far less noise than with `max_agent_records`. Public.
         records_per_person: m, the most records of one person with which an agent answers: those with the m smallest
-            record ids, which are random. Then a price is also stated for a person, and only agents whose shards
-            know the person of each record can answer.
-        attributes_per_record: tau: classes are attributes, of which a record may have any number. It votes for
-            the first tau of those that it has, in the order of `classes` (labeler.methods.knn.attribute_ballots).
+            record ids, which are random. If given, a price is also stated for a person, and an agent can answer only
+            if its shard knows the person of each record.
+        attributes_per_record: tau. If given, classes are attributes, and a record may have any number of them. It
+            votes for the first tau that it has, in the order of `classes` (labeler.methods.knn.attribute_ballots).
             Public; None if each record is of exactly one class.
         lifetime_budget: reverse-knn only: each record votes within a budget for its whole life, at queries that are
-            near enough. The task costs what that promises, however many tasks there are (labeler.accounting.lifetime).
-        training: how an agent fits what it answers with; for blind-average and aux-distill, whose price depends on it.
+            near enough. That budget is the price, however many such tasks there are (labeler.accounting.lifetime).
+        training: how an agent fits the model that it answers with; for blind-average and aux-distill, whose price
+            depends on it.
         abstain_below: winner only: a query whose best noisy sum is below this many votes gets the answer -1.
         talliers: how many parties hold one secret share of each ballot; the winner needs 3.
-        dishonest_talliers: if the three talliers add the noise and the agents none, how many of them may be
-            dishonest (labeler.noise). None: the agents add it. With it `colluding_agents` changes nothing.
+        dishonest_talliers: how many of the three talliers may be dishonest, if they add the noise and the agents add
+            none (labeler.noise). None: the agents add it. If given, `colluding_agents` changes nothing.
         grid_scale: grid units per vote (S). Chosen from sigma when absent.
         backbone_fingerprint: the backbone that made every feature, private and public.
         nonce: makes two otherwise equal tasks different, so that each draws its own noise.
@@ -302,7 +303,7 @@ class Task(PlainNumbers):
 
     @property
     def a_record_may_be_replaced(self) -> bool:
-        """Return whether a cap on records can bind: then a leaving record may let in one that never voted."""
+        """Return whether records are capped. Under a cap, a record that leaves may let in one that never voted."""
         return self.max_agent_records is not None or self.records_per_person is not None
 
     @property
@@ -317,12 +318,12 @@ class Task(PlainNumbers):
 
     @property
     def steps(self) -> int:
-        """Return the number of rounds, each about the results of earlier ones, in which a model is trained; else 1."""
+        """Return the number of rounds of a sampled training, each based on the earlier ones; 1 for other tasks."""
         return 1 if self.training is None or self.training.sampled is None else self.training.iterations
 
     @property
     def rows(self) -> int:
-        """Return the number of queries of each of these rounds."""
+        """Return the number of queries in each of the `steps` rounds."""
         return self.max_queries // self.steps
 
     @property
@@ -344,8 +345,8 @@ class Task(PlainNumbers):
         """Return h = N - colluding_agents - max_dropouts: contributors whose noise the adversary certainly does not
         know.
 
-        1 if each agent's own noise is enough for its price: no other party knows anything of it. If the talliers add
-        the noise, the number of honest ones.
+        It is 1 if each agent's own noise is enough for its price, since no other party knows any of it. If the talliers
+        add the noise, it is the number of honest talliers.
         """
         if self.traits.has_local_noise:
             return 1
@@ -365,7 +366,7 @@ class Task(PlainNumbers):
 
     @property
     def tallier_sigma_grid(self) -> float | None:
-        """Return the parameter of each tallier's noise on each number, grid units; None if agents add it."""
+        """Return the parameter of each tallier's noise on each number, in grid units; None if agents add it."""
         return None if self.noise_by == "agents" else self.share_sigma_grid
 
     @cached_property
@@ -411,19 +412,19 @@ class Task(PlainNumbers):
         return scale
 
     def _default_scale(self, per_share: float) -> int:
-        """Return the scale for a noise share of 1600 grid units, or the largest with which a winner's sums fit."""
+        """Return the scale that gives a noise share 1600 grid units, or the largest at which a winner's sums fit."""
         scale = max(1, math.ceil(DEFAULT_SHARE_SIGMA_GRID / per_share))
         if self.ballot_radius is not None:
-            # Rounding onto the ball may move every number of a ballot: so fine that this hardly counts.
+            # Rounding onto the ball may move every number of a ballot. The grid is so fine that this hardly counts.
             entries, moved = self.max_queries * self.num_classes, math.sqrt(min(self.k, self.max_queries))
             scale = vector_scale(dimension=entries, sensitivity=moved, share_sigma=per_share)
         if self.release == "histogram":
             return scale
-        # If talliers add the noise, the room of each agent holds this number of shares of it, rounded up.
+        # Noise shares in the room of one agent: its own, or its part of the talliers' shares, rounded up.
         shares = 1 if self.noise_by == "agents" else -(-self.talliers // self.agents)
         room = MAX_WINNER_WIDTH // self.agents
         if self.traits.is_reverse:
-            # Half of the range is for votes: then an agent's cell is clipped at no less than 25 of its noise shares.
+            # Half of the range is for votes. So an agent's cell is clipped at no less than 25 sigma of a noise share.
             votes = self._signs
             largest = min(
                 _largest_scale(room // 2, 0, per_share, shares), _largest_scale(room, votes, per_share, shares)
@@ -437,16 +438,16 @@ class Task(PlainNumbers):
         return max(min(scale, largest), least)
 
     def _check_winner_fits(self, scale: int, per_share: float) -> None:
-        # Counts of reverse-knn are clipped at what fits; at one vote at the least.
+        # Counts of reverse-knn are clipped to what fits, but never below one vote.
         is_clipped = self.traits.is_reverse
         votes = self._signs if is_clipped else self.k
         width = self.agents * votes * scale + self.noise_parties * 2 * noise_reach(per_share * scale)
         if width > MAX_WINNER_WIDTH:
-            # A vote takes fewer grid units where noise is larger, down to the one unit that it must have.
+            # The larger the noise, the fewer grid units a vote takes, down to the one that it must have.
             changes = [f"{'smaller' if scale == 1 else 'larger'} sigma_votes", "fewer agents"]
             floor, reach = "", noise_reach(MIN_SHARE_SIGMA_GRID)
             if self.noise_by == "agents" and self.agents > MAX_WINNER_WIDTH // (2 * reach):
-                # No sigma suffices: a share is at least this wide, and the range holds for the sum of all of them.
+                # No sigma suffices: a share is at least this wide, and the sum of all shares must fit the range.
                 floor = (
                     f" No more than {MAX_WINNER_WIDTH // (2 * reach)} agents can add the noise of winners, since each "
                     f"one's share reaches {reach} grid units to either side at the least that the proof needs."
@@ -467,22 +468,22 @@ class Task(PlainNumbers):
 
     @property
     def _signs(self) -> int:
-        """Return on how many sides of zero the votes of an agent lie: two if ballots are centered."""
+        """Return the number of sides of zero on which an agent's votes lie: two if ballots are centered, else one."""
         return 1 if self.ballot_radius is None else 2
 
     @cached_property
     def vote_clip(self) -> int | None:
-        """Return where an agent clips each count of its ballots, in votes; None if counts are bounded anyway.
+        """Return the limit to which an agent clips each count of its ballots, in votes; None if none is needed.
 
         With reverse-knn an agent may cast any number of votes for one class at one query, and a sum of such
         counts fits no field. So for the winner each count is cut at the largest number with which every sum
         fits. It follows from the task alone and is the same for every agent. Cutting costs no privacy
-        (labeler.methods.reverse_knn). It costs accuracy if it binds: two classes that both have more votes of one
-        agent get equally many of it.
+        (labeler.methods.reverse_knn). It costs accuracy if it binds: if one agent has more votes than that for
+        two classes, both get equally many from it.
         """
         if self.release != "winner" or not self.traits.is_reverse:
             return None
-        # Of the room of one agent; if talliers add the noise, as `_default_scale` divides it.
+        # Noise shares in the room of one agent, as in `_default_scale`.
         shares = 1 if self.noise_by == "agents" else -(-self.talliers // self.agents)
         fits = (MAX_WINNER_WIDTH // self.agents - shares * 2 * self.noise_reach) // (self._signs * self.scale)
         return min([fits, *(cap for cap in (self.max_agent_records, self.ballot_radius) if cap is not None)])
@@ -491,8 +492,8 @@ class Task(PlainNumbers):
     def winner_terms(self) -> WinnerTerms | None:
         """Return the terms that talliers need to find the winners; None if the histogram is released.
 
-        The range holds for every sum of at most all N agents. Each has 0 to M votes in a cell (-M to M on a ball),
-        M = k or `vote_clip`. Each that adds noise stays within its reach. Dropouts do not matter.
+        The range holds for a sum over any of the N agents, so dropouts do not matter. Each agent has 0 to M votes in a
+        cell (-M to M on a ball), where M is `vote_clip` or k. The noise of each party stays within its reach.
         """
         if self.release != "winner":
             return None
@@ -522,7 +523,7 @@ class Task(PlainNumbers):
         return self.sum_sigma_votes(self.agents)
 
     def sum_sigma_votes(self, contributors: int) -> float:
-        """Return the same for a sum over `contributors` agents."""
+        """Return the standard deviation of the actual noise in a sum over `contributors` agents."""
         if self.traits.has_local_noise:
             return self.sigma_votes
         parties = contributors if self.noise_by == "agents" else self.talliers
@@ -530,7 +531,7 @@ class Task(PlainNumbers):
 
     @cached_property
     def kind(self) -> str:
-        """Return every field but name and nonce, as JSON: tasks of one kind have one price, and take equally long."""
+        """Return every field but name and nonce, as JSON. Tasks of one kind cost the same and take equally long."""
         return self.model_dump_json(exclude={"name", "nonce"})
 
     @cached_property
@@ -560,7 +561,7 @@ def _largest_scale(room: int, votes: int, per_share: float, shares: int) -> int:
         per_share: standard deviation of a noise share, votes.
         shares: number of noise shares in the room.
     """
-    # The exact quotient, and the few steps by which rounding may change it.
+    # Start above the exact quotient, and go down the few steps by which rounding may change it.
     scale = math.floor(room / (votes + shares * 2 * NOISE_TAIL_CUT * per_share)) + 1
     while scale > 1 and votes * scale + shares * 2 * noise_reach(per_share * scale) > room:
         scale -= 1

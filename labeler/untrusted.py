@@ -1,13 +1,13 @@
-"""Strict reading of values from other parties: each is returned in its expected form, or refused.
+"""Read values from other parties strictly: each is returned in its expected form, or refused.
 
 JSON alone is not strict enough: in Python `true` is a number, and `1e999` reads as infinity. An id may hold a line
-break that forges a line of a log. Every function here names the value in its error and never repeats it, because it may
+break that forges a log line. Every function here names the value in its error and never repeats it, because it may
 be long or hostile.
 
-`strict` makes models of messages: exactly their fields, of exactly their types; else a `ProtocolViolation` that says
-what was expected. Nothing is converted: neither true nor "5" is a number, and a text holds no line break. A field's
-type defines the accepted values and, in words, the refusal. Models are frozen dataclasses, checked by pydantic's
-compiled rules whether a decoder makes them from bytes or our own code makes them.
+`strict` makes a class the model of a message. A model accepts exactly its fields, of exactly their types. Anything else
+raises a `ProtocolViolation` that says what was expected. Nothing is converted: neither true nor "5" is a number, and a
+text holds no line break. A field's type defines which values are accepted, and the words of the refusal. Models are
+frozen dataclasses. Pydantic's compiled rules check them, whether a decoder or our own code makes them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pydantic.dataclasses import dataclass as validated
 from labeler.errors import LabelerError, ProtocolViolation, WrongVersion
 
 MOST_PROBE_NUMBERS = 16_384
-"""Most numbers in a probe of features (feature_store.rows), sent by an agent at every poll; features are no wider."""
+"""Most numbers in a feature, and in the probe of features that agents send at every poll (feature_store.rows)."""
 
 MOST_PROBE_CHARACTERS = 4 * -(-2 * MOST_PROBE_NUMBERS // 3)
 
@@ -46,7 +46,7 @@ def canonical_json(content: object) -> bytes:
 def read_object(
     data: bytes, what: str, *, fields: Iterable[str], version: str, optional: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Read one JSON object that has exactly these fields and this version, which is left out of the answer.
+    """Read one JSON object that has exactly these fields and this version. The result leaves the version out.
 
     Args:
         data: the JSON; the caller has bounded its size.
@@ -56,7 +56,7 @@ def read_object(
         optional: names it may also have.
 
     Raises:
-        ProtocolViolation: no JSON object, NaN or infinity in it, a key twice, or other fields.
+        ProtocolViolation: it is no JSON object, holds NaN, infinity or a key twice, or has other fields.
         WrongVersion: it is such an object of another version.
     """
     try:
@@ -80,7 +80,7 @@ def read_object(
 
 
 def _other_version(what: str, found: object, expected: str) -> ProtocolViolation:
-    """Return the refusal of a format with another version; with two numbers it says whose program is older."""
+    """Return the refusal of another version. If both versions have a number, it says whose program is older."""
     said = _FORMAT.fullmatch(found) if isinstance(found, str) else None
     ours = _FORMAT.fullmatch(expected)
     if said is None or ours is None or said[1] != ours[1]:
@@ -165,12 +165,12 @@ def whole(least: int, most: int = LARGEST_INTEGER) -> Any:
 
 
 def text(most: int) -> Any:
-    """Return the rule of a str field: 1 to `most` characters, which `Printable` has to check too."""
+    """Return the rule of a str field: 1 to `most` characters. Add `Printable`, which checks that they print."""
     return Field(min_length=1, max_length=most, description=f"1 to {most} printable characters")
 
 
 def spelt(pattern: str, words: str) -> Any:
-    """Return the rule of a str field: all of it matches the pattern."""
+    """Return the rule of a str field: the whole text matches the pattern."""
     return Field(pattern=f"^({pattern})$", description=words)
 
 
@@ -212,11 +212,11 @@ Contributors = Annotated[
 
 @dataclass_transform(frozen_default=True)
 def strict(what: str, *, eq: bool = True) -> Callable[[type[T]], type[T]]:
-    """Make a class a model.
+    """Return a decorator that makes a class a model.
 
     Args:
         what: its name for refusals: "a poll".
-        eq: whether two are equal if their fields are.
+        eq: True if two models with equal fields are equal.
     """
 
     def model(cls: type[T]) -> type[T]:
@@ -238,7 +238,7 @@ def strict(what: str, *, eq: bool = True) -> Callable[[type[T]], type[T]]:
 
 
 def _refusal(model: type[Any], what: str, error: ValidationError) -> LabelerError:
-    """Return the first error in a sentence, without the value."""
+    """Return the first error as a sentence, without the value."""
     first = error.errors(include_url=False, include_input=False)[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, LabelerError):

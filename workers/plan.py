@@ -1,4 +1,4 @@
-"""`labeler plan`: the price of a setting before paying, or the setting for a price."""
+"""Compute the price of a setting before anybody pays it, or the setting that a price allows (`labeler plan`)."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _MOST_RECORDS: Final = 2**60
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """A setting with one hole at most: give `epsilon` to solve for sigma, or for what `solve` names.
+    """A setting to price, with at most one field left open: with `epsilon`, sigma or the field that `solve` names.
 
-    Attributes are the task's, with `classes` as a number: names do not move the price. Where `colluding_agents` is None
-    it is resolved as for a new task.
+    Attributes are those of a task, but `classes` is a number, since names do not change the price. If
+    `colluding_agents` is None, it gets the value of a new task (`resolve_colluding_agents`).
     """
 
     method: MethodName
@@ -51,20 +51,20 @@ class PlanRequest:
     training: Training | None = None
     records_per_person: int | None = None
     attributes_per_record: int | None = None
-    """Classes are attributes, and a record votes for at most this many of them."""
+    """If given, classes are attributes, and a record votes for at most this many of them."""
     dishonest_talliers: Literal[1, 2] | None = None
-    """Of three talliers; if given, the plan chooses who adds the noise (labeler.solving). Otherwise the agents do."""
+    """Of three talliers. If given, the plan chooses who adds the noise (labeler.solving). Else the agents add it."""
     records: int | None = None
-    """Private records of all agents together, as far as anybody may know; used to estimate accuracy."""
+    """Number of private records of all agents together, as far as it is public. It serves to estimate accuracy."""
     ballot_radius: int | Literal["auto"] | None = None
-    """Radius of the ball for ballots (reverse-knn); "auto": proposed from public images (`with_radius`)."""
+    """Radius of the ball for ballots (reverse-knn). For "auto", `with_radius` proposes one from public images."""
     life_epsilon: float | None = None
-    """Set aside for votes for life (reverse-knn): for all such jobs together, ever."""
+    """Epsilon set aside for votes for life (reverse-knn), for all such jobs together, ever."""
     least_similarity: float = -1.0
-    """The least similarity of a query at which a record votes for life."""
+    """With votes for life, a record votes only at queries at least this similar to it."""
 
     def __post_init__(self) -> None:
-        # These checks are of a request alone; the task checks its own fields.
+        # These checks concern the request alone; the task checks its own fields.
         _check_word("solve", self.solve, (None, "sigma", "queries", "k"))
         if self.epsilon is not None and self.sigma is None and self.solve is None:
             object.__setattr__(self, "solve", "sigma")
@@ -87,10 +87,10 @@ def _check_count(name: str, value: object, least: int, most: int) -> None:
 
 
 def make_plan(request: PlanRequest, *, public: Path | None = None) -> dict[str, Any]:
-    """Price a request, after solving it where it asks for that, and estimate how many labels will be right.
+    """Solve a request if it asks for that, price it, and estimate how many labels will be right.
 
     Args:
-        public: a public shard, whose geometry then says how well its images fall into groups.
+        public: a public shard. Its geometry tells how well its images fall into groups.
 
     Returns:
         The document of `labeler plan --json`.
@@ -131,10 +131,10 @@ def _expected(task: Task, request: PlanRequest, public: Path | None) -> Expectat
 
 
 def with_radius(request: PlanRequest, public: Path | None) -> PlanRequest:
-    """Return the request with the radius that its public images propose, where it asks for one.
+    """Return the request, with a radius proposed from its public images if it asks for one.
 
     Raises:
-        InvalidSetting: it asks, and there are no public images, or too few.
+        InvalidSetting: it asks for a radius, and there are no public images or too few.
     """
     if request.ballot_radius != "auto":
         return request
@@ -164,7 +164,7 @@ def _public_features(public: Path) -> NDArray[np.int16]:
 
 
 def _advised(task: Task, request: PlanRequest, public: Path | None) -> int | None:
-    """Return the number of clusters to ask about; None where a model is asked for, or asked about."""
+    """Return the number of clusters to ask about; None if the task asks for a model or evaluates one."""
     if task.traits.asks_for_a_model or task.traits.evaluates:
         return None
     images = None
@@ -176,7 +176,7 @@ def _advised(task: Task, request: PlanRequest, public: Path | None) -> int | Non
 
 
 def training_of(fields: Mapping[str, Any]) -> Training:
-    """Return how agents train, with defaults for what moves the price little.
+    """Return the settings with which agents train, with defaults for those that hardly change the price.
 
     Raises:
         InvalidSetting: a number is out of bounds.
@@ -188,10 +188,10 @@ def training_of(fields: Mapping[str, Any]) -> Training:
 
 
 def _life(request: PlanRequest) -> Life | None:
-    """Return what a record may spend out of the budget that the request sets aside.
+    """Return the lifetime budget of a record, made from the epsilon that the request sets aside.
 
     Raises:
-        InvalidSetting: an epsilon out of bounds, or one together with a price to solve for.
+        InvalidSetting: the epsilon is out of bounds, or the request also asks to solve for sigma.
     """
     if request.life_epsilon is None:
         return None
@@ -207,7 +207,7 @@ def _life(request: PlanRequest) -> Life | None:
 
 
 def solve_request(request: PlanRequest) -> Task:
-    """Return the task a request describes."""
+    """Return the task that a request describes, after solving for its open field."""
     if request.epsilon is not None and request.sigma is not None and request.solve is None:
         raise InvalidSetting(
             "give the price (`epsilon`) or the noise (`sigma`), or both and what to find: `solve` queries or k"

@@ -1,4 +1,4 @@
-"""The coordinator's settings: a TOML file in its home, documented field by field, unknown fields refused.
+"""The coordinator's settings, from a TOML file in its home. Every field is documented; unknown fields are refused.
 
 `docs/coordinator.md` lists every field with its default; a test keeps the two in step. Budgets have no default: an
 operator writes a number or the word "unlimited", and so makes the choice knowingly.
@@ -50,7 +50,7 @@ class CapsTable(_Table):
         return self
 
     def life_nano(self, delta: float) -> int | None:
-        """Return B in nano-units of mu^2; None if nothing is set aside.
+        """Return B, the budget of votes for life, in nano-units of mu^2; None if nothing is set aside.
 
         Raises:
             InvalidSetting: the epsilon is too small for any vote.
@@ -80,7 +80,7 @@ class LimitsTable(_Table):
         max_feature_dimension: entries of one feature vector.
         max_requests_per_minute: of one token.
         max_connections: open at once, from all clients; a few more are reserved for health checks.
-        max_connections_per_address: open at once, from one client address; behind a trusted proxy, requests at once.
+        max_connections_per_address: open at once, from one client address. Behind a trusted proxy it bounds requests.
         max_unasked_jobs_per_day: of one token: jobs that ended after agents replied to the proposal and before any was
             asked. Such a job costs nothing but leaves permanent entries in every site's ledger. The sites themselves
             bound what it reveals of their budgets (labeler.ledger.promises).
@@ -102,9 +102,9 @@ class TimingTable(_Table):
     """`[timing]`: how long the coordinator waits.
 
     Attributes:
-        job_deadline_s: for a job that names no deadline.
+        job_deadline_s: the deadline of a job that names none.
         patience_s: how long a round that has its quorum, or cannot reach it, waits for the missing agents.
-        ask_again_s: until a party that has not answered is asked again.
+        ask_again_s: time until a party that has not answered is asked again.
         live_s: a party heard from within this time counts as live.
     """
 
@@ -134,8 +134,8 @@ class CoordinatorConfig(_Table):
         journal: a SQLite file in the home, or a postgresql:// URL. May hold a password, so it is never printed.
         redis_url: of the redis-server, which only the coordinator and its embedder reach. Never printed either.
         public_url: where agents, talliers and people reach the coordinator.
-        metrics: access to /metrics: with a "token", or for anybody ("open"), which fits a port that only a scraper on
-            a closed network reaches.
+        metrics: who may read /metrics: anybody with a token ("token"), or anybody ("open"). "open" fits a port that
+            only a scraper on a closed network reaches.
         telemetry: whether spans of jobs and rounds go to OpenTelemetry ("otlp"); see api.coordinator.telemetry.
         delta: the failure probability of every stated budget.
         talliers: parties that hold one secret share of each ballot: 3, or 2.
@@ -197,7 +197,7 @@ def read_config(path: Path) -> CoordinatorConfig:
     """Read and check a settings file.
 
     Raises:
-        InvalidSetting: the file cannot be read, is not TOML, or has a field unknown, missing or out of bounds.
+        InvalidSetting: the file cannot be read, is not TOML, or a field is unknown, missing or out of bounds.
     """
     try:
         text = SettingsText.of(read_named(path), f"settings file {path.name}")

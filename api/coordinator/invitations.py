@@ -1,8 +1,8 @@
-"""Invitations of sites, and enrolment of the keys of those that join; labeler.invitation states the security argument.
+"""Invite sites, and enrol the keys of those that join. labeler.invitation states the security argument.
 
-An administrator may invite exactly the parties that may be enrolled. The checks of `PartyStore` run when the invitation
-is written, so that a person sees the refusal, and again when it is used. An enrolment is one transaction: the token is
-used and the keys are stored, or neither.
+An administrator may invite a party if and only if it could be enrolled. The checks of `PartyStore` run when an
+invitation is made, so that the administrator sees a refusal at once. They run again when it is used. An enrolment is
+one transaction: it marks the token as used and stores the keys, or it does neither.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from labeler.system.keys import PartyKeys, PublicKeys, verify_statement
 log = logging.getLogger("labeler.coordinator")
 
 LATELY = timedelta(days=7)
-"""How long the list of parties shows a change of keys."""
+"""The list of parties shows a change of keys for this long."""
 
 _NO_INVITATION = (
     "the token of this invitation is not known, was withdrawn or has expired; ask the administrator for a new one"
@@ -42,7 +42,7 @@ _NO_INVITATION = (
 
 
 class Invitations:
-    """See the module.
+    """The invitations of a coordinator, and the enrolment of the sites that use them; see the module.
 
     Args:
         config: the coordinator's settings: its address and backbones.
@@ -77,7 +77,7 @@ class Invitations:
             NotReady: an agent is invited before all talliers are enrolled; the message says which are missing.
             NotFound: new keys are for a party that is not enrolled.
             ProtocolViolation: the name or the tallier's number is taken.
-            InvalidSetting: an agent with a number; no number is free; or the text holds no certificates.
+            InvalidSetting: an agent is given a number; no number is free; or the text holds no certificates.
         """
         certificates = _certificates(request.ca_certificates)
         now = self._clock()
@@ -125,7 +125,7 @@ class Invitations:
         )
 
     def key_changes(self) -> tuple[KeyChangeView, ...]:
-        """Return open and lately used invitations: keys that may change, or have changed."""
+        """Return open and recently used invitations: the keys that may change or have changed."""
         now = self._clock()
         changes = self._store.lately(now, used_since=now - LATELY)
         return tuple(KeyChangeView.model_validate(one, from_attributes=True) for one in changes)
@@ -195,7 +195,7 @@ class Invitations:
     def _admit(self, record: InvitationRecord, keys: PublicKeys, connection: Connection) -> PartyRecord:
         """Enrol or rotate the keys of a party whose invitation is open."""
         if record.is_rotation:
-            # A revoked party becomes active again: revoking withdraws its invitations, so this one came later.
+            # This makes a revoked party active again. Revoking withdraws its invitations, so this one was made later.
             return self._parties.rotate(record.party_id, keys.verify_key, keys.seal_key, connection=connection)
         return self._parties.enrol(
             record.party_id,
@@ -222,7 +222,7 @@ class Invitations:
         return party
 
     def _place(self, request: InvitationRequest, connection: Connection) -> int | None:
-        """Return an invited tallier's number, None for an agent; refuse a party that could not be enrolled."""
+        """Return the number of an invited tallier, None for an agent. Refuse a party that could not be enrolled."""
         known = {one.party_id: one for one in self._parties.list(connection=connection)}
         party = known.get(request.party_id)
         if request.party_id == COORDINATOR:
@@ -244,7 +244,7 @@ class Invitations:
                 raise InvalidSetting("an agent has no number; it is for talliers")
             return None
         enrolled = {one.tallier: one.party_id for one in known.values() if one.state == "active"}
-        # Open invitations reserve their numbers: talliers are usually all invited before the first has joined.
+        # Open invitations reserve their numbers, because usually all talliers are invited before the first one joins.
         held = self._open_numbers(connection)
         invited = {number: party_id for number, party_id in held.items() if party_id != request.party_id}
         numbers = range(self._config.talliers)
@@ -268,7 +268,7 @@ class Invitations:
         raise ProtocolViolation(f"this service has talliers 0 to {len(numbers) - 1}")
 
     def _roster(self, connection: Connection) -> tuple[RosterTallier, ...]:
-        """Return the enrolled talliers, by number."""
+        """Return the enrolled talliers, sorted by number."""
         talliers = [one for one in self._parties.list("tallier", connection=connection) if one.state == "active"]
         return tuple(
             RosterTallier(

@@ -1,11 +1,11 @@
 """The labels of a finished job, the model it released, and small pictures of what it labeled.
 
-Table and model are functions of stored data, so two downloads give the same file.
+The table and the model are functions of stored data, so two downloads give the same file.
 
-Pictures are for the requester who sent the images. An upload is a stranger's bytes, so no byte of it is passed on: a
-separate process decodes it (feature_store.decode_process) and returns squares of a fixed size. The browser's JPEG is
-made here from those. Nothing is kept: pictures last as long as the upload in the job's folder (see the table in
-docs/coordinator.md).
+Pictures are for the requester who sent the images. An upload is a stranger's bytes, so no byte of it is passed on. A
+separate process decodes it (feature_store.decode_process) and returns squares of a fixed size. This module makes JPEGs
+for the browser from these squares. It stores none: there are pictures as long as the upload is in the job's folder
+(see the table in docs/coordinator.md).
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def label_rows(table: pa.Table) -> tuple[LabelRow, ...]:
 
 
 def read_names(folder: Path, job: JobRecord) -> tuple[StoredQuestions, QuestionNames]:
-    """Read a job's questions and their names, from its upload and the stored choice.
+    """Read a job's questions and their names, from its upload and its stored choice of questions.
 
     Raises:
         BadData: a file is missing or damaged.
@@ -202,7 +202,7 @@ def read_names(folder: Path, job: JobRecord) -> tuple[StoredQuestions, QuestionN
 
 
 def _image_features(folder: Path, job: JobRecord) -> NDArray[np.int16] | None:
-    """Return the features of all images if they are still there: sent, or stored by the embedder."""
+    """Return the features of all images, as sent or as the embedder stored them; None if they are gone."""
     if job.source == "features":
         column = read_parquet(folder / UPLOAD, columns=["feature"])["feature"].combine_chunks()
         entries: NDArray[np.int16] = column.flatten().to_numpy(zero_copy_only=False)
@@ -215,7 +215,7 @@ SIDE: Final = 128
 """Side of a picture in pixels: the center square of the image, as the network sees it."""
 
 TAKES_S: Final = 20.0
-"""How long one request may decode; pictures not ready by then are not shown."""
+"""Most seconds for which one request may decode. Pictures not ready by then are not shown."""
 
 _SQUARE = Transform(resize=SIDE, crop=SIDE, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), interpolation="bicubic")
 _QUALITY = 82
@@ -225,7 +225,7 @@ def thumbnails(folder: Path, job: JobRecord, sources: Sequence[str], limits: Pix
     """Return pictures of some images of a job.
 
     Args:
-        job: the caller has checked that it is the reader's.
+        job: a job of the reader's; the caller has checked that.
         sources: names of images, as the job's labels give them.
         limits: pixel limits under which the upload was accepted.
 
@@ -259,7 +259,7 @@ class _TookTooLong(Exception):
 
 
 def _pictures(upload: Path, rows: Sequence[int], limits: PixelLimits) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    """Yield the rows that can be decoded in time; one that cannot does not hold up the others."""
+    """Yield the pixels of rows that can be decoded in time. A row that cannot be decoded does not delay the others."""
     until = time.monotonic() + TAKES_S
 
     def look() -> None:

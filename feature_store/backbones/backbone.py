@@ -1,22 +1,22 @@
-"""The one interface of every backbone, its preprocessing and its fingerprint; needs no deep-learning library.
+"""The interface of every backbone, with its preprocessing and fingerprint. It needs no deep-learning library.
 
-The one backbone without a network is here: the pixels themselves, the baseline every learned feature must beat.
+The only backbone without a network is here too: the pixels themselves, a baseline that learned features must beat.
 
 **The decoder "turbo"** makes a network's input in three steps that are fast because each throws pixels away.
 
-1. A JPEG is decoded at 1/2, 1/4 or 1/8 of its size where its shorter side stays at least `least_side`. libjpeg-turbo
-   leaves the high frequencies of every block out, which costs less than computing them (simplejpeg).
-2. If the result is still twice too large, and for every other format, averages halve it (Pillow). Then the square that
-   the network sees is cut out, at whole pixels.
-3. That square is resized with antialiasing, in integers (torch, whose kernels give the same on every processor).
+1. A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if its shorter side stays at least `least_side`. libjpeg-turbo
+   (through simplejpeg) leaves out the high frequencies of every block, which costs less than computing them.
+2. If this result, or an image in another format, is still at least twice too large, Pillow halves it by averaging. Then
+   the square that the network sees is cut out, at whole pixels.
+3. That square is resized with antialiasing, in integers. torch does this, and gives the same on every processor.
 
-The pixels differ a little from those of the decoder "pillow" (decode everything, resize, cut), so the two have other
-fingerprints; `Transform.decoder` says which is meant. For both, `feature_store.decode` decides what counts as an image,
-and how orientation, transparency, palettes, 16 bits and animations are treated. Only plain JPEGs are decoded here, and
-if this decoder refuses one, Pillow judges it.
+The pixels differ a little from those of the decoder "pillow" (decode everything, resize, cut). So the two have
+different fingerprints, and `Transform.decoder` names the one in use. For both, `feature_store.decode` decides what
+counts as an image, and how orientation, transparency, palettes, 16 bits and animations are treated. This module decodes
+only plain JPEGs. If it refuses one, Pillow decides.
 
 The first two steps need neither torch nor much memory, and their result is at most `2 * least_side + 1` pixels wide
-and high. The process that meets strangers' images takes only these two (feature_store.decode_process).
+and high. The process that decodes strangers' images runs only these two (feature_store.decode_process).
 """
 
 from __future__ import annotations
@@ -50,44 +50,44 @@ _FILTERS = {
 class Backbone(Protocol):
     """A frozen function from an image to a feature.
 
-    A feature is computed from its own image alone: networks run in inference mode, with no statistics over the
-    batch, and in batches of one fixed shape, the last one padded. Neighboring data sets are sets of *stored* features.
-    A record that is added or removed adds or removes its stored row and moves no other, because a stored row is never
-    computed again. So even a last-bit difference between two runs of a network costs no privacy.
+    A feature is computed from its own image alone. Networks run in inference mode, with no statistics over the
+    batch. All batches have one fixed shape, and the last one is padded. Neighboring data sets are sets of *stored*
+    features. Adding or removing a record adds or removes its stored row. It changes no other row, because a stored row
+    is never computed again. So even a last-bit difference between two runs of a network costs no privacy.
     """
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 in hexadecimal; equal exactly when weights, options, preprocessing and major versions are."""
+        """A SHA-256 in hexadecimal. Two are equal exactly if weights, options, preprocessing and major versions are."""
 
     @property
     def dimension(self) -> int:
-        """Numbers in a feature."""
+        """The number of entries in a feature."""
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The description behind the fingerprint, as JSON values, for manifests; names files, never folders."""
+        """The description behind the fingerprint, as JSON values for manifests. It names files, never folders."""
 
     @property
     def transform(self) -> Transform:
-        """The way from files to what `embed_prepared` takes: `decode_for` and `prepare_image`, in any thread."""
+        """The settings with which `decode_for` and `prepare_image`, in any thread, make input for `embed_prepared`."""
 
     @property
     def batch_size(self) -> int:
-        """Images in a forward pass. A smaller batch costs as much, so batches should be multiples of it."""
+        """The number of images in a forward pass. A smaller batch costs as much, so pass multiples of this number."""
 
     def embed_prepared(self, prepared: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Features, shape (n, dimension), of prepared images of shape (n, height, width, channels)."""
+        """Return features, shape (n, dimension), of prepared images, shape (n, height, width, channels)."""
 
     def embed(self, images: Sequence[ImageLike]) -> NDArray[np.float32]:
-        """Features, shape (n, dimension), of images of any size; not normalised."""
+        """Return features, shape (n, dimension), of images of any size; not normalized."""
 
 
 def decode_for(data: bytes | Path, transform: Transform, *, max_pixels: int = MAX_PIXELS) -> ImageLike:
     """Decode one image as far as a network needs it; `prepare_image` takes it from here.
 
     Raises:
-        UnreadableImage: see `decode_image`; the same images for every decoder.
+        UnreadableImage: see `decode_image`; every decoder refuses the same images.
     """
     if transform.decoder == "turbo":
         return decode_reduced(data, transform, max_pixels=max_pixels)
@@ -119,7 +119,7 @@ def prepare_image(image: ImageLike, transform: Transform) -> NDArray[np.uint8]:
         max(transform.crop, round(width * transform.resize / shorter)),
         max(transform.crop, round(height * transform.resize / shorter)),
     )
-    # Cropping inside the resize skips the pixels that would be thrown away, which a panorama has a lot of.
+    # Cropping inside the resize skips the pixels that would be thrown away; a panorama has many of them.
     left, top = (size[0] - transform.crop) // 2, (size[1] - transform.crop) // 2
     box = (
         left * width / size[0],
@@ -155,10 +155,10 @@ def stack_prepared(images: Iterable[ImageLike], transform: Transform) -> NDArray
 
 
 def fingerprint_of(spec: dict[str, Any]) -> str:
-    """SHA-256 over the canonical JSON of a manifest's backbone description.
+    """Return the SHA-256 of the canonical JSON of a manifest's backbone description.
 
     The weights' file name and the precision are left out: the same weights under another name are the same backbone.
-    So is a probe, which is compared by itself, because its features differ by rounding.
+    A probe is left out too. It is compared separately, because its features differ by rounding.
     """
     named = {key: value for key, value in spec.items() if key not in ("weights", "precision", "probe")}
     canonical = json.dumps(named, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -169,14 +169,14 @@ _CENTRE = 0.5
 
 
 class PixelBackbone:
-    """Resized pixels in [0, 1] less the public constant 0.5, flattened.
+    """Resized pixels in [0, 1] minus the public constant 0.5, flattened.
 
-    The centre is a constant, not a mean of the data: subtracting a mean of private images would move every
+    The center is a constant, not a mean of the data: subtracting a mean of private images would move every
     feature when one record leaves, and void the guarantee. No image has a zero feature (127.5 is no pixel value).
 
     Args:
         size: side of the square every image is resized to.
-        channels: 1 (grey) or 3 (colour).
+        channels: 1 (gray) or 3 (color).
     """
 
     def __init__(self, *, size: int = 16, channels: int = 1) -> None:
@@ -200,7 +200,7 @@ class PixelBackbone:
 
 
 def load_pixels(spec: BackboneSpec) -> PixelBackbone:
-    """The pixel backbone of a spec of kind pixels."""
+    """Return the pixel backbone of a spec of kind pixels."""
     size, channels = spec.options.get("size", 16), spec.options.get("channels", 1)
     if not isinstance(size, int) or not isinstance(channels, int):
         raise InvalidSetting(f"pixels needs whole numbers for size and channels, found {size!r} and {channels!r}")
@@ -208,13 +208,13 @@ def load_pixels(spec: BackboneSpec) -> PixelBackbone:
 
 
 _LEAST_SIDE = 64
-"""No image is made smaller than this before it is resized, so that small networks and thumbnails keep something."""
+"""No image is reduced below this before it is resized, so that small networks and thumbnails keep some detail."""
 
 _ORIENTATION = 0x0112
 _JPEG = b"\xff\xd8\xff"
 
 _BY_PILLOW = ("nearest", "lanczos")
-"""What torch has no integer kernel for."""
+"""Interpolations for which torch has no integer kernel, so Pillow does them."""
 
 
 def least_side(transform: Transform) -> int:
@@ -223,23 +223,23 @@ def least_side(transform: Transform) -> int:
 
 
 def decode_reduced(data: bytes | Path, transform: Transform, *, max_pixels: int) -> NDArray[np.uint8]:
-    """Decode one image, a plain JPEG at a fraction of its size.
+    """Decode one image; decode a plain JPEG at a fraction of its size.
 
     Raises:
         UnreadableImage: as `decode_image`.
     """
     if isinstance(data, bytes) and data.startswith(_JPEG):
-        # Whatever goes wrong here, Pillow says whether it is an image.
+        # If this fails for any reason, Pillow decides below whether it is an image.
         with suppress(Exception):
             return _plain_jpeg(data, transform, max_pixels)
     return _as_array(decode_image(data, max_pixels=max_pixels), transform)
 
 
 def region(image: Image.Image | NDArray[np.uint8], transform: Transform) -> NDArray[np.uint8]:
-    """The square that the network will see, halved until it is less than twice too large.
+    """Return the square that the network will see, halved until it is less than twice too large.
 
     Args:
-        image: RGB or grey; what `decode_reduced` gives, or any other.
+        image: RGB or gray, from `decode_reduced` or from elsewhere.
 
     Returns:
         uint8, shape (height, width, channels), both sides from 1 to `2 * least_side + 1`.
@@ -267,12 +267,12 @@ def resize_region(square: NDArray[np.uint8], transform: Transform) -> NDArray[np
     if transform.interpolation in _BY_PILLOW:
         picture = Image.fromarray(square[..., 0] if transform.channels == 1 else square)
         return _as_array(picture.resize(size, _FILTERS[transform.interpolation]), transform)
-    # Here and not above: a process that only decodes starts seconds earlier without.
+    # Imported here: a process that only decodes starts seconds earlier without torch.
     import torch
     from torch.nn.functional import interpolate
 
     height, width, channels = square.shape
-    # In this order of memory nothing is turned around on the way, which would take longer than resizing.
+    # In this memory layout torch moves nothing around on the way, which would take longer than resizing.
     pixels = torch.empty((1, channels, height, width), dtype=torch.uint8, memory_format=torch.channels_last)
     pixels[0].permute(1, 2, 0).numpy()[:] = square
     resized = interpolate(pixels, size=size, mode=transform.interpolation, antialias=True)
@@ -280,7 +280,7 @@ def resize_region(square: NDArray[np.uint8], transform: Transform) -> NDArray[np
 
 
 def _plain_jpeg(data: bytes, transform: Transform, max_pixels: int) -> NDArray[np.uint8]:
-    """A grey or YCbCr JPEG within the limit, decoded at a fraction of its size, the right way up."""
+    """Decode a gray or YCbCr JPEG within the limit at a fraction of its size, and turn it the right way up."""
     import simplejpeg
 
     with Image.open(io.BytesIO(data)) as header:
@@ -300,7 +300,7 @@ def _plain_jpeg(data: bytes, transform: Transform, max_pixels: int) -> NDArray[n
 
 
 def _upright(array: NDArray[np.uint8], orientation: object) -> NDArray[np.uint8]:
-    """Undo the rotation and mirroring that EXIF speaks of; anything else than 2 to 8 means none."""
+    """Undo the rotation and mirroring that the EXIF orientation states; any value but 2 to 8 means none."""
     if orientation not in range(2, 9):
         return array
     turned = array.transpose(1, 0, 2) if orientation in (5, 6, 7, 8) else array
@@ -318,9 +318,9 @@ def _as_array(image: Image.Image | NDArray[np.uint8], transform: Transform) -> N
 
 
 def _middle(length: int, shorter: int, transform: Transform) -> tuple[int, int]:
-    """Return the begin and the end of the square along a side, in whole pixels, at least one.
+    """Return the start and end of the square along a side, in whole pixels, at least one pixel apart.
 
-    It is the middle `crop` of the side after `shorter` would have become `resize`.
+    The square covers the middle `crop` pixels of the side, once the image is resized so that `shorter` is `resize`.
     """
     resized = max(transform.crop, round(length * transform.resize / shorter))
     before = (resized - transform.crop) // 2

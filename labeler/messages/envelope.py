@@ -1,12 +1,12 @@
-"""A signed envelope: messages between parties have a header, a signature and a body, and frames carry several of them.
+"""The signed envelope of messages between parties. A message has a header, a signature and a body, in one frame.
 
     frame     4 bytes header length | 8 bytes body length | header | 64 bytes signature | body     (big-endian)
     header    one canonical JSON object: sender, recipient, task, round, number, SHA-256 of the body
     signature Ed25519 by the sender over "labeler-message/1\\n" and the header (labeler.system.keys)
 
-The header binds the body by its digest. So the signature covers all of a message while a relay can route, count and
-refuse by the header alone. A header has exactly one spelling; any other is refused, so two parties can never read
-different things out of the same signed bytes.
+The header binds the body by its digest. So the signature covers the whole message, and a relay can still route,
+count and refuse by the header alone. A header has exactly one spelling, and any other is refused. So two parties can
+never read different things out of the same signed bytes.
 
 Nothing here is trusted yet. `read_frames` checks that bytes have the form of messages. `labeler.system.keys.verify`
 checks the sender, and the receiver's journal checks that the number is new.
@@ -64,7 +64,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest frame of one message, header and signature included."""
 
 MAX_HEADER_BYTES = 8192
-"""Two ids of 200 characters take at most 2 * 200 * 12 bytes of JSON; the other fields a few hundred."""
+"""Largest header. Two ids of 200 characters take at most 2 * 200 * 12 bytes of JSON, and other fields a few hundred."""
 
 SIGNATURE_BYTES = 64
 MAX_SEQUENCE = 2**62
@@ -81,9 +81,9 @@ class Header:
     Attributes:
         sender: party id, 1 to 200 printable characters.
         recipient: party id.
-        task_digest: SHA-256 of the task in hexadecimal, or empty if the message is of no task.
+        task_digest: SHA-256 of the task in hexadecimal, or empty if the message concerns no task.
         round_digest: SHA-256 of the round, or empty.
-        sequence: number of the message among all of its sender, 1 to 2^62; a receiver accepts each once.
+        sequence: number of the message among all from its sender, 1 to 2^62; a receiver accepts each number once.
         body_digest: SHA-256 of the body as sent, so of the sealed body if it is sealed.
         is_sealed: True if the body is sealed to the recipient.
 
@@ -191,8 +191,8 @@ def frame_sizes(head: bytes) -> tuple[int, int]:
     """Return the sizes stated by the first `FRAME_HEAD_BYTES` of a frame: bytes of its header and of its body.
 
     Raises:
-        ProtocolViolation: fewer bytes.
-        TooLarge: a header or a frame beyond the limit.
+        ProtocolViolation: there are fewer or more bytes.
+        TooLarge: the header or the frame is beyond its limit.
     """
     if len(head) != FRAME_HEAD_BYTES:
         raise ProtocolViolation(f"a message begins with {FRAME_HEAD_BYTES} bytes of lengths, found {len(head)}")
@@ -218,7 +218,7 @@ def read_frames(data: bytes, *, max_messages: int) -> list[Message]:
         max_messages: most messages accepted.
 
     Raises:
-        TooLarge: more messages than accepted, or one that is larger than `MAX_MESSAGE_BYTES`.
+        TooLarge: there are more messages than accepted, or one is larger than `MAX_MESSAGE_BYTES`.
         ProtocolViolation: the bytes are cut off or are not messages.
     """
     messages: list[Message] = []

@@ -293,7 +293,7 @@ def _is_over(job: JobView) -> bool:
 
 
 def _warn_of_noise(service: Client, task_id: str, selection: Selection) -> None:
-    """Warn before anything is sent if noise will drown the votes; a refusal comes only with the job."""
+    """Warn, before anything is sent, if noise will drown the votes. Errors are left to the job's submission."""
     from api.schema import EstimateRequest
     from labeler.errors import LabelerError
 
@@ -306,7 +306,7 @@ def _warn_of_noise(service: Client, task_id: str, selection: Selection) -> None:
 def _task(
     service: Client, task: str, images: Path, changes: dict[str, Any], *, left_out: Mapping[str, str]
 ) -> tuple[str, Selection]:
-    """Return the task's id (made now from a named file), and the selection of images."""
+    """Return the id of the task (made now if a file is named), and the selection of images."""
     from pydantic import ValidationError
 
     from api.client import image_parts, is_shard
@@ -457,7 +457,7 @@ def _bar(console: Console, job: JobView) -> Iterator[Callable[[JobView], None]]:
 
 @contextmanager
 def _lines(console: Console) -> Iterator[Callable[[JobView], None]]:
-    """Show progress as lines, for logs and pipes, in which a bar would be thousands of lines or none."""
+    """Show progress as lines, for logs and pipes. There a bar would make thousands of lines, or none."""
     said = ""
 
     def show(now: JobView) -> None:
@@ -472,7 +472,7 @@ def _lines(console: Console) -> Iterator[Callable[[JobView], None]]:
 
 
 def unreadable_images(folder: Path) -> dict[str, str]:
-    """Return the unreadable images of a folder with the reasons, by the embedder's own check.
+    """Return the unreadable images of a folder and why, according to the embedder's own check.
 
     Raises:
         InvalidSetting: not a folder, or none of its images can be read.

@@ -1,6 +1,7 @@
 """Commands for the people of a hospital: waiting tasks, approve, refuse, stop, budget and history.
 
-They call the same functions as the desk in the browser (workers.agent.site, workers.agent.decisions), in 80 columns.
+They call the same functions as the desk in the browser (workers.agent.site, workers.agent.decisions). Output fits 80
+columns.
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ def _check_agents(home: Path) -> None:
 
 
 def _known(digest: str, home: Path) -> str:
-    """Return the whole digest of a requested task."""
+    """Return the whole digest of a requested task, given its first digits."""
     _check_agents(home)
     if len(digest) == 64:
         return digest

@@ -1,15 +1,15 @@
-"""The parties of a run, in the process of its coordinator: they get what its machine sends, as it is.
+"""The agents and talliers of a run, in the process of its coordinator, which passes them objects instead of messages.
 
-For the coordinator's driver, this module writes its messages (`Writer`) and lists enrolled parties (`PartyBook`). A
-send comes once its turn is durable, and waits for `answer`; what parties say to it are events of the coordinator's
-machine. Nothing is written, sealed or signed, because nothing leaves the process. Every party answers at once or
-raises, so errors reach the caller unchanged.
+To the coordinator's driver, `RunParties` is both its `Writer` and its `PartyBook` of enrolled parties. The driver hands
+over each send once the turn that made it is durable. The send then waits for `answer`, which returns the parties'
+replies as events for the coordinator's machine. Nothing is serialized, sealed or signed, because nothing leaves the
+process. Every party answers at once or raises, so errors reach the caller unchanged.
 
-    agents      labeler.rounds.agent: charged, then computed, then stored, all agents of a round together
-                (workers.run.folder), then handed to the talliers.
-    talliers    labeler.rounds.tallier: objects in memory only. A continued run hands them again what the agents have
-                stored, so the sum is the same. So is the noise, where talliers add it: its key is stored with the
-                agents' keys.
+    agents      labeler.rounds.agent: each agent charges and computes. The answers of all agents to a round are stored
+                together (workers.run.folder), and then handed to the talliers.
+    talliers    labeler.rounds.tallier: objects in memory only. A continued run hands them the agents' stored answers
+                again, so the sum is the same. If talliers add the noise, it is the same too: its key is stored with
+                the agents' keys.
 
 Agents and talliers meet only through input shares: nothing here reads a ballot.
 """
@@ -53,7 +53,7 @@ from workers.run.folder import Bodies, RoundStore
 from workers.tallier.rounds import Changes, TallierRounds
 
 _NOW: Final = 0.0
-"""No time passes: nothing expires in a process that waits for nobody."""
+"""The time of every event. It never advances: nothing expires in a process that waits for nobody."""
 
 
 class RunParties:
@@ -61,9 +61,9 @@ class RunParties:
 
     Args:
         batches: the questions of each round, by its number.
-        kept: the keys and answers of their rounds.
-        is_seeded: those keys came from a known seed.
-        winner_engine: how the talliers find the winner of each query; None adds their sums in this process.
+        kept: the store of the keys and answers of every round.
+        is_seeded: True if those keys came from a known seed.
+        winner_engine: finds the winner of each query with the talliers; None adds their sums in this process.
         progress: called with the number of agents that have answered.
     """
 
@@ -107,7 +107,7 @@ class RunParties:
 
     @property
     def agent_keys(self) -> dict[str, str]:
-        """Return what a round records of each agent in place of its signature key."""
+        """Return the substitute that a round records for each agent's signature key."""
         return {agent: _instead_of_key("sign", agent) for agent in self._agents}
 
     def all(self) -> Sequence[PartyRecord]:
@@ -123,12 +123,12 @@ class RunParties:
         """See Writer: there is nothing to make."""
 
     def letters(self, job: JobRun, send: Send, head: Head) -> list[Letter]:
-        """See Writer: no letter, but the object itself."""
+        """See Writer: keep the send itself for `answer`, and write no letter."""
         self._sent.append((job, send, head))
         return []
 
     def answer(self) -> list[Event]:
-        """Do what was sent since the last call.
+        """Carry out every send since the last call.
 
         Returns:
             Events for the coordinator.
@@ -144,7 +144,7 @@ class RunParties:
         for job, send, head in sent:
             match send:
                 case OpenAt(number) | SendAsks(number) if number in over:
-                    pass  # asked and settled at once: nobody misses an answer
+                    pass  # asked and settled together: nobody needs an answer
                 case OpenAt(number):
                     self._open(job, number)
                 case SendAsks() if is_opening:
@@ -160,12 +160,12 @@ class RunParties:
                 case TellSettled(numbers):
                     digests = [job.rounds[number].round_digest for number in numbers]
                     self._kept.erase(digests)
-                    for digest in digests:  # opened: nobody misses anything of it
+                    for digest in digests:  # opened: nobody needs anything of it any more
                         self._sums.pop(digest, None)
                         for rounds in self._talliers.values():
                             rounds.drop(digest)
                 case _:
-                    pass  # a message to a party that does not exist here
+                    pass  # a message to a party that a run does not have
         for number, job in asked.items():
             digest = job.rounds[number].round_digest
             for name, rounds in self._talliers.items():
@@ -176,7 +176,7 @@ class RunParties:
     # Rounds.
 
     def _open(self, job: JobRun, number: int) -> None:
-        """Open a round at the talliers; for a round of an earlier process, with what the agents have stored of it."""
+        """Open a round at the talliers. If an earlier process began it, hand over the answers that agents stored."""
         one = job.rounds[number]
         if self._first.state(one.round_digest).stage != "unknown":
             return
@@ -195,7 +195,7 @@ class RunParties:
                 _raise_refusals(rounds.take(one.round_digest, [(sent.agent_id, sent.share)], _NOW))
 
     def _answers(self, job: JobRun, one: RoundRun) -> Mapping[str, Bodies]:
-        """Return what every agent answers, all durable before the first of it reaches a tallier."""
+        """Return every agent's answer. All answers are durable before the first one reaches a tallier."""
         batch = self._batches[one.number]
         asked = QueryBatch(batch.features, batch.first_query, job.model_asked(one))
         ask = Ask(self._task, asked, self._keys, job.expires_at_s)
@@ -217,11 +217,11 @@ class RunParties:
         return found
 
     def _drawn(self, job: JobRun, one: RoundRun) -> Mapping[str, bytes]:
-        """Return the keys of a round whose answers are not stored; those of following rounds are drawn with them.
+        """Return the keys of a round whose answers are not stored. Keys of the next rounds are drawn along with them.
 
         Raises:
-            BadData: it may have been opened, and keys are gone: other noise around the same votes would be a second
-                answer.
+            BadData: keys are gone, and the round may have been opened. New noise around the same votes would be a
+                second answer.
         """
         if one.state in ("waiting", "asked"):
             following = [other for other in job.rounds[one.number :] if other.state != "opened"]
@@ -236,7 +236,7 @@ class RunParties:
         return found
 
     def _summed(self, one: RoundRun, names: Sequence[str], head: Head) -> list[SumCame]:
-        """Return the answer of each tallier that is asked: its sum, or the winners that they have found together."""
+        """Return the answer of each tallier that is asked: its sum, or the winners that the talliers found together."""
         digest = one.round_digest
         request = SumRequest(contributors=frozenset(one.contributors), ledger_seq=head.seq, ledger_hash=head.hash)
         for rounds in self._talliers.values():
@@ -272,7 +272,7 @@ def tallier_names(task: Task) -> list[str]:
 def _step(
     agent: Agent, state: AgentRound, event: RoundEvent, keys: Mapping[str, bytes], found: dict[str, Bodies]
 ) -> AgentRound:
-    """Apply one event at one agent, and do what its machine wants for it; its answer goes to `found`, to be stored."""
+    """Apply one event at one agent, and carry out its effects. The answer is added to `found`; the caller stores it."""
     waiting = [event]
     while waiting:
         state, effects = machine.step(state, waiting.pop(0), _NOW)
@@ -292,7 +292,7 @@ def _step(
                 case machine.Refuse(refusal):
                     raise ProtocolViolation(f"{agent.agent_id} says: {refusal.sentence}")
                 case _:
-                    pass  # the stored answer is handed over
+                    pass  # the caller hands over the stored answer
     return state
 
 
@@ -302,7 +302,7 @@ def _instead_of_key(what: str, name: str) -> str:
 
 
 def _raise_refusals(told: Sequence[TallierEffect]) -> None:
-    """Raise what a tallier refuses: it ends a run."""
+    """Raise a tallier's refusal as an error, which ends the run."""
     for effect in told:
         if isinstance(effect, tallier.Refuse | tallier.Decline):
             raise effect.error

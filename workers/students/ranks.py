@@ -1,11 +1,11 @@
-"""Several processes that train one network: their ranks and devices, and how they are started.
+"""Start several processes that train one network, and give each its rank and device.
 
     labeler student JOB --kind finetune ... --processes 2        starts them here, over the loopback interface
     torchrun --nnodes 2 --nproc-per-node 4 --rdzv-endpoint HOST:PORT \
         -m workers.cli student JOB --kind finetune ...           starts them on several machines, all inside one site
 
 Students read released labels and public images only, so the messages between these processes are not secret. torch is
-imported on first use: the command line asks for its rank and nothing else.
+imported on first use, because the command line only asks for its rank.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from labeler.errors import InvalidSetting, TryAgain
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes that train together.
+    """This process's place among the processes that train together.
 
     Attributes:
-        rank: of this process, from 0; the first saves and speaks.
-        count: how many there are.
-        device: where this process computes, as load_backbone takes it.
+        rank: number of this process, from 0; the first one saves and reports.
+        count: number of processes.
+        device: device of this process, as load_backbone takes it.
     """
 
     rank: int = 0
@@ -46,22 +46,22 @@ _FIRST_SPEAKS_S = 20.0
 
 
 def is_first_process() -> bool:
-    """True in the process that reports for all that were started together; true where it is alone."""
+    """Return whether this process reports for all that were started together; True if it is alone."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def leave_it_to_the_first() -> None:
-    """Let the first process report before this one says why it fails: the first one then ends the others."""
+    """Give the first process time to report its error before this one does. Its failure ends the others."""
     if not is_first_process():
         time.sleep(_FIRST_SPEAKS_S)
 
 
 @contextmanager
 def joined_ranks() -> Iterator[Ranks]:
-    """Join the processes that torchrun started with this one, for as long as the block runs; ALONE where it is alone.
+    """Join the processes that torchrun started with this one while the block runs; yield ALONE if there are none.
 
     Raises:
-        InvalidSetting: there are GPUs, and fewer than processes on this machine.
+        InvalidSetting: this machine has GPUs, but fewer than processes.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
@@ -81,19 +81,19 @@ def joined_ranks() -> Iterator[Ranks]:
     processes.init_process_group("nccl" if gpus else "gloo", rank=rank, world_size=count)
     try:
         yield Ranks(rank, count, f"cuda:{local}" if gpus else "cpu")
-        # Nobody leaves before all are done: a process's last collective would fail if another had left.
+        # No process leaves before all are done: the last collective operation fails if one has left.
         processes.barrier()
     finally:
         processes.destroy_process_group()
 
 
 def run_in_ranks(arguments: Sequence[str], processes: int) -> int:
-    """Run a command of ours in several processes of this machine, and wait for them.
+    """Run a labeler command in several processes of this machine, and wait for them.
 
-    Their output is ours; only the first one speaks.
+    They share the output of this process, and only the first of them prints.
 
     Returns:
-        The exit code to end with, of the first process that failed.
+        The exit code of the first process that failed, or 0.
 
     Raises:
         TryAgain: a process was killed.
@@ -104,7 +104,7 @@ def run_in_ranks(arguments: Sequence[str], processes: int) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # The process in which something went wrong says so, in one sentence.
+    # The process that fails reports its error itself, in one sentence.
     for logger in ("torch.distributed.elastic", "torchelastic-events-null"):
         logging.getLogger(logger).setLevel(logging.CRITICAL)
     if sys.platform == "linux":

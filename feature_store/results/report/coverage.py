@@ -1,7 +1,7 @@
 """A map of the public set: two principal directions of its features, and what the answered queries cover.
 
-Only public features and the places of the queries go in, so the map costs no privacy.
-The questions that a report shows with small pictures are chosen here too.
+The map is made from public features and the positions of the queries alone, so it costs no privacy.
+This module also chooses the questions that a report shows with small pictures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from labeler.errors import UnreadableImage
 from labeler.rounds.effects import AnswerStatus
 
 MAX_DRAWN = 3000
-"""More dots than this do not tell more, and make the page heavy."""
+"""Most dots on a map. More dots would tell no more, and make the page heavy."""
 
 _NEAR_RANK = 10
 _PROBES = 500
@@ -34,20 +34,20 @@ def map_public_set(
     *,
     cells: NDArray[np.integer] | None = None,
 ) -> Coverage:
-    """Lay the public set out in two dimensions and find which images the answers speak for.
+    """Lay the public set out in two dimensions and find which images the answers cover.
 
     Args:
         public_features: shape (num_images, dimension), of any real dtype.
         query_features: shape (num_queries, dimension).
-        answered: shape (num_queries,), which queries have a label.
-        cells: shape (num_images,), number of the query that stands for each image; -1 for none. Without it the nearest
-            answered query covers an image that is at least as similar to it (by cosine) as a typical public image is
-            to its tenth nearest neighbor.
+        answered: shape (num_queries,), True where a query has a label.
+        cells: shape (num_images,), number of the query that stands for each image; -1 for none. Without it, the nearest
+            answered query covers an image that is similar enough to it (by cosine). A typical public image and its
+            tenth nearest neighbor are just similar enough.
     """
     queries = unit_rows(query_features)
     if cells is None:
         covering = _nearest_answered(public_features, queries, answered)
-        meaning = f"as similar to an answered question as a typical image is to its {_NEAR_RANK}th nearest neighbour"
+        meaning = f"as similar to an answered question as a typical image is to its {_NEAR_RANK}th nearest neighbor"
     else:
         named = cells.astype(np.int64)
         covering = np.where((named >= 0) & answered[named], named, -1)
@@ -66,7 +66,10 @@ def map_public_set(
 
 
 def _principal_directions(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and the two directions of largest variance, as columns; signs fixed so that a rerun gives the same map."""
+    """Return the mean and the two directions of largest variance, as columns.
+
+    Signs are fixed, so that a rerun gives the same map.
+    """
     center = rows.mean(axis=0)
     centered = rows - center
     if rows.shape[1] == 1:
@@ -79,7 +82,10 @@ def _principal_directions(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64
 def _nearest_answered(
     features: NDArray[np.generic], queries: NDArray[np.float64], answered: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """The nearest answered query of each image, -1 where none is near; in blocks, for sets larger than memory."""
+    """Return the nearest answered query of each image, -1 if none is near.
+
+    It reads the features in blocks, so a set may be larger than memory.
+    """
     count, numbers = len(features), np.flatnonzero(answered)
     covering = np.full(count, -1, dtype=np.int64)
     if not len(numbers):
@@ -102,13 +108,13 @@ def _nearest_answered(
 
 
 MAX_SHOWN = 60
-"""Questions shown with pictures; of more, those that went wrong first, then evenly chosen ones."""
+"""Most questions shown with pictures: first those that went wrong, then an even choice of the others."""
 
 MAX_WRONG = 24
-"""Questions that went wrong and are shown as such, at most."""
+"""Most questions shown because they went wrong."""
 
 MAX_PER_QUERY = 3
-"""Pictures shown of the group behind one question."""
+"""Most pictures shown of the group behind one question."""
 
 SIDE = 112
 """Longest side of a picture on the page, in pixels."""
@@ -117,10 +123,10 @@ _SMOOTH_FROM = 40
 
 
 def places_to_show(queries: Sequence[AnsweredQuery]) -> list[int]:
-    """Which queries a page has room for, in the order in which to look at them: a caller reads no picture in vain.
+    """Return the queries that a page has room for, in the order to show them. So a caller reads only their pictures.
 
-    Wrong answers come first, then questions without one, then the others, the least clear first where votes were
-    released.
+    Wrong answers come first, then questions without an answer, then the others. If votes were released, the least
+    clear of the others come first.
     """
     order = sorted(range(len(queries)), key=lambda place: _urgency(queries[place]))
     gone_wrong = [place for place in order if _urgency(queries[place])[0] < _FINE][:MAX_WRONG]
@@ -147,7 +153,7 @@ def open_picture(png: bytes, query_id: str) -> Image.Image:
     """Decode a thumbnail and shrink it to SIDE.
 
     Raises:
-        UnreadableImage: the bytes are no image, or one larger than a thumbnail has any reason to be.
+        UnreadableImage: the bytes are not a PNG image, or one with more than 4096 pixels on a side.
     """
     try:
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
@@ -169,7 +175,7 @@ def is_tiny(picture: Image.Image) -> bool:
 
 
 def data_uri(picture: Image.Image) -> str:
-    """The picture inside a data URI: PNG for tiny or transparent ones, else JPEG, which is a fifth as long."""
+    """Return a picture as a data URI: PNG if it is tiny or transparent, else JPEG, which is a fifth as long."""
     buffer = io.BytesIO()
     opaque = picture.mode != "RGBA" or picture.getchannel("A").getextrema() == (255, 255)
     if opaque and not is_tiny(picture):

@@ -1,14 +1,14 @@
-"""Numbers and facts of a report as people say them. Bounds are rounded so that they stay true.
+"""Put the numbers and facts of a report into words. Bounds are rounded so that they stay true.
 
-**Totals of classes.** Released votes show a class that hardly has any, or that drowns others. The sum of a class's
-released counts over all questions is its votes plus noise of a known size. Only released numbers and public settings
-are read, so it costs nothing and tells nothing that the release does not: agents' records are never looked at. Who
-mislabeled, and who lied, no release shows.
+**Totals of classes.** Released votes show if a class has hardly any votes, or drowns the others. The sum of a class's
+released counts over all questions is its votes plus noise of a known size. The totals are computed from released
+numbers and public settings, never from agents' records. So they cost nothing, and tell nothing that the release does
+not. No release shows who mislabeled, and who lied.
 
-Ballots on a ball (`labeler.methods.reverse_knn`) are centered: each agent leaves out what its questions have in common
-over all classes, and shortens the rest. A class that nobody holds then has less than nothing, as has every class below
-the mean, and classes asked about equally often add up to nothing whatever was answered. So the totals of classes tell
-nothing there, and the page only says whether all numbers together are longer than noise alone makes them.
+Ballots on a ball (`labeler.methods.reverse_knn`) are centered: each agent subtracts the mean of each question over all
+classes, and shortens the rest. Then a class below the mean has less than zero votes, and so has a class that nobody
+holds. Classes that are asked about equally often add up to zero, whatever was answered. So totals of classes tell
+nothing there. The page only says whether all numbers, as one vector, are longer than noise alone makes them.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from labeler.rounds.effects import AnswerStatus
 from labeler.task import Task
 
 _COIN_SAYS_NOTHING = 0.9995
-"""From here on a guess that is right "at most 100 %" of the time would be no information."""
+"""From this share on, the page would say "right at most 100 % of the time", which tells nothing."""
 
 
 def say_delta(delta: float) -> str:
-    """A delta in the way the field writes it: 1e-4."""
+    """Return a delta in the notation of papers: 1e-4."""
     mantissa, exponent = f"{delta:.2e}".split("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
 def say_percent(share: float | None) -> str:
-    """A share of 1 in percent, one decimal; 100 % and 0 % only where they are exact."""
+    """Return a share of 1 in percent, with one decimal; 100 % and 0 % only if they are exact."""
     if share is None:
         return "not known"
     percent = round(100 * share, 1)
@@ -46,17 +46,17 @@ def say_percent(share: float | None) -> str:
 
 
 def say_number(value: float) -> str:
-    """A number of votes: three significant digits, thousands separated."""
+    """Return a number of votes with three significant digits, or as a whole number from 100 on."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def count(number: int, one: str, many: str | None = None) -> str:
-    """`1 agent`, `5 agents`."""
+    """Return a number with its noun: `1 agent`, `5 agents`."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def headline(report: JobReport) -> str:
-    """One claim about the labels: the best that is known of how good they are."""
+    """Return one claim about how good the labels are, from the best evidence there is."""
     images, unseen = report.images, report.student_accuracy
     if report.attributes is not None:
         return _attributes(report.attributes)
@@ -66,15 +66,15 @@ def headline(report: JobReport) -> str:
         checked = "" if known == len(images) else " that can be checked"
         said = f"{say_percent(images.accuracy)} of {whom} public images{checked} are labeled right"
         scores = report.image_scores
-        # Of unequal classes the first number says little by itself.
+        # If classes are of unequal size, plain accuracy says little by itself.
         if scores is not None and abs(scores.balanced - scores.accuracy) >= UNEQUAL:
             said += f", {say_percent(scores.balanced)} where each class counts alike"
         return f"{said}."
     if unseen is not None:
-        return f"A student of the answers is right on {say_percent(unseen)} of unseen images."
+        return f"A student trained on the answers is right on {say_percent(unseen)} of unseen images."
     if images is not None:
         labeled = f"{count(len(images), 'public image')} labeled"
-        if report.task.traits.asks_for_a_model:  # its own confidence claims nothing
+        if report.task.traits.asks_for_a_model:  # the confidence of a model in itself proves nothing
             return f"{labeled} by the released model."
         return f"{labeled}, half of them with a confidence of {say_percent(images.median_confidence)} or more."
     if report.label_accuracy is not None:
@@ -83,7 +83,7 @@ def headline(report: JobReport) -> str:
 
 
 def class_by_class(scores: Scores | None) -> str:
-    """Balanced accuracy, and of two classes the AUROC; empty where no truth is known."""
+    """Return the balanced accuracy, and for two classes the AUROC; empty if no truth is known."""
     if scores is None:
         return ""
     area = "" if scores.auroc is None else f", AUROC {scores.auroc:.3f}"
@@ -94,12 +94,12 @@ def _attributes(said: AttributeReport) -> str:
     whom = f"{count(len(said.outcomes), 'attribute')} of {count(said.count, 'public image')}"
     if said.accuracy is None:
         return f"{whom} labeled, with a mean confidence of {say_percent(said.confidence)}."
-    beside = f"always the commoner: {say_percent(said.commoner)}"
+    beside = f"always the commoner value: {say_percent(said.commoner)}"
     return f"{say_percent(said.accuracy)} of {whom} are labeled right ({beside})."
 
 
 def guarantee(report: JobReport) -> str:
-    """Return the sentence below the claim: the cost."""
+    """Return the sentence below the headline, which states the cost."""
     price = report.privacy.instance
     who = f"the {count(report.contributors, 'agent')} that answered"
     if price.epsilon is None:
@@ -112,9 +112,9 @@ def guarantee(report: JobReport) -> str:
 
 
 def best_guess(epsilon: float, delta: float) -> float:
-    """Return how often, at most, a guess that one image was used is right, where a coin is right half the time.
+    """Return the largest chance to guess right whether one image was used; a coin toss has one half.
 
-    For an (epsilon, delta) guarantee no test of two equally likely neighbours succeeds more often than
+    For an (epsilon, delta) guarantee, no test of two equally likely neighbors succeeds more often than
     (exp(epsilon) + delta) / (1 + exp(epsilon)) (Kairouz, Oh, Viswanath 2015, Theorem 2.1).
     """
     odds = math.exp(-epsilon)
@@ -122,20 +122,20 @@ def best_guess(epsilon: float, delta: float) -> float:
 
 
 def what_epsilon_means(report: JobReport) -> tuple[str, ...]:
-    """A few sentences for somebody who never heard of epsilon: what it measures, bounds, leaves out, and for whom."""
+    """Return sentences that explain epsilon to a newcomer: what it measures and bounds, and whom it protects."""
     price, delta = report.privacy.instance, report.privacy.delta
     first = (
         "Epsilon measures how much everything that was released could change "
-        "if any one private image had not been used: the smaller, the less anybody can tell."
+        "if any one private image had not been used. The smaller it is, the less anybody can tell."
     )
     if price.epsilon is None:
         return (first, f"This job has none for a single image: {price.reason.rstrip('.')}.")
     guess = best_guess(price.epsilon, delta)
     if guess < _COIN_SAYS_NOTHING:
         second = (
-            f"Somebody who knows every other image and tosses a coin on whether this one was used is right "
-            f"50 % of the time; after studying every answer, and at epsilon {say_epsilon(price.epsilon)}, "
-            f"at most {math.ceil(1000 * guess) / 10:.1f} % of the time."
+            "Suppose somebody knows every other image and tosses a coin to guess whether this one was used. "
+            f"They are right 50 % of the time. After studying every answer, at epsilon {say_epsilon(price.epsilon)}, "
+            f"they are right at most {math.ceil(1000 * guess) / 10:.1f} % of the time."
         )
     else:
         second = (
@@ -143,7 +143,7 @@ def what_epsilon_means(report: JobReport) -> tuple[str, ...]:
             "be all but certain whether this one was used."
         )
     third = (
-        f"Delta ({say_delta(delta)}) is the small probability left out of that promise, and whatever is made from the "
+        f"Delta ({say_delta(delta)}) is the small probability that this promise leaves out. Whatever is made from the "
         "answers, such as the student, costs nothing more."
     )
     return first, second, third, *_person(report), report.holds_against
@@ -154,19 +154,19 @@ def _person(report: JobReport) -> tuple[str, ...]:
     price, most = report.privacy.person, report.privacy.records_per_person
     if price is None or most is None:
         return (
-            "All of this is about one image. A person with several is hidden less well, and by how much this task does "
-            "not say, because it does not bound how many images of one person vote (records_per_person).",
+            "All of this is about one image. A person with several images is hidden less well. This task does not say "
+            "by how much, because it does not bound how many images of one person vote (records_per_person).",
         )
     if price.epsilon is None:
         return (f"For a person with several images there is no bound: {price.reason.rstrip('.')}.",)
     return (
         f"For all images of one person at one agent, of which at most {most:,} {'votes' if most == 1 else 'vote'}, "
-        f"epsilon is {say_epsilon(price.epsilon)}; a person with images at two agents is hidden less well than that.",
+        f"epsilon is {say_epsilon(price.epsilon)}. A person with images at two agents is hidden less well than that.",
     )
 
 
 def neighbors(task: Task) -> str:
-    """The number of neighbours that vote, where any do."""
+    """Return the number of neighbors that vote; empty if the method has none."""
     return f", k = {task.k:,}" if task.traits.has_k else ""
 
 
@@ -181,8 +181,8 @@ def noise_in_words(task: Task) -> tuple[str, ...]:
     """Describe the noise, and the cost of caution about colluding or missing agents."""
     if task.traits.has_local_noise:
         return (
-            "Each agent adds all the noise that its price needs to what it learnt, once, before it answers anything. "
-            "So nobody else's noise is counted on, and agents that collude weaken nothing.",
+            "Each agent adds all the noise that its price needs to what it learned, once, before it answers anything. "
+            "So the price does not rely on anybody else's noise, and agents that collude do not weaken it.",
             f"With fewer than {task.quorum} of {task.agents} agents nothing is opened.",
         )
     unit = "votes per class of a question" if task.traits.counts else unit_in_words(task)
@@ -196,7 +196,7 @@ def noise_in_words(task: Task) -> tuple[str, ...]:
             "The three talliers hide the sum under noise, each with a standard deviation of "
             f"{say_number(share)} {unit}; agents add none. {counted_on}",
             f"However many agents collude, they know none of it. {dishonest} of the three talliers may pool what they "
-            "know with whoever attacks; noise that an attacker knows does not count.",
+            "know with an attacker. Noise that an attacker knows does not count.",
         ]
     else:
         lines.append(
@@ -204,10 +204,10 @@ def noise_in_words(task: Task) -> tuple[str, ...]:
             f"{say_number(share)} {unit}. {counted_on}"
         )
         lines.append(
-            f"Up to {count(task.colluding_agents, 'agent')} may pool what they know with whoever attacks. "
+            f"Up to {count(task.colluding_agents, 'agent')} may pool what they know with an attacker. "
             "Noise that an attacker knows does not count, so the others add more."
             if task.colluding_agents
-            else "Nobody is assumed to know any of it; an agent knows its own."
+            else "The price assumes that an attacker knows none of it. Each agent knows only its own."
         )
     lines.append(
         f"Up to {count(task.max_dropouts, 'agent')} may fail to answer; with fewer than {task.quorum} of {task.agents} "
@@ -216,25 +216,25 @@ def noise_in_words(task: Task) -> tuple[str, ...]:
         else "No agent may fail to answer: if one is missing, nothing is opened."
     )
     if of_talliers or task.noise_contributors < task.agents:
-        carries = "a sum carries" if of_talliers else "with everybody there a sum carries"
+        carries = "a sum carries" if of_talliers else "with all agents present a sum carries"
         lines.append(
             f"That caution is paid for in accuracy, not in epsilon: {carries} {say_number(total)}{votes} of noise, "
-            f"{total / task.sigma_votes:.2f} times what is counted on."
+            f"{total / task.sigma_votes:.2f} times what the price counts on."
         )
     return tuple(lines)
 
 
 def without_a_bound(report: JobReport) -> tuple[str, ...]:
-    """Say why the whole of an agent has no bound, and what would give it one."""
+    """Say why an agent as a whole has no bound, and what would give it one."""
     reason = report.privacy.agent.reason
     return (f"For a whole agent: {reason.rstrip('.')}.",) if reason else ()
 
 
 def never_revealed(report: JobReport) -> tuple[str, ...]:
-    """List what the protocol keeps with its owner."""
+    """List what the protocol never reveals."""
     return (
         "any private image, its features or its label",
-        "how any agent voted on any question" if report.task.traits.counts else "what any agent learnt, without noise",
+        "how any agent voted on any question" if report.task.traits.counts else "what any agent learned, without noise",
         f"a sum of {report.task.traits.sums} without noise",
         # Where every record votes exactly once, the noisy sums add up to about as many votes as there are records.
         *(("how many records an agent holds",) if not report.task.traits.is_reverse else ()),
@@ -289,25 +289,26 @@ def all_warnings(report: JobReport) -> tuple[str, ...]:
 
 
 STANDS_OUT: Final = 3.0
-"""Deviations of the noise; a class without votes seems to have some once in 740 times.
+"""Standard deviations of the noise that a class's total must reach to stand out. Noise alone does so once in 740 times.
 
-A class is called silent only where one with its share of all votes would have twice as much: that one is below with the
-same chance. Of fewer votes, a few questions at a small price, no class by itself is seen, though all together may be.
+A class is called silent only if the mean total of a class is at least twice that. A class with this mean total then
+seems silent with the same chance. With fewer votes (a few questions at a small price) no single class stands out,
+though all together may.
 """
 
 LOPSIDED: Final = 20.0
 
 ALL_NOISE: Final = (
-    "No class's released votes stand out of the noise: what is labeled is guessed. Spend more, or ask less."
+    "No class's released votes stand out from the noise, so the labels are guessed. Spend more, or ask less."
 )
 
 
 def class_totals(report: JobReport) -> tuple[str, ...]:
-    """Sentences about classes whose released votes are no more than noise, or many times another's."""
+    """Return sentences about classes whose released votes are no more than noise, or many times another's."""
     rows = [query.noisy_votes for query in report.queries if query.noisy_votes is not None]
     if not rows or not report.task.traits.counts or report.attributes is not None:
         return ()
-    # The sum of squares of noise alone is chi-squared, of mean n and variance 2 n for n numbers.
+    # The sum of squares of noise alone is chi-squared: for n numbers it has mean n and variance 2 n.
     squares = np.square(np.array(rows) / report.task.total_sigma_votes)
     if float(squares.sum()) < squares.size + STANDS_OUT * math.sqrt(2 * squares.size):
         return (ALL_NOISE,)
