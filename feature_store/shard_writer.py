@@ -1,9 +1,9 @@
-"""Writing a shard batch by batch: an interrupted job goes on where it stopped, and nobody sees half a shard.
+"""A writer of shards, batch by batch. An interrupted job resumes where it stopped, and nobody sees half a shard.
 
-A hidden folder next to the shard gathers the rows. After each batch a small state file says how many bytes of each
-file count; bytes that a crash left beyond them are cut off on resuming. `finish` turns them into the shard's files in
-another hidden folder and renames it: the shard is there complete, or not at all. Folders and files of a private shard,
-half-written ones included, are their owner's alone.
+A hidden folder next to the shard gathers the rows. After each batch a small state file records how many bytes of each
+file are valid. A crash may leave more bytes; resuming cuts them off. `finish` turns the rows into the shard's files in
+another hidden folder and renames that folder. So a shard is complete or absent. Only their owner can read the folders
+and files of a private shard, even half-written ones.
 
 `erase_deleted` rewrites a shard without its deleted records, so that their bytes are in none of its files.
 """
@@ -73,22 +73,22 @@ class Gathered:
 
 @dataclass(eq=False, repr=False)
 class ShardWriter:
-    """Gathers records and makes a shard of them; use it in a `with` block, which holds the folder for this process.
+    """Gathers records and makes a shard of them. Use it in a `with` block, which locks the folder for this process.
 
     Attributes:
-        path: folder the shard will be; must not exist yet.
+        path: the folder that becomes the shard; it must not exist yet.
         classes: public class list in label order; at least two names for a private shard.
-        fingerprint: of the backbone that made the features.
+        fingerprint: the fingerprint of the backbone that made the features.
         dimension: numbers in a feature.
-        public: role of the shard.
+        public: True for a public shard, False for a private one.
         backbone: the backbone's description, for people.
-        job: digest of what is being embedded; only a writer with the same one may go on.
-        site_key: name of the key that digests of persons and images are under; needed where there are any.
-        max_records: a public bound on the records of a private shard, which it keeps: `finish` refuses more.
-        attributes: whether a record may have any number of the classes, and not exactly one.
+        job: digest of what is being embedded; only a writer with the same digest may resume.
+        site_key: name of the key that makes the digests of persons and images; required if there are any.
+        max_records: a public bound on the records of a private shard; `finish` refuses more.
+        attributes: True if a record may have any number of classes, False if it has exactly one.
         random_bytes: source of record ids and of the order of private rows.
         records: rows appended so far, those of an interrupted writer included.
-        position: how far the caller had come (see `append`).
+        position: how far the caller had read its source (see `append`).
     """
 
     path: Path
@@ -149,19 +149,19 @@ class ShardWriter:
         skipped: Sequence[Skipped] = (),
         position: int | None = None,
     ) -> None:
-        """Add one batch; when this returns it survives a crash.
+        """Add one batch. Once this returns, the batch survives a crash.
 
         Args:
-            features: floats (they are quantised) or int16 made by `quantize`, shape (n, dimension).
-            labels: shape (n,), places in the class list; -1 for unknown, in public shards only. Of attributes shape
-                (n, C), 1 and 0.
+            features: floats, which are quantized here, or int16 made by `quantize`; shape (n, dimension).
+            labels: positions in the class list, shape (n,); -1 for unknown, in public shards only. For attributes, 1
+                and 0 of shape (n, C).
             sources: name of each image within its source.
             thumbnails: PNG bytes per record; public shards only, and for all batches or none.
-            persons: whose record each is, shape (n, 2), digests under the site's key; private shards only, and for all
-                batches or none.
-            image_digests: of each image, likewise.
+            persons: the person of each record, as a digest under the site's key, shape (n, 2); private shards only, and
+                for all batches or none.
+            image_digests: a digest of each image, under the same rules.
             skipped: images of this batch that were left out.
-            position: how far the caller has come in its source; handed back on resuming.
+            position: how far the caller has read its source; a resumed writer reports it.
 
         Raises:
             BadData: shapes that do not match, features without direction, labels outside the class list.
@@ -202,7 +202,7 @@ class ShardWriter:
         self._commit()
 
     def gathered(self) -> Gathered:
-        """Everything appended so far, rows of an interrupted writer included.
+        """Return everything appended so far, including the rows of an interrupted writer.
 
         Raises:
             BadData: only some batches had persons, or digests of images.
@@ -213,8 +213,7 @@ class ShardWriter:
         """Write the shard in one atomic step and remove the working folder.
 
         Args:
-            keep: which of the records appended become records of the shard, in the order in which they came; all of
-                them where absent.
+            keep: one entry per appended record, in order: True if the shard keeps it. By default it keeps all.
 
         Raises:
             BadData: no record was appended, or only some batches had thumbnails, persons or digests of images.
@@ -237,8 +236,8 @@ class ShardWriter:
             shutil.rmtree(final)
         final.mkdir(mode=self._folder_mode)
         ids = _unique_ids(len(kept), self.random_bytes)
-        # The public order is the source's; a private one would say which records were neighbours in a folder.
-        # Ascending by random id is a random order, and lets an index read the file from front to back.
+        # A public shard keeps the source's order. In a private shard that order would reveal which records were
+        # neighbors in a folder, so it is sorted by random id. Sorting lets an index read the file front to back.
         order = np.arange(len(kept)) if self.public else np.argsort(ids)
         ids, order = ids[order], kept[order]
         _write_features(final / "features.npy", self._features(), order)
@@ -277,11 +276,11 @@ class ShardWriter:
         shutil.rmtree(self._work)
 
     def sources(self) -> list[str]:
-        """Names of the images appended so far, in their order."""
+        """Return the names of the images appended so far, in their order."""
         return [json.loads(line) for line in (self._work / "sources").read_text(encoding="utf-8").splitlines()]
 
     def skipped(self) -> tuple[Skipped, ...]:
-        """Images left out so far, those of an interrupted writer included."""
+        """Return the images left out so far, including those of an interrupted writer."""
         lines = (self._work / "skipped").read_text(encoding="utf-8").splitlines()
         return tuple(Skipped(*json.loads(line)) for line in lines)
 
@@ -398,16 +397,18 @@ _FILE_OF_ROWS = re.compile(
     r"(features|labels|record_ids|persons|image_digests|sources|skipped|thumbnails)(\.\d+)?\.(npy|jsonl|parquet)"
     r"|\.manifest\.json\..+"
 )
-"""Names of the files of a shard that hold something of its records, also those of half a manifest."""
+"""A pattern for the names of a shard's files that hold record data, including a half-written manifest."""
 
 
 def erase_deleted(folder: Path) -> int:
     """Rewrite a shard without its deleted records, and remove the files that hold them.
 
-    A reader finds the shard of before or that of after, whole, however this process ends; the next call removes the
-    leftovers. A process that has mapped the old files keeps them until it opens the shard again. The mark of the
-    journal that it answers for stays, and so do record ids. Two texts go that describe no row and could name a person
-    who left: the reasons of a private shard's unread images, and the digest of the source's names.
+    However this process ends, a reader finds the whole old shard or the whole new one. The next call removes the
+    leftovers. A process that has mapped the old files keeps them until it opens the shard again. Record ids stay, and
+    so does the mark of the journal that the shard answers for.
+
+    Two texts that describe no row are also removed, because they could name a person who left. They are the reasons why
+    images of a private shard could not be read, and the digest of the source's names.
 
     Returns:
         How many records were erased.
@@ -436,7 +437,7 @@ def erase_deleted(folder: Path) -> int:
 
 
 def remove_leftovers(folder: Path) -> bool:
-    """Remove files of rows that the manifest does not list: an erasure that was interrupted left them."""
+    """Remove files of rows that the manifest does not list, as an interrupted erasure leaves them."""
     with exclusive(folder / ".lock", f"shard {folder.name!r}"):
         return _remove_unlisted(folder, read_manifest(folder))
 
@@ -452,7 +453,7 @@ def _remove_unlisted(folder: Path, manifest: Manifest) -> bool:
 
 
 def _written_anew(shard: Shard, manifest: Manifest, after: Manifest) -> Iterator[tuple[str, FileSum]]:
-    """Write each file with the remaining rows, durably, and give its name and checksum."""
+    """Write each file with the remaining rows durably, and yield its name and checksum."""
     arrays: dict[str, NDArray[Any] | None] = {
         "labels.npy": shard.labels,
         "record_ids.npy": shard.record_ids,
@@ -481,7 +482,7 @@ def _written_anew(shard: Shard, manifest: Manifest, after: Manifest) -> Iterator
 
 
 def _write_features(path: Path, features: NDArray[np.int16], order: NDArray[np.int64]) -> None:
-    # Written, not mapped: where a mapped page finds no room on the disk, the system ends the process.
+    # The file is written, not memory-mapped: on a full disk, the system kills a process that touches a mapped page.
     with path.open("wb") as file:
         shape = (len(order), features.shape[1])
         write_array_header_1_0(file, {"descr": "<i2", "fortran_order": False, "shape": shape})
@@ -492,7 +493,7 @@ def _write_features(path: Path, features: NDArray[np.int16], order: NDArray[np.i
 def _check_classes(classes: tuple[str, ...], *, public: bool) -> None:
     if len(set(classes)) != len(classes) or any(not name for name in classes):
         raise InvalidSetting("class names must be different from each other and not empty")
-    # Said before anything is embedded: a task's classes are those of the shards that answer it.
+    # Checked before anything is embedded, because a task takes its classes from the shards that answer it.
     unfit = [] if public else [name for name in classes if not can_name_a_class(name)]
     if unfit:
         raise InvalidSetting(
@@ -509,7 +510,7 @@ def _check_classes(classes: tuple[str, ...], *, public: bool) -> None:
 
 
 def _reorder_lines(source: Path, out: Path, order: NDArray[np.int64]) -> None:
-    """Write the lines of a file in another order; memory holds only the places where they begin."""
+    """Write the lines of a file in another order. Memory holds only where each line begins and ends."""
     with source.open("rb") as file, out.open("wb") as written:
         lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         blocks = range(0, len(lines), _SCANNED_BYTES)
@@ -525,12 +526,12 @@ def _reorder_lines(source: Path, out: Path, order: NDArray[np.int64]) -> None:
 
 
 def _json_lines(values: Sequence[Any]) -> bytes:
-    # ASCII, so that no character in a name can be taken for the end of a line.
+    # ASCII escapes, so that no character in a name is mistaken for the end of a line.
     return "".join(f"{json.dumps(value)}\n" for value in values).encode("ascii")
 
 
 def _unique_ids(count: int, random_bytes: Callable[[int], bytes]) -> NDArray[np.int64]:
-    """Random 63-bit numbers; two equal ones are so unlikely that drawing all again costs nothing."""
+    """Return random 63-bit numbers. Two equal ones are so unlikely that drawing all again costs nothing."""
     while True:
         ids = (np.frombuffer(random_bytes(8 * count), dtype="<u8") >> np.uint64(1)).astype(np.int64)
         if len(np.unique(ids)) == count:

@@ -1,8 +1,8 @@
-"""The two ends of a round: what an agent sends of its ballots, and what is opened of the sum.
+"""The two ends of a round: the shares that an agent sends, and the release that is opened from their sum.
 
 **Contribution.** Checked ballots on the grid, plus the agent's noise share, split among the talliers. This is the last
 place where anybody can see a ballot. Secret shares cannot be inspected later, so the agent itself refuses ballots
-larger than its task allows: the price was computed for those bounds and for nothing beyond.
+larger than its task allows. The price was computed for those bounds and covers nothing beyond them.
 
 **Release.** `open_histogram` combines the talliers' sums and returns the noisy histogram. A winner release gives
 one number per query. Let s_c be the noisy sum of class c, and T the threshold if the task has one.
@@ -10,17 +10,17 @@ one number per query. Let s_c be the noisy sum of class c, and T the threshold i
     label(q) = the lowest c with s_c = max s,    or -1 if max s < T.
 
 `open_winner` computes it from sums that are in one process. `agree_on_winners` takes the result that three talliers
-have computed without combining their sums. A task names histogram or winner; the other is refused,
-because it was not agreed to.
+have computed without combining their sums. A task names one kind, histogram or winner. The other kind is
+refused, because nobody agreed to it.
 
 **Abstaining and ties cost nothing extra.** Let h be the noisy histogram, for which the task's price is proved. For
 neighboring data sets and every set E of histograms, P(h in E) <= exp(eps) P(h' in E) + delta.
 label = f(h) for the fixed function f above, which looks at no data; T is public and part of the task. For
 every set L of answers, {label in L} = {h in E} with E = f^-1(L), so the same inequality holds for L
-(post-processing; Dwork and Roth 2014, Prop. 2.1). Nothing else is opened: with -1 not even which class was best.
+(post-processing; Dwork and Roth 2014, Prop. 2.1). Nothing else is opened. A -1 does not even tell which class was best.
 
-**Stored**, a release is a row of the coordinator's journal, or a file in the folder of a `labeler run`: arrays and a
-header as bytes (safetensors), equal content as equal bytes.
+**Storage.** A release is stored in a row of the coordinator's journal, or in a file in the folder of a `labeler run`.
+Both hold arrays and a header as safetensors bytes. Equal content gives equal bytes.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ from labeler.task import Task
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """The public result of a round. Safe to store and show: noise is in it, and it was paid for.
+    """The public result of a round. It is safe to store and show, because it contains noise and was paid for.
 
     Attributes:
         kind: histogram or winner.
-        labels: int16, shape (num_queries,): the class with most noisy votes, among equals the lowest; -1 if the
+        labels: int16, shape (num_queries,): the class with the most noisy votes, the lowest of equals; -1 if the
             task abstains.
         noisy_votes: float64, shape (num_queries, num_classes), the noisy sums in votes; None for winner.
         contributors: the agents summed.
@@ -98,7 +98,7 @@ class WinnerEngine(Protocol):
 
         Args:
             shares: residues of `terms.field`, one array per tallier in tallier order, shape (num_queries, num_classes).
-            terms: of the round.
+            terms: the round's terms of the winner.
 
         Returns:
             Shape (num_queries,).
@@ -111,7 +111,7 @@ class WinnerEngine(Protocol):
 class InProcessWinner:
     """Reference engine: **combines the noisy sums inside this process**, then keeps only the winners.
 
-    It computes what a secure computation among the talliers must compute, and is the twin to test one against. Anybody
+    It computes what a secure computation among the talliers must compute, and tests compare the two. Anybody
     who can read this process's memory sees the noisy histogram, for which the stated price holds too.
     """
 
@@ -128,9 +128,9 @@ class InProcessWinner:
 def open_histogram(aggregate_shares: Sequence[AggregateShare], task: Task) -> Release:
     """Open the noisy sum of a round.
 
-    Guarantee: the one the task's price states, with noise of at least `task.sigma_votes` per entry that nobody can
-    subtract. It requires that at most `task.colluding_agents` contributors pool what they know, that not all talliers
-    do, and that each tallier sums a round once (labeler.tally).
+    The guarantee is the one that the task's price states, with noise of at least `task.sigma_votes` per entry that
+    nobody can subtract. It has three conditions. At most `task.colluding_agents` contributors pool what they know. Not
+    all talliers pool what they know. Each tallier sums a round once (labeler.tally).
 
     Args:
         aggregate_shares: one per tallier of the task, in any order.
@@ -139,9 +139,8 @@ def open_histogram(aggregate_shares: Sequence[AggregateShare], task: Task) -> Re
         PrivacyRefusal: the task releases only winners.
         QuorumNotReached: fewer contributors than the task's quorum.
         WrongDigest: a share is of another round or task.
-        ProtocolViolation: a tallier is missing or twice, or talliers summed different agents or different
-            shares. Or there are more contributors than the task has agents, or the sum is larger than
-            contributions can make it.
+        ProtocolViolation: a tallier is missing or appears twice, or talliers summed different agents or shares. Or
+            there are more contributors than the task has agents, or the sum is too large for their contributions.
     """
     _check_kind(task, "histogram")
     first = _check_shares(aggregate_shares, task)
@@ -177,7 +176,7 @@ def open_winner(
     ordered = sorted(aggregate_shares, key=lambda share: share.tallier)
     terms = first.round.terms
     if terms is None:
-        raise WrongDigest("a round without terms of the winner has none")
+        raise WrongDigest("a round without terms of the winner has no winner")
     if terms.row_total is not None:
         refuse_misshapen(_misshapen(ordered, terms))
     winners = (engine or InProcessWinner()).winners([share.words for share in ordered], terms)
@@ -187,9 +186,9 @@ def open_winner(
 def agree_on_winners(answers: Sequence[Winner], round: Round, task: Task) -> Release:
     """Return the release of a round from the answers of all talliers.
 
-    One honest tallier among the three computes only over contributors and sharings all three agreed on, so
-    equal answers are answers to one sum. A single tallier with a different answer here voids the round. One
-    that deviates inside the computation can change labels (workers.winner.engine).
+    An honest tallier computes only over the contributors and sharings that all three talliers agreed on. So if one of
+    the three is honest, equal answers are answers to one sum. One tallier with a different answer voids the round. A
+    tallier that deviates inside the computation can change labels (workers.winner.engine).
 
     Args:
         answers: one per tallier, in any order.
@@ -197,9 +196,9 @@ def agree_on_winners(answers: Sequence[Winner], round: Round, task: Task) -> Rel
 
     Raises:
         PrivacyRefusal: the task releases the histogram.
-        WrongDigest: the round is of another task, or an answer of another round.
+        WrongDigest: the round belongs to another task, or an answer to another round.
         QuorumNotReached: fewer contributors than the task's quorum.
-        ProtocolViolation: a tallier is missing or twice, its answer differs from the others', or is not a class.
+        ProtocolViolation: a tallier is missing or appears twice, or its answer differs from the others or is no class.
     """
     _check_kind(task, "winner")
     check_round(round, task)
@@ -215,7 +214,7 @@ def agree_on_winners(answers: Sequence[Winner], round: Round, task: Task) -> Rel
 
 
 def _misshapen(ordered: Sequence[AggregateShare], terms: WinnerTerms) -> tuple[str, ...]:
-    """Run the row check of labeler.tally among talliers of this process, which need not commit to their nonces."""
+    """Run the row check of labeler.tally inside this process, where talliers need not commit to their nonces."""
     first, source = ordered[0], os_source()
     nonces = [source.bytes(NONCE_BYTES) for _ in ordered]
     factors = coefficients(nonces, agreement=first.agreement, num_queries=first.round.num_queries, field=terms.field)
@@ -238,7 +237,7 @@ def _winner_release(answers: Sequence[Winner], round: Round, task: Task) -> Rele
 
 
 def _check_equal(answers: Sequence[Winner]) -> None:
-    """Refuse answers that differ, and say whose they are."""
+    """Refuse answers that differ, and name the tallier that differs."""
     content = [(answer.contributors, answer.sharings_digest, answer.labels.tobytes()) for answer in answers]
     if all(one == content[0] for one in content):
         return
@@ -283,7 +282,7 @@ def _check_count(contributors: frozenset[str], task: Task) -> None:
 
 
 def _check_range(sums: NDArray[np.int64], lowest: int, highest: int) -> None:
-    # A damaged share, or one of another split, spreads the sum over all words: detected here, almost surely.
+    # A damaged share, or a share of another split, spreads the sum over all words. This check almost surely detects it.
     if sums.min() < lowest or sums.max() > highest:
         raise ProtocolViolation(
             "the opened sums lie beyond what contributions of this task can add up to, so a share was damaged or not "
@@ -295,7 +294,7 @@ RELEASE_VERSION = "labeler-release/1"
 
 
 def arrays_to_bytes(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
-    """Return a safetensors file with its metadata sorted: the library's order differs between processes."""
+    """Return a safetensors file with sorted metadata, because the library's order differs between processes."""
     data = save({name: np.ascontiguousarray(one) for name, one in arrays.items()}, dict(metadata))
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
@@ -360,7 +359,7 @@ def release_from_bytes(data: bytes) -> Release:
 
 
 def largest_sum(task: Task, num_contributors: int) -> int:
-    """Return the largest magnitude, in grid units, of a noisy sum of a histogram over valid contributions."""
+    """Return the largest magnitude, in grid units, that a noisy sum of valid contributions can have in a histogram."""
     traits = task.traits
     most = most_votes_in_a_sum(task) * task.scale if traits.counts else bounded_numbers(task).longest(task)
     if traits.has_local_noise:
@@ -414,12 +413,13 @@ def check_ballots(ballots: NDArray[np.int64], task: Task) -> None:
 
 
 def on_grid(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
-    """Return checked counts as grid units: projected onto the task's ball (labeler.methods.reverse_knn) or clipped, if
-    the task has these.
+    """Return checked counts in grid units, projected or clipped if the task says so.
 
-    Counts are cut at `task.vote_clip`, so that every sum fits its field. A neighboring data set gives no larger a
-    difference after clipping than before. For any two counts |min(x, M) - min(y, M)| <= |x - y|, cell by cell. So the
-    sum of squares does not grow and the price of the task holds. M is public: it follows from the task alone.
+    If the task has a ball, counts are projected onto it (labeler.methods.reverse_knn).
+
+    Counts are clipped at M = `task.vote_clip`, so that every sum fits its field. Clipping does not enlarge the
+    difference between neighboring data sets: for any two counts |min(x, M) - min(y, M)| <= |x - y|, cell by cell. So
+    the sum of squares does not grow and the price of the task holds. M is public: it follows from the task alone.
 
     Args:
         ballots: int64 counts that `check_ballots` accepts: the whole batch, shape (num_queries, num_classes).
@@ -434,13 +434,13 @@ def on_grid(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
 def contribution(ballots: NDArray[np.int64], task: Task, *, source: ByteSource) -> NDArray[np.int64]:
     """Check ballots, convert them to the grid (`on_grid`) and add this agent's noise share: S * ballots + noise.
 
-    Numbers of methods that do not count are on the grid already. If the agent's own noise is in them, none is added,
-    nor if the talliers add it: then the result is the bare ballot, which must leave only in secret shares.
+    If a method does not count votes, its numbers are on the grid already. No noise is added here if the numbers contain
+    the agent's own noise already. Nor is it added here if the talliers add the noise. Then the result is the bare
+    ballot, which must leave only in secret shares.
 
-    Noise is added to every entry, whatever the ballots are. The noise depends on the source alone, so
-    one source must never serve two different ballots: the two results would reveal the difference of the
-    ballots. Derive the source from the digests of task and batch, store what was sent, and
-    send that on a retry.
+    Otherwise noise is added to every entry, whatever the ballots are. The noise depends on the source alone. So one
+    source must never serve two different ballots: the two results would reveal the difference of the ballots. Derive
+    the source from the digests of task and batch, store what was sent, and on a retry send the stored copy.
 
     Args:
         ballots: int64 counts, shape (num_queries, num_classes); see `check_ballots`.
@@ -466,7 +466,7 @@ def input_shares(
     """Return everything an agent sends in one round: one input share per tallier.
 
     If talliers check rows (the round's terms have a row total), ballots and noise are shared separately. The sums
-    are those of `contribution` all the same, S * ballots + noise with the same noise.
+    are still those of `contribution`: S * ballots + noise, with the same noise.
 
     Equal arguments and an equal source give equal shares, so a retry counts once. The shares and the release
     also say whether the source is seeded.
@@ -474,10 +474,10 @@ def input_shares(
     Args:
         ballots: int64 counts, shape (num_queries, num_classes).
         round: the round; it must be of this task.
-        source: the agent's secret source for this round, at its beginning.
+        source: the agent's secret source for this round; nothing has been drawn from it yet.
 
     Raises:
-        WrongDigest: the round is of another task, or of another number of queries, classes or agents.
+        WrongDigest: the round belongs to another task, or has another number of queries, classes or agents.
         InvalidSetting: wrong type, shape or number of queries.
         PrivacyRefusal: ballots beyond the task's bounds.
     """
@@ -491,7 +491,7 @@ def input_shares(
         shares = [*split(values, num_talliers=among, source=source, field=None if terms is None else terms.field)]
     else:
         check_ballots(ballots, task)
-        # If the talliers add the noise, zeros are shared in its place.
+        # If the talliers add the noise, the agent shares zeros in its place.
         noise = np.zeros_like(ballots) if task.noise_by == "talliers" else noise_share(task, source, len(ballots))
         total, field = terms.row_total, terms.field
         shares = [*split_ballots(ballots, noise, row_total=total, num_talliers=among, source=source, field=field)]

@@ -1,15 +1,15 @@
 """A reader of untrusted Parquet files: images or vectors, a few rows at a time, in a separate process.
 
 The rows and sizes that the file states are checked first, but they prove nothing. A page may unpack to more than its
-column states, and a few bytes of run lengths can encode lists of any length. So the reader runs in a process whose
-memory and time are bounded by the system, and loads little.
+column states, and a few bytes of run lengths can encode lists of any length. So the reader runs in its own process. The
+system bounds the memory and time of that process, which imports little.
 
     coordinator   starts the reader with the file as its input  ----->  limits itself, reads a few rows at a time.
                   Checks each length, then takes the rows       <-----  head (JSON), then the bytes of the rows.
 
 If the file fills the library's memory or crashes it, only that process is affected. The coordinator holds a few rows
-at most, and says that the file cannot be read. One file is read at a time, which keeps memory within the bound. Outside
-Linux the reader's memory is not bounded.
+at most, and reports that the file cannot be read. Only one file is read at a time, so memory stays within the bound.
+The reader's memory is bounded only on Linux.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ if TYPE_CHECKING:  # the reader process must not load the imports of a configura
     from api.coordinator.config import LimitsTable
 
 MAX_RATIO = 200
-"""Largest allowed ratio of unpacked to packed size, which no photograph reaches; below a mebibyte it is not checked."""
+"""The largest allowed ratio of unpacked to packed size; no photograph reaches it. Not checked below a mebibyte."""
 
 MAX_GROUP_BYTES = 512 * 2**20
-"""Most bytes of one unpacked row group: a reader may have to hold all of it."""
+"""The most bytes of one unpacked row group, because a reader may have to hold all of it."""
 
 IMAGE_ROWS = 8
 FEATURE_ROWS = 256
 """Rows of features passed on at once."""
 
 MAX_NAME_CHARACTERS = 1000
-"""Length at which passed-on names are cut; above the limit for names, so a long one is still refused as a name."""
+"""Names are cut to this length. It is above the limit for names, so a cut name is still refused as too long."""
 
 SMALL_BYTES = 2**20
 _DAMAGE = (
     struct.error, pa.ArrowException, EOFError, OSError, RuntimeError, ValueError, IndexError, KeyError, OverflowError,
 )  # fmt: skip
-"""Exceptions that the reader raises on damaged files, found by damaging many."""
+"""Exceptions that the reader raises on damaged files; found by damaging many files."""
 
 
 @dataclass(frozen=True)
 class RowLimits:
-    """The configuration's `[limits]` on one file."""
+    """The limits of one file, from the configuration's `[limits]`."""
 
     max_images: int
     max_upload_bytes: int
@@ -89,13 +89,13 @@ def read_rows(
 
     Args:
         file: has a column `image` (bytes, or a struct with a field bytes), or a column `feature` (lists of numbers of
-            one length); and optionally a column `name` or `id`. Unnamed rows get numbers.
+            one length); and optionally a column `name` or `id`. Without such a column the rows are numbered.
         before_rows: called with the stated size of the largest row group before any row is read.
 
     Raises:
         BadData: not Parquet, damaged, or without such a column.
-        TooLarge: too many rows, or too many bytes.
-        InvalidSetting: no rows, or rows without a name.
+        TooLarge: there are too many rows or bytes.
+        InvalidSetting: there are no rows, or the column of names has gaps.
     """
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
@@ -124,12 +124,12 @@ def read_rows(
 
 
 def _check_sizes(metadata: Any, limits: RowLimits, *, size: int) -> int:
-    """Return the size of the largest row group as the file states it."""
+    """Check the sizes that the file states; return the size of its largest row group."""
     if metadata.num_rows > limits.max_images:
         raise TooLarge(f"the file has {metadata.num_rows} rows; one job takes at most {limits.max_images} images")
     if not metadata.num_rows:
         raise InvalidSetting("the Parquet file has no rows")
-    # Sizes of single columns are not read: in a damaged file, reading them can crash the process inside the library.
+    # Do not read the sizes of single columns: in a damaged file, that can crash the process inside the library.
     sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
     if sum(sizes) > limits.max_upload_bytes:
         raise TooLarge(f"the file unpacks to more than the {limits.max_upload_bytes} bytes that one job takes")
@@ -202,12 +202,12 @@ ROOM_BYTES = 512 * 2**20
 
 CPU_S = 120
 WAIT_S = 30.0
-"""How long an upload waits while another one is read."""
+"""How long an upload waits while another file is read."""
 
 SILENCE_S = 150.0
-"""Longest silence of a reader; above `CPU_S`, so that it affects only a reader that hangs."""
+"""The longest silence of a reader. It is above `CPU_S`, so that only a reader that hangs reaches it."""
 
-_MAX_HEAD_BYTES = 2**24  # the longest names of `FEATURE_ROWS`, each letter spelt as six
+_MAX_HEAD_BYTES = 2**24  # room for `FEATURE_ROWS` of the longest names, with each character written as six
 _DTYPES = ("<i2", "<f2", "<f4", "<f8")
 _REFUSALS: dict[str, type[LabelerError]] = {one.problem_type: one for one in (BadData, TooLarge, InvalidSetting)}
 _GONE = "the Parquet file cannot be read: it is damaged, or needs more memory or time than a reader is given"
@@ -222,7 +222,7 @@ def parquet_rows(file: BinaryIO, limits: LimitsTable) -> Iterator[Rows]:
 
     Raises:
         BadData, TooLarge, InvalidSetting: as in `read_rows`; or reading took too much memory or time.
-        Unavailable: the wait for another file was too long.
+        Unavailable: another file was being read for too long.
     """
     rows = RowLimits(limits.max_images, limits.max_upload_bytes, limits.max_image_bytes, limits.max_feature_dimension)
     if not _turn.acquire(timeout=WAIT_S):
@@ -300,7 +300,7 @@ def _main(arguments: str, file: BinaryIO, out: BinaryIO) -> None:
 
 
 def _bound(limits: RowLimits, largest_group: int) -> None:
-    """Limit this process's memory: room for some images twice, and for a row group packed, unpacked, and as rows."""
+    """Limit this process's memory to hold `IMAGE_ROWS` images twice, and a row group packed, unpacked and as rows."""
     bound_process(ROOM_BYTES + 2 * IMAGE_ROWS * limits.max_image_bytes + 3 * largest_group, CPU_S)
 
 

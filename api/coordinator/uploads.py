@@ -10,8 +10,8 @@ recognized.
 Vectors are quantized here, unless they are on the grid already: quantizing twice would move entries by a unit, and ask
 a different question.
 
-A zip is refused whole if it is encrypted, declares too much, or compresses like a bomb. Its directory is read through a
-size gauge, so that a file full of directory entries cannot exhaust memory.
+A whole zip is refused if it is encrypted, declares too many files or bytes, or compresses like a bomb. Its directory is
+read through a size gauge, so that a file full of directory entries cannot exhaust memory.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF"
 """Accepted formats, by Pillow's names."""
 
 MAX_BAD = 10
-"""Bad images named in one refusal."""
+"""The most bad images that one refusal names."""
 
 Source = Literal["images", "features"]
 
@@ -83,7 +83,7 @@ class Upload:
     """A complete upload that has no job yet.
 
     Attributes:
-        path: its present file; the owner of this object moves or discards it.
+        path: its present file, which the owner of this object moves or discards.
         digest: SHA-256 of names and content, in hexadecimal.
         dimension: entries of a feature vector; None for images.
     """
@@ -96,7 +96,7 @@ class Upload:
 
     def move_to(self, target: Path) -> None:
         """Move it durably to its final place."""
-        # One at a time: parents made implicitly would not get the private mode.
+        # Make one folder at a time: `mkdir` would not give implicit parents the private mode.
         for folder in (target.parent.parent, target.parent):
             folder.mkdir(exist_ok=True, mode=0o700)
         self.path.replace(target)
@@ -110,10 +110,10 @@ class Upload:
 class UploadWriter:
     """Writes the pieces of one upload, in order; `finish` returns the upload.
 
-    Any refusal ends it and removes the file, and so does leaving a `with` block without `finish`.
+    Any refusal ends the upload and removes its file. Leaving a `with` block without `finish` does the same.
 
     Args:
-        folder: where the file is written; made if missing.
+        folder: where the file is written; it is created if missing.
     """
 
     def __init__(self, folder: Path, limits: LimitsTable) -> None:
@@ -150,9 +150,9 @@ class UploadWriter:
         """Take one image file; its name is never used as a path.
 
         Raises:
-            TooLarge: the file, all files together, or their number.
+            TooLarge: the file, all files together, or their number is above its limit.
             InvalidSetting: the name is empty or repeated, or vectors came before.
-            UnreadableImage: it is the tenth bad image; fewer are named together by `finish`.
+            UnreadableImage: this is the tenth bad image. If there are fewer, `finish` names them together.
         """
         with self._refusing():
             self._take_image(name, data)
@@ -168,11 +168,11 @@ class UploadWriter:
                 self._take_image(name, data)
 
     def add_parquet(self, file: BinaryIO) -> None:
-        """Take every row of a Parquet file: a column image (bytes, or a struct with them), or a column feature.
+        """Take every row of a Parquet file, which has a column `image` (bytes, or a struct with them) or `feature`.
 
         Raises:
             As `add_image` and `add_features`; BadData: not Parquet, damaged, or without such a column.
-            Unavailable: the wait for another file was too long.
+            Unavailable: another file was being read for too long.
         """
         with self._refusing():
             for rows in parquet_rows(file, self._limits):
@@ -183,16 +183,16 @@ class UploadWriter:
                         self._take_image(image_name, data)
 
     def add_features(self, features: Sequence[Sequence[float]], ids: Sequence[str] | None = None) -> None:
-        """Take feature vectors of a request: those that `quantize` made unchanged, others quantized here.
+        """Take the feature vectors of a request, and quantize those that `quantize` has not made already.
 
         Args:
             features: n rows of one length.
-            ids: one name each; numbers when absent.
+            ids: one name per vector; by default the vectors are numbered.
 
         Raises:
             InvalidSetting: rows of different lengths, a wrong number of ids, a repeated id, or images came before.
-            BadData: a vector is zero or not finite, or has integers that `quantize` cannot have made.
-            TooLarge: too many, or too long.
+            BadData: a vector is zero or not finite, or consists of integers that `quantize` cannot have made.
+            TooLarge: there are too many vectors, or they are too long.
         """
         with self._refusing():
             lengths = {len(row) for row in features}
@@ -358,7 +358,7 @@ class UploadWriter:
 
 
 def look_at_header(data: bytes, *, max_pixels: int) -> tuple[str | None, int]:
-    """Return why a file is refused as an image, or None; and its number of pixels."""
+    """Return the reason to refuse a file as an image (None if it is accepted), and its number of pixels."""
     Image.init()
     try:
         with Image.open(io.BytesIO(data), formats=[name for name in FORMATS if name in Image.OPEN]) as image:
@@ -389,17 +389,17 @@ _DAMAGE = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError, IndexError, KeyError,
     OverflowError,
 )  # fmt: skip
-"""Exceptions that zipfile raises on damaged files, found by damaging many."""
+"""Exceptions that zipfile raises on damaged files; found by damaging many files."""
 
 _HIDDEN = ("__MACOSX", "Thumbs.db", "desktop.ini")
 
 
 def zip_images(file: BinaryIO, limits: LimitsTable) -> Iterator[tuple[str, bytes]]:
-    """Yield name and bytes of every file in a zip, in the zip's order.
+    """Yield the name and the bytes of every file in a zip, in the zip's order.
 
     Raises:
         BadData: not a zip, damaged, encrypted, of an unsupported compression, or a decompression bomb.
-        TooLarge: its directory, a file in it, or the whole.
+        TooLarge: its directory, a file in it, or the whole zip is above its limit.
         InvalidSetting: it holds no file.
     """
     gauge = _Gauge(file, 64 * 1024 + _DIRECTORY_BYTES_PER_IMAGE * limits.max_images)
@@ -421,7 +421,7 @@ def zip_images(file: BinaryIO, limits: LimitsTable) -> Iterator[tuple[str, bytes
 
 
 class _Gauge:
-    """A file that allows reads only up to a limit while one is set."""
+    """A file that refuses reads above a limit while one is set."""
 
     def __init__(self, file: BinaryIO, limit: int) -> None:
         self._file = file
@@ -430,7 +430,7 @@ class _Gauge:
     def read(self, size: int = -1) -> bytes:
         if self.limit is None:
             return self._file.read(size)
-        # A read to the end returns at most one byte beyond the limit.
+        # A read to the end asks for one byte more than the limit, enough to see that it is exceeded.
         data = self._file.read(size if 0 <= size <= self.limit else self.limit + 1)
         if len(data) > self.limit:
             raise TooLarge(f"the zip's directory has more than {self.limit} bytes; put fewer files into it")

@@ -2,8 +2,8 @@
 
 These routes take no token: a message is signed by its sender and, if it is for another party, sealed to it. A signature
 covers the header, and the header binds the body by its digest, so a stranger is refused after a few hundred bytes. The
-bytes in progress are bounded in all, and for each party by one message of the largest size. So a party that sends
-slowly or often cannot shut out the others.
+bytes in progress have two bounds: one for all parties together, and one for each party, the size of the largest
+message. So a party that sends slowly or often cannot shut out the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 OCTETS = "application/octet-stream"
 MAX_BYTES_IN_FLIGHT = 256 * 1024 * 1024
-"""Most bytes of all bodies being received or handled."""
+"""The most body bytes, of all parties together, that are received or handled at once."""
 _FRAMES = {OCTETS: {"schema": {"type": "string", "format": "binary"}, "example": "(frames of signed messages)"}}
 _BODY = {"requestBody": {"required": True, "content": _FRAMES}}
 
@@ -37,7 +37,7 @@ class MessageIntake:
     """Receives the frames of parties; used on one event loop.
 
     Args:
-        check_sender: checks who signed a header; raises Forged or NotEnrolled.
+        check_sender: verifies the signer of a header; raises Forged or NotEnrolled.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class MessageIntake:
 
     @asynccontextmanager
     async def receive(self, request: Request) -> AsyncIterator[bytes]:
-        """Receive all frames of one request; they count as in flight until the block ends.
+        """Receive all frames of one request. They count as in flight until the block ends.
 
         Args:
-            request: its body is frames (labeler.messages).
+            request: a request whose body is frames (labeler.messages).
 
         Raises:
             TooLarge: a header or the body is above its limit.
             ProtocolViolation: the bytes are not messages, or end in the middle of one.
-            NotEnrolled, Forged: the first header is a stranger's; no body was read.
+            NotEnrolled, Forged: a stranger sent the first header; no body was read.
             Unavailable: too much is in flight, or the bytes come too slowly; send again later.
         """
         source = request.stream()
@@ -85,9 +85,9 @@ class MessageIntake:
                 signed = bytes(data[start : start + header_bytes + SIGNATURE_BYTES])
                 start += len(signed)
                 if not sender:
-                    # Later frames of the request are checked when it is handled, and count as this sender's.
+                    # Later frames count as this sender's. They are checked when the request is handled.
                     header = Header.parse(signed[:header_bytes])
-                    # On the event loop: it takes a tenth of a millisecond, less than a hop to a thread.
+                    # Checked on the event loop: it takes a tenth of a millisecond, less than a hop to a thread.
                     self._check_sender(header, signed[header_bytes:])
                     sender = header.sender
                 self._hold(sender, body_bytes)
@@ -118,7 +118,7 @@ async def _has_more(source: AsyncIterator[bytes], data: bytearray, start: int) -
 
 
 def message_routes(coordinator: Coordinator) -> APIRouter:
-    """Routes /v1/messages and /v1/messages:poll."""
+    """Return the routes /v1/messages and /v1/messages:poll."""
     router = APIRouter(tags=["messages"], route_class=Route)
     intake = MessageIntake(coordinator.mailroom.check_sender)
 
@@ -127,8 +127,8 @@ def message_routes(coordinator: Coordinator) -> APIRouter:
         status_code=202,
         summary="Hand in messages",
         description=(
-            "Signed messages of one party, framed one after another (labeler.messages). Behind them its next `poll` "
-            "may stand, as `/v1/messages:poll` takes it; then the answer is 200, once the messages are taken."
+            "Signed messages of one party, framed one after another (labeler.messages). The party may append its next "
+            "`poll`, in the form that `/v1/messages:poll` takes. Then the answer is 200, after the messages are taken."
         ),
         responses=_answers(
             202, {"description": "How many were taken", "content": {"application/json": {"example": {"taken": 1}}}}
@@ -151,7 +151,7 @@ def message_routes(coordinator: Coordinator) -> APIRouter:
     @router.post(
         "/v1/messages:poll",
         summary="Ask for messages",
-        description="One signed `poll` message; the answer waits up to the time it names while there is nothing.",
+        description="One signed `poll` message. If no mail waits, the answer waits up to the time that the poll names.",
         responses=_answers(200, {"description": "Frames for this party", "content": _FRAMES}),
         response_class=Response,
         openapi_extra=_BODY,

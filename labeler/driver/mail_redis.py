@@ -7,8 +7,8 @@
     alive:ROLE                     string   a process of a role was running lately       seconds
 
 `labeler.driver.mail` specifies a mailbox; positions are ids of streams. Redis 6.2 is enough. Only the coordinator and
-its embedders may reach it: anybody who can read it sees sealed shares and which agents answer, and anybody who can
-write to it can delay the service.
+its embedders may reach it. Anybody who can read it sees the sealed shares, and learns which agents answer. Anybody who
+can write to it can delay the service.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PROGRESS_KEY = "progress:{job_id}"
 ALIVE_KEY = "alive:{role}"
 
 MAX_WAITING = 9_000
-"""Most parties and people that wait at once, one connection each; a redis-server accepts 10,000 by default."""
+"""The most parties and people that may wait at once, with one connection each; Redis accepts 10,000 by default."""
 
 _OLDEST_REDIS = (6, 2)
 _REPLY_GRACE_S = 5.0
@@ -101,13 +101,13 @@ return {start, found}
 
 
 class RedisMailbox:
-    """The `labeler.driver.mail.Mailbox` of many processes; see the module.
+    """A `labeler.driver.mail.Mailbox` that many processes share; see the module.
 
     Args:
         url: redis://, rediss:// or unix://, with its password.
 
     Raises:
-        InvalidSetting: no such URL.
+        InvalidSetting: the URL has another form.
     """
 
     def __init__(self, url: str) -> None:
@@ -115,7 +115,7 @@ class RedisMailbox:
         options: dict[str, Any] = {"protocol": 2, "socket_connect_timeout": 2.0}
         backoff = ExponentialBackoff(cap=0.2, base=0.02)
         try:
-            # Any: the library types each reply as one of many; `decode_responses` is off, so replies are bytes.
+            # Any: the library types each reply as a union. `decode_responses` is off, so replies are bytes.
             self._redis: Any = redis.Redis.from_url(url, socket_timeout=10.0, retry=Retry(backoff, 3), **options)
             self._waiting: Any = redis.asyncio.Redis.from_url(
                 url,
@@ -157,7 +157,7 @@ class RedisMailbox:
     # Mail
 
     def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = (), ended: Collection[str] = ()) -> None:
-        """See the protocol. One transaction, so that a waiting reader gets all of its messages, not only the first."""
+        """See the protocol. In one transaction, so that a waiting reader gets all its messages, not only the first."""
         for letter in letters:
             check_mail(letter.recipient, letter.data, letter.message_id)
         if not letters and not tell:
@@ -166,7 +166,7 @@ class RedisMailbox:
             try:
                 self._pipe(letters, tell, ended)
             except NoScriptError:
-                # A restarted server has lost its scripts; messages sent before its error are not sent twice.
+                # A restarted server has lost its scripts. Messages that it took before the error are not sent twice.
                 self._redis.script_load(_SEND)
                 self._pipe(letters, tell, ended)
 
@@ -177,7 +177,7 @@ class RedisMailbox:
                 # The length distinguishes party "a:b" with message "c" from party "a" with message "b:c".
                 seen = MAIL_SEEN_KEY.format(length=len(who), recipient=who, message_id=letter.message_id)
                 args: list[bytes | int] = [letter.data, MAX_MAIL, MAIL_SEEN_S, MAIL_UNUSED_S]
-                # Not through the script object, which asks the server each time whether it knows the script.
+                # Calling the script object would ask the server each time whether it knows the script.
                 steps.evalsha(self._send.sha, 2, MAIL_KEY.format(recipient=who), seen, *args)
             for job_id in tell:
                 _publish(steps, job_id, ENDED if job_id in ended else CHANGED)
@@ -192,7 +192,7 @@ class RedisMailbox:
         *,
         max_bytes: int = MAX_MAIL_BYTES,
     ) -> list[tuple[str, bytes]]:
-        """See the protocol. Redis counts the bytes, so that no more than `max_bytes` is ever in this process."""
+        """See the protocol. Redis counts the bytes, so this process never holds more than `max_bytes`."""
         key = MAIL_KEY.format(recipient=check_party_id(recipient, "recipient of mail"))
         entries = await self._read(key, after, wait_s, max_messages, max_bytes=max_bytes, drop=True)
         return [(position, fields[b"data"]) for position, fields in entries if b"data" in fields]
@@ -208,7 +208,7 @@ class RedisMailbox:
     # Signs of life
 
     def show_life(self, role: str, *, for_s: float) -> None:
-        """Report that a process of a role is running; valid for this many seconds."""
+        """Report that a process of a role is running; the report is valid for `for_s` seconds."""
         with _reaching():
             self._redis.set(ALIVE_KEY.format(role=check_text(role, "role", most=100)), b"1", px=round(for_s * 1000))
 
@@ -228,19 +228,19 @@ class RedisMailbox:
     async def watch(
         self, job_id: str, after: str, wait_s: float, max_events: int = 100
     ) -> list[tuple[str, dict[str, Any]]]:
-        """Return the events of a job after a position, oldest first; wait for them, 0 to 30 seconds."""
+        """Return the events of a job after a position, oldest first; wait for them up to `wait_s`, 0 to 30 seconds."""
         key = PROGRESS_KEY.format(job_id=check_text(job_id, "job_id", most=200))
         entries = await self._read(key, after, wait_s, max_events, max_bytes=MAX_MAIL_BYTES, drop=False)
         return [(position, json.loads(fields[b"event"])) for position, fields in entries if b"event" in fields]
 
-    # Ends
+    # Closing
 
     def close(self) -> None:
         """Close what the non-waiting calls have opened."""
         self._redis.close()
 
     async def aclose(self) -> None:
-        """Close everything; await it in the event loop in which mail was received."""
+        """Close everything. Await this in the event loop that received mail."""
         await self._waiting.aclose()
         self.close()
 
@@ -257,7 +257,7 @@ class RedisMailbox:
                 start, found = await self._mail_after(key, position, count, max_bytes, is_first=True, drop=drop)
                 if found or wait_s <= 0:
                     return found
-                # One entry ends the wait; then read whatever came with it. 0 would wait without end.
+                # One entry ends the wait. Then read whatever came with it. `block=0` would wait forever.
                 reply = await self._waiting.xread({key: start}, count=1, block=max(1, round(wait_s * 1000)))
                 found = [(_text(entry), fields) for _, entries in reply or [] for entry, fields in entries]
                 if found and count > 1:
@@ -269,13 +269,15 @@ class RedisMailbox:
     async def _mail_after(
         self, key: str, after: tuple[int, int], count: int, max_bytes: int, *, is_first: bool, drop: bool
     ) -> tuple[str, list[tuple[str, dict[bytes, bytes]]]]:
-        """Return the position and the entries after it, in one step; the start if the stream ends before the position.
+        """Return the position that was read from, and the entries after it, in one step.
+
+        That position is `after`, or the start of the stream if the stream ends before `after`.
 
         Args:
-            key: of the stream.
+            key: the key of the stream.
             after: the position.
-            count, max_bytes: of entries, at most.
-            is_first: return one entry however large it is.
+            count, max_bytes: the most entries, and their most bytes.
+            is_first: return the first entry however large it is.
             drop: delete entries up to the position.
         """
         start, following = format_position(after), f"{after[0]}-{after[1] + 1}" if drop else ""
@@ -293,8 +295,8 @@ def _reaching() -> Iterator[None]:
             f"redis cannot be reached ({type(error).__name__}); nothing is lost, it is tried again once redis answers"
         ) from None
     except RedisError as error:
-        # Only the code (OOM, MISCONF) or its class (OutOfMemoryError): what follows may quote keys.
-        # For pipelined commands the library names the failed one first.
+        # Tell only the error's code (OOM, MISCONF) or class (OutOfMemoryError): the rest may quote keys.
+        # In a pipeline the library puts the name of the failed command first.
         said = str(error).rpartition("caused error: ")[2]
         code = _ERROR_CODE.search(said) if type(error) is ResponseError else None
         name = code[0] if code else type(error).__name__

@@ -3,12 +3,14 @@
     open_account -> reserve(id, charges)  ->  reserved  --post(id)-------------------->  posted
                                                    \\-----void(id, NothingLeft(...))--->  void
 
-A reservation charges all its accounts or none. It counts from the moment it is durable until somebody proves that
-nothing left. Each step may run twice with the effect of one. Entries never change, and the last one stands for all
-before it (`chain`). A separate file (`anchor`) remembers the last entry, so a journal that was cut, edited or
-replaced by an older copy is refused. Ledger time never runs backwards: an entry is no earlier than the one before.
+A reservation charges all its accounts or none. It counts from the moment it is durable. It stops counting only when
+somebody proves that nothing left its owner (`NothingLeft`). Running a step twice has the effect of running it once.
 
-More than 600 lines: one class is the whole interface of a ledger, and most of the lines are the words at its methods.
+Entries never change, and the hash of the last entry covers all earlier ones (`chain`). A separate file (`anchor`)
+remembers the last entry, so a journal that was cut, edited or replaced by an older copy is refused. Ledger time never
+runs backwards: no entry is earlier than the one before it.
+
+More than 600 lines: one class is the whole interface of a ledger, and its methods' docstrings fill most of the lines.
 """
 
 from __future__ import annotations
@@ -65,12 +67,12 @@ WRITTEN_OFF: Final = "written-off-"
 """Prefix of the reservations that spend everything left in an account."""
 
 MAX_AMOUNT = 2**63 - 1
-"""The largest whole number both databases hold, in nano-units of mu^2: nine billion units."""
+"""The largest whole number that both databases can hold, in nano-units of mu^2: nine billion units."""
 
 MAX_NAME_LENGTH = 256
 
 MAX_CHARGES = 10_000
-"""Most charges of one reservation."""
+"""The most charges of one reservation."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ def check_name(what: str, name: str) -> None:
 
 
 def distinct_charges(charges: Sequence[Charge]) -> dict[tuple[str, str], int]:
-    """Return amounts by account and level. Refuse none, too many, and two for one account at one level."""
+    """Return amounts by account and level. Refuse no charge, too many, and two for one account at one level."""
     if isinstance(charges, Charge) or not 1 <= len(charges) <= MAX_CHARGES:
         raise InvalidSetting(f"a reservation has a list of 1 to {MAX_CHARGES} charges")
     if not all(isinstance(charge, Charge) for charge in charges):
@@ -158,9 +160,9 @@ class _Known:
     """The progress of a reservation and the position of its entries.
 
     Attributes:
-        first_seq: of its first "reserve" entry; the others follow it.
+        first_seq: sequence number of its first "reserve" entry; the others follow it.
         charges: number of its entries.
-        settled_seq: of its first "post" or "void" entry.
+        settled_seq: sequence number of its first "post" or "void" entry.
     """
 
     state: State
@@ -192,17 +194,17 @@ _MOVE = (
 class Ledger:
     """The ledger of one journal; shared by all threads of a process.
 
-    If a method takes `connection`, it becomes part of that write transaction (`Database.write`): durable and undone
-    together with it.
+    A method that is given a `connection` works inside the write transaction of that connection (`Database.write`). Its
+    changes become durable, or are undone, together with that transaction.
 
     Args:
-        anchored: False neither reads nor writes the journal's anchor, for reading an older copy and for
+        anchored: if False, the journal's anchor is neither read nor written. This serves to read an older copy, and
             `labeler.ledger.backup.accept_restored`.
-        elsewhere: a second anchor in a place that no copy of the journal's folder includes. It also detects that a
-            whole folder was restored.
+        elsewhere: a second anchor, in a place that no copy of the journal's folder includes. So it also detects that
+            the whole folder was restored.
 
     Raises:
-        JournalBehind: the ledger ends before what an anchor remembers, or an anchor is missing.
+        JournalBehind: the ledger ends before the entry that an anchor remembers, or an anchor is missing.
     """
 
     def __init__(
@@ -227,12 +229,12 @@ class Ledger:
     # Queries.
 
     def head(self, *, connection: Connection | None = None) -> Head:
-        """Return the end of the ledger, for other parties to keep as witnesses."""
+        """Return the last entry's number and hash, which other parties keep as witnesses."""
         with self._database.reading(connection) as held:
             return _tail(held)[0]
 
     def journal_id(self) -> str:
-        """Return the permanent id of this journal: the hash of its first entry, which is salted.
+        """Return the permanent id of this journal, the hash of its salted first entry.
 
         Raises:
             NotFound: it has no entry yet.
@@ -278,10 +280,11 @@ class Ledger:
         return [_balance(*row) for row in rows]
 
     def charged_without(self) -> dict[Level, frozenset[str]]:
-        """Return, for each level, the accounts that paid for something, not given back, that does not name this level.
+        """Return, for each level, the accounts that have a standing reservation without a charge at this level.
 
-        A charge names both levels. All write-offs count as one. If charges may have been forgotten and this level was
-        not written off (it is not limited), nobody knows what was spent at it.
+        A reservation stands unless it was voided. It normally charges both levels. All write-offs of an account count
+        as one. So if charges may have been forgotten, and this level was not written off because it is not limited,
+        then nobody knows what was spent at it.
         """
         together = case((_entry.reservation_id.like(f"{WRITTEN_OFF}%"), WRITTEN_OFF), else_=_entry.reservation_id)
         query = (
@@ -339,10 +342,8 @@ class Ledger:
         except (ValueError, TypeError):
             raise JournalBroken("an entry cannot be read; verify the journal to learn which") from None
 
-    # Changes.
-
     def spent_at(self, seq: int, *, account: str | None = None) -> dict[tuple[str, str], int]:
-        """Return what each account had reserved or posted after an entry, by account and level."""
+        """Return the amount that each account had reserved or posted right after entry `seq`, by account and level."""
         change = case((_entry.kind == "reserve", _entry.amount), (_entry.kind == "void", -_entry.amount), else_=0)
         query = select(_entry.account, _entry.level, func.sum(change)).where(_entry.seq <= seq)
         if account is not None:
@@ -350,6 +351,8 @@ class Ledger:
         with self._database.read() as held:
             rows = held.execute(query.group_by(_entry.account, _entry.level))
             return {(name, level): int(spent) for name, level, spent in rows}
+
+    # Changes.
 
     def open_account(
         self, account: str, level: Level, cap: int | None, *, connection: Connection | None = None
@@ -360,7 +363,7 @@ class Ledger:
             cap: nano-units of mu^2; None records charges without limiting them.
 
         Raises:
-            BudgetExceeded: the cap is below what is spent.
+            BudgetExceeded: the cap is below the amount already spent.
         """
         check_account(account, level)
         if cap is not None and (type(cap) is not int or not 0 <= cap <= MAX_AMOUNT):
@@ -401,7 +404,7 @@ class Ledger:
         """Reserve the worst case in all accounts, or in none, before anybody is asked.
 
         Args:
-            reservation_id: of the caller's choosing; the same id with the same charges changes nothing.
+            reservation_id: chosen by the caller; repeating it with the same charges changes nothing.
             charges: at most one per account and level.
             detail: JSON that is kept in each entry; must hold nothing private.
 
@@ -413,7 +416,7 @@ class Ledger:
             NotFound: an account was never opened.
             ProtocolViolation: the id was used with other charges.
             PrivacyRefusal: the id was voided; the work needs a new id.
-            BudgetExceeded: an account has less left than is asked.
+            BudgetExceeded: an account has less left than its charge.
         """
         check_name("a reservation id", reservation_id)
         asked = distinct_charges(charges)
@@ -451,7 +454,7 @@ class Ledger:
 
         Raises:
             ProtocolViolation: there is no such reservation.
-            PrivacyRefusal: it was voided, so something left that nobody paid for.
+            PrivacyRefusal: it was voided, so an answer left that nobody paid for.
         """
         written = detail_text(detail or {})
         with self._writing(connection) as held:
@@ -468,7 +471,8 @@ class Ledger:
     def answer(self, reservation_id: str, detail: Mapping[str, Any], *, connection: Connection) -> int:
         """Note that the result of a final charge was stored, in the transaction that stores it. It costs nothing.
 
-        A party that has seen a later head then refuses a copy of the journal from between the charge and the answer.
+        Suppose a copy of the journal, made between the charge and this note, is put back later. A party that has seen a
+        head after this note refuses the copy.
 
         Returns:
             The sequence number of its entry.
@@ -491,7 +495,7 @@ class Ledger:
 
         Raises:
             ProtocolViolation: there is no such reservation.
-            PrivacyRefusal: the proof is missing or about another reservation, or the charge is final.
+            PrivacyRefusal: the proof is missing or concerns another reservation, or the charge is final.
         """
         with self._writing(connection) as held:
             known = self._known(held, reservation_id)
@@ -536,8 +540,8 @@ class Ledger:
             The head that was reached.
 
         Raises:
-            JournalBroken: an entry was changed, is missing or breaks the rules, or a balance is not their sum.
-            JournalBehind: the ledger ends before what its anchor remembers.
+            JournalBroken: an entry was changed, is missing or breaks the rules, or a balance is not the sum of entries.
+            JournalBehind: the ledger ends before the entry that its anchor remembers.
         """
         with self._database.read() as held:
             head = verify_ledger(held)
@@ -548,11 +552,11 @@ class Ledger:
         """Refuse to continue if somebody else has seen more of this ledger, or a different one.
 
         Args:
-            head: what was seen.
+            head: the head that was seen.
             witness: the party that saw it, for the message.
 
         Raises:
-            JournalBehind: this journal is older than that, or has another history.
+            JournalBehind: this journal ends before that head, or has another history.
         """
         with self._database.read() as held:
             end = _tail(held)[0]
@@ -572,8 +576,9 @@ class Ledger:
     def remember(self) -> None:
         """Write the head to every anchor that could not be written at the last change.
 
-        A repeated step finds its work done and would continue although a witness knows nothing of it, so it calls this.
-        Two copies of a home may run at once and share a witness: the one that finds another's head there takes no part.
+        A repeated step finds its work done, and would continue although a witness does not know of that work. So it
+        calls this method. Two copies of a home may run at once and share a witness. A copy that finds the other's head
+        there takes no part.
 
         Raises:
             Unavailable: an anchor cannot be read or written.
@@ -593,7 +598,7 @@ class Ledger:
             self._check_anchor(anchor)
 
     def _check_anchor(self, anchor: Anchor) -> None:
-        remembered = anchor.read()  # before the journal is read: its owner may be writing both
+        remembered = anchor.read()  # read it before the journal: its owner may be writing both
         if remembered is not None:
             self.check_not_behind(remembered, witness=anchor.path.name)
             anchor.accept(remembered)
@@ -642,7 +647,7 @@ class Ledger:
             self._untold = head
             self.remember()
 
-        # The last head of a transaction stands for those before it.
+        # The last head of a transaction covers the earlier ones, so only the last is remembered.
         self._database.after_commit(remember, last_of=("head", id(self)))
         return first
 
@@ -680,11 +685,11 @@ class Ledger:
                 "charges; a different request needs a different id"
             )
         if known.state == "void":
-            # Reporting success to a delayed repeat would let work start that nothing pays for.
+            # A delayed repeat must not succeed: it would start work that nothing pays for.
             raise PrivacyRefusal(f"reservation {reservation_id!r} was voided and pays for nothing; use a new id")
 
     def overdrawn(self, charge: Charge, *, connection: Connection) -> BudgetExceeded:
-        """Return the refusal of a charge that exceeds an account: what is left, what was asked, what spent it."""
+        """Return the error for a charge above what its account has left, with the amounts and the last spenders."""
         balance = self._balance(connection, charge.account, charge.level)
         spenders = _last_spenders(connection, charge.account, charge.level)
         cap = MAX_AMOUNT if balance.cap is None else balance.cap
@@ -703,7 +708,7 @@ class Ledger:
 
 
 def _room(balance: Balance) -> int:
-    """Return how much more an account can hold: an unlimited one is still limited by the largest number."""
+    """Return how much more an account can be charged; an unlimited account still ends at MAX_AMOUNT."""
     return MAX_AMOUNT - balance.spent if balance.left is None else balance.left
 
 
@@ -727,7 +732,7 @@ def _tail(held: Connection) -> tuple[Head, str]:
 
 
 def hash_at(held: Connection, seq: int) -> str:
-    """Return the hash of an entry; empty if there is none, all zeros before the first."""
+    """Return the hash of an entry: empty if there is none, all zeros for entry 0."""
     if seq == 0:
         return EMPTY.hash
     found = select_rows(held, ledger_entries, seq=seq).first()

@@ -1,10 +1,12 @@
-"""Numbers of messages: each one sent gets a new number, and no number is accepted twice.
+"""Sequence numbers of messages: every message sent gets a new number, and no number is accepted twice.
 
 A sender takes numbers in blocks of 1000, so that most messages cost no write. The rest of a block is skipped when a
 process ends. A block begins no lower than the time in milliseconds, so numbers also go up after a journal is restored
-from a backup. The counter alone would repeat numbers sent since, and every message would be dropped as a replay. A
-receiver keeps the highest number of each sender and key: a message must be above it. The key is included so that
-somebody who signs in another's name with a different key cannot use up the other's numbers.
+from a backup. The counter alone would repeat numbers that were sent after the backup, and receivers would drop those
+messages as replays.
+
+A receiver keeps the highest number of each sender and key, and accepts only higher ones. It keeps them by key so that
+somebody who signs in another party's name with a different key cannot use up that party's numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class Sequences:
     """Numbers sent and numbers accepted; shared by all threads of a process.
 
     Args:
-        clock: times with a time zone; by default the system's. Setting it back is harmless: the counter goes on.
+        clock: gives times with a time zone; by default the system's. Setting it back is harmless: numbers still go up.
     """
 
     def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
@@ -37,7 +39,7 @@ class Sequences:
         """Recipient -> the next number and the last one of its block."""
 
     def next(self, recipient: str) -> int:
-        """Return a number for the next message to a recipient, above all earlier ones, also after a crash."""
+        """Return a number for the next message to a recipient. It is above all earlier ones, even after a crash."""
         while True:
             with self._lock:
                 number, last = self._blocks.get(recipient, (1, 0))
@@ -47,7 +49,7 @@ class Sequences:
             # Not under this object's lock: a thread that holds the database's write lock may be waiting for it.
             first = self._reserve(recipient)
             with self._lock:
-                # Unless another thread began a higher block meanwhile: numbers only go up.
+                # Another thread may have begun a higher block meanwhile. Keep it, because numbers only go up.
                 if first >= self._blocks.get(recipient, (1, 0))[0]:
                     self._blocks[recipient] = (first, first + BLOCK - 1)
 
@@ -59,7 +61,7 @@ class Sequences:
             verify_key: the key that its signature was checked with.
 
         Raises:
-            Replayed: its number is not above the highest accepted.
+            Replayed: its number is not above the highest number accepted.
             ProtocolViolation: it is not a sequence number.
         """
         _check_number(sequence)
@@ -67,7 +69,7 @@ class Sequences:
             _check_new(sender, sequence, self._highest_taken(sender, verify_key, joined))
 
     def last(self, sender: str, verify_key: str) -> int:
-        """Return the highest number accepted of a sender under a key; 0 if there is none."""
+        """Return the highest number accepted from a sender under a key; 0 if there is none."""
         with self._database.read() as connection:
             return self._highest_taken(sender, verify_key, connection)
 
@@ -75,7 +77,7 @@ class Sequences:
         """Record that a message was accepted, in the transaction that keeps its effect.
 
         Raises:
-            Replayed: this or a later one was accepted at the same time; discard the transaction.
+            Replayed: another thread has just accepted this message or a later one; discard the transaction.
         """
         _check_number(sequence)
         with self._database.writing(connection) as joined:

@@ -6,8 +6,8 @@
                                     +--- NotCovered -> declined  proposed again: the same no.
                                     +--- Refused: Decline; a repeated proposal is considered again.
 
-The agent says yes only after its price is set aside durably; the yes ends at its deadline, or with the job. Nothing
-here holds anything of a record: the answer follows from the policy, the approvals and the budget of the site.
+The agent says yes only after the price is set aside durably. The yes ends at its deadline, or with the job. Nothing
+here contains data of a record: the answer follows from the policy, the approvals and the budget of the site.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PROMISE_ENDED: Final = "what was promised to this job has ended; submit it again
 NOT_COVERED: Final = (
     "the site's budget does not cover this round; only the site can see how much is left (labeler agent budget)"
 )
-"""All that leaves the site if its budget is too small."""
+"""The only text that leaves the site if its budget is too small."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class AgentProposal:
     """One proposal at one agent.
 
     Attributes:
-        stage: the durable answer; "unheard" if there was none, or a no that need not be remembered.
-        until: unix time in seconds until which a yes holds.
+        stage: the durable answer; "unheard" if there is none yet, or only a no that is not stored.
+        until: unix time in seconds at which a yes ends.
         is_promising: the price is being set aside.
     """
 
@@ -50,7 +50,7 @@ class Proposed:
 
 @dataclass(frozen=True)
 class ProposalAdmitted:
-    """Shard, policy and approvals allow it."""
+    """Shard, policy and approvals allow the job."""
 
     proposal: Proposal
 
@@ -64,7 +64,7 @@ class Promised:
 
 @dataclass(frozen=True)
 class NotCovered:
-    """The site's budget does not cover it, which is remembered."""
+    """The site's budget does not cover the job; this answer is stored."""
 
     refusal: Refusal
 
@@ -79,14 +79,14 @@ ProposalEvent = Proposed | ProposalAdmitted | Refused | Promised | NotCovered | 
 
 @dataclass(frozen=True)
 class AdmitProposal:
-    """Check that shard, policy and approvals allow it."""
+    """Check that shard, policy and approvals allow the job."""
 
     proposal: Proposal
 
 
 @dataclass(frozen=True)
 class Promise:
-    """Set the price of all its rounds aside, durably, or record that the budget does not cover it."""
+    """Set aside the price of all the job's rounds durably, or record that the budget does not cover it."""
 
     proposal: Proposal
 

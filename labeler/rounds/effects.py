@@ -2,12 +2,12 @@
 
 Events (inputs of the coordinator's machine) and effects (its outputs) are frozen records, and nothing else. An effect
 is one of four kinds. A `Store` is durable before anything else of the same step happens. A `Send` is carried out after
-that and may be lost. The result of a `Compute` comes back as an event. The others are notes to the driver. A driver
-makes all stores of a step durable together, then sends.
+that and may be lost. The result of a `Compute` comes back as an event. All other effects are notes to the driver. A
+driver makes all stores of a step durable together. Then it sends.
 
 `JobRun` is one job as the machine sees it: what the journal keeps of it, and a little that may be forgotten.
-Everything under "memory" may be lost: then every party is asked once more, and its second answer equals the first.
-Everything else is in the journal and read from there after a restart.
+Attributes marked "memory" may be lost. Then every party is asked once more, and its second answer equals the first.
+All other attributes are in the journal, and are read from there after a restart.
 
 More than 600 lines: a list of small frozen records, which the machine and its drivers share.
 """
@@ -43,7 +43,7 @@ AskedStrategy = Literal["all", "random", "clustered", "spectral"]
 """Rules by which a requester may choose questions among public images; see `feature_store.query_selection`."""
 
 Strategy = Literal["all", "random", "clustered", "spectral", "weights"]
-"""Rules that choose questions: those of a requester, or the one of a method that asks for a model."""
+"""Rules that choose questions: those of a requester, or `weights` for a method that asks for a model."""
 
 StudentKind = Literal["planned", "followed", "pooled", "blended"]
 """Kinds of student that learn from the answers; see `feature_store.students.student`."""
@@ -51,11 +51,11 @@ StudentKind = Literal["planned", "followed", "pooled", "blended"]
 STUDENT_KINDS: Final[tuple[StudentKind, ...]] = get_args(StudentKind)
 
 MOST_SPECTRAL_GROUPS: Final = 500
-"""Most groups of strategy `spectral`: each takes an eigenvector, and time grows with the square of their number."""
+"""The most groups that `spectral` makes. Each needs one eigenvector, and time grows with the square of their number."""
 
 
 def check_selection(strategy: AskedStrategy, count: int | None) -> None:
-    """Refuse a choice of questions that is impossible for any images.
+    """Refuse a choice of questions that no set of images allows.
 
     Raises:
         ValueError: no count where one is needed, or more groups than the strategy makes.
@@ -116,7 +116,7 @@ class ProposalReply:
     """An agent's latest reply to the proposal of a job.
 
     Attributes:
-        answer: "willing"; "declined", final; "later", if it may be proposed again.
+        answer: "willing"; "declined", which is final; or "later": the job may be proposed again.
         reason: problem type of its refusal; empty for a yes.
         sentence: for people; empty for a yes.
         until_s: unix time until which a yes holds.
@@ -133,7 +133,7 @@ class Patience:
     """Waiting times of the machine.
 
     Attributes:
-        patience_s: how long a round that has its quorum, or cannot reach it, waits for the agents still missing.
+        patience_s: how long a round waits for missing agents once it has its quorum or cannot reach it.
         ask_again_s: pause before a party that has not answered is asked again; longer while its mail piles up.
     """
 
@@ -149,7 +149,7 @@ class Tick:
     """Time has passed, or something else has changed the job.
 
     Attributes:
-        mail: party id -> messages that wait in its mail; absent parties have none.
+        mail: party id -> messages that wait in its mail; a party that is not listed has none.
     """
 
     mail: Mapping[str, int] = field(default_factory=dict)
@@ -164,7 +164,7 @@ class PartiesChanged:
 
 @dataclass(frozen=True)
 class Admitted:
-    """The job has its turn among those of its requester."""
+    """It is the job's turn among the jobs of its requester."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class SumCame:
     """A tallier's sum, or the winners it found.
 
     Attributes:
-        kind: of release that it belongs to.
+        kind: the kind of release that it belongs to.
         stated: the round digest and tallier number named in the body.
         data: the body; secret until all are combined.
     """
@@ -257,7 +257,7 @@ class TurnGranted:
 
 @dataclass(frozen=True)
 class Opened:
-    """The combined sums of a round, and so its release."""
+    """The sums of a round are combined, so its release is known."""
 
     number: int
     release: Release = field(repr=False)
@@ -268,7 +268,7 @@ class Failed:
     """Something could not be computed or stored for the job, and never can.
 
     Attributes:
-        number: of the round whose messages cannot be made; None for anything else.
+        number: the round whose messages cannot be made; None for any other failure.
     """
 
     error: LabelerError
@@ -330,7 +330,9 @@ class ReserveRounds:
 
 @dataclass(frozen=True)
 class Begin:
-    """Fix the participants of a round, and record that it is asked; from now on nobody can claim that nothing left.
+    """Fix the participants of a round, and record that it is asked.
+
+    From then on nobody can state that nothing left its owner (`labeler.budget.NothingLeft`).
 
     Attributes:
         participants: agent id -> the key its shares are signed with.
@@ -409,7 +411,7 @@ class Complete:
 
 @dataclass(frozen=True)
 class End:
-    """End the job otherwise: the charge of what may have left stays, the rest is given back."""
+    """End the job in another way. The charge for everything that may have left stays; the rest is given back."""
 
     state: JobState
     error: LabelerError
@@ -498,24 +500,24 @@ Send = SendProposals | SendWithdrawn | OpenAt | SendAsks | Relay | AskForSums | 
 
 @dataclass(frozen=True)
 class RequestSlot:
-    """Wait for the job's turn among those of its requester: `Admitted`."""
+    """Wait for the job's turn among the jobs of its requester. The result is `Admitted`."""
 
 
 @dataclass(frozen=True)
 class Prepare:
-    """Look for the questions, and request them: `QuestionsPrepared` or `Failed`, or nothing yet."""
+    """Look for the questions, and request them. The result is `QuestionsPrepared` or `Failed`, or nothing yet."""
 
 
 @dataclass(frozen=True)
 class MakeBodies:
-    """Make the messages of a round: `BodiesMade` or `Failed`."""
+    """Make the messages of a round. The result is `BodiesMade` or `Failed`."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Unshard:
-    """Open the sums of a round: `Opened` or `Failed`."""
+    """Open the sums of a round. The result is `Opened` or `Failed`."""
 
     number: int
     answers: tuple[bytes, ...] = field(repr=False)
@@ -523,7 +525,7 @@ class Unshard:
 
 @dataclass(frozen=True)
 class AskForTurn:
-    """Ask for this round's turn to have its winners found: `TurnGranted`, or nothing yet.
+    """Ask for this round's turn to have its winners found. The result is `TurnGranted`, or nothing yet.
 
     Attributes:
         num_answers: talliers that have answered.
@@ -552,7 +554,7 @@ class ReleaseSlot:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Refuse the message; nothing of the step counts."""
+    """Refuse the message. The step changes nothing."""
 
     error: LabelerError
 
@@ -575,12 +577,12 @@ class RoundRun:
     Attributes:
         number, first_query, num_queries: its place in the job and in the task.
         state: waiting > asked > agreed > posted > opened.
-        batch_digest, round_digest: empty until the questions are prepared; for a step of training also until the steps
-            before it have opened the model that it is asked with.
+        batch_digest, round_digest: empty until the questions are prepared. A step of training is asked with a model, so
+            its digests also stay empty until the earlier steps have opened that model.
         participants: agent id -> the key its shares are signed with; empty until fixed, then permanent.
         holdings: tallier id -> agent id -> sharing id, as last reported.
         refusals: party id -> its reason.
-        final: those of them that will not answer when asked again.
+        final: the parties in `refusals` that will not answer when asked again.
         contributors: the summed agents; empty until fixed, then permanent.
         has_shares: a share of it was passed on, or was about to be.
         sums: tallier id -> its sum or winners; secret, and gone once it is opened.
@@ -611,7 +613,7 @@ class RoundRun:
     gone_at_s: Mapping[str, float] = field(default_factory=dict)
 
     def held_by_all(self, tallier_ids: tuple[str, ...]) -> frozenset[str]:
-        """Return agents of whose split every tallier holds a share; none while a tallier has not reported."""
+        """Return the agents of which every tallier holds a share of the same split; none until all talliers report."""
         reports = [self.holdings.get(tallier_id) for tallier_id in tallier_ids]
         known = [set(report.items()) for report in reports if report is not None]
         if not reports or len(known) < len(reports):
@@ -626,16 +628,16 @@ class JobRun:
     Attributes:
         job_id, task, num_queries, expires_at_s: as submitted; the deadline in unix time.
         participants: the agents of its task, in the task's order.
-        rounds: its rounds in order; each is asked once the one before is charged, and charged once that one is opened.
+        rounds: its rounds in order. A round is asked once the previous one is charged, and charged once that is opened.
         answers: agent id -> its reply to the proposal.
-        asked: the agents it asks, permanent once fixed; None while that is open.
+        asked: the agents it asks, permanent once fixed; None until then.
         parties: the parties enrolled now, by id.
         requester: its submitter's name, for people at the sites; empty if there is none.
         is_simulated: noise from a known seed is expected, and every release says so; never in a service.
         is_admitted: memory: it has had its turn among the jobs of its requester.
         looks_ahead: memory: the next round is asked while one is summed.
         is_storing: memory: the last step has to be durable before the next.
-        decided_at_s: memory: when it was settled which agents it asks, or that it asks none.
+        decided_at_s: memory: when the agents it asks were settled, even if there are none.
         asked_at_s: memory: (party, subject) -> when it was last asked.
         mail: memory: party id -> messages that waited at the last tick.
     """
@@ -667,10 +669,10 @@ class JobRun:
 
     @property
     def untied(self) -> tuple[int, ...]:
-        """Return the rounds that are to be tied to their questions now.
+        """Return the rounds to tie to their questions now.
 
-        Usually all of them at once. For steps of training, only the next: its model is part of what it asks, and known
-        once the steps before it are opened.
+        Usually these are all rounds at once. Steps of training are tied one by one: a step's question contains a
+        model, which is known only when the earlier steps are opened.
         """
         current = () if self.current is None else (self.current,)
         wanted = current if self.task.traits.is_sampled else self.rounds
@@ -678,18 +680,20 @@ class JobRun:
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """Return the agents it asks: those that were willing; none before that is fixed."""
+        """Return the agents it asks, which were willing; none until they are fixed."""
         return self.asked or ()
 
     def round_with(self, round_digest: str) -> RoundRun | None:
-        """Return the round with a digest."""
+        """Return the round with this digest; None if there is none."""
         return next((one for one in self.rounds if one.round_digest == round_digest and round_digest), None)
 
     def model_asked(self, one: RoundRun) -> NDArray[np.float64] | None:
-        """Return the public model that a step of training starts from, given what earlier steps opened; else None.
+        """Return the public model that a step of training starts from; None for other methods.
+
+        It follows from what the earlier steps opened.
 
         Raises:
-            BadData: one of them is not opened, or not a step.
+            BadData: an earlier round is not opened, or not a step of training.
         """
         if not self.task.traits.is_sampled:
             return None
@@ -710,7 +714,7 @@ class Standing:
 
     Attributes:
         willing: they have said yes.
-        declined: they will not, or cannot: their keys were revoked.
+        declined: they said no, or cannot answer because their keys were revoked.
         silent: they have not replied yet, or their yes has ended.
         later: they replied "later".
     """

@@ -1,10 +1,12 @@
-"""The agent process: asks its coordinator for work, refuses what its site does not allow, answers the rest.
+"""The agent process. It asks its coordinator for work, refuses what its site does not allow, and answers the rest.
 
-Its machine (labeler.rounds.agent) decides what it does about a round and in which order; `workers.agent.driver` carries
-it out for all the mail of a poll at once. This module gives the two a home: journal, keys, shard, policy and the link.
+A state machine (labeler.rounds.agent) decides what the agent does about a round, and in which order.
+`workers.agent.driver` carries this out for all the mail of a poll at once. This module gives both what they need:
+journal, keys, shard, policy and the link to the coordinator.
 
-Killed anywhere, it answers once. What it sends is in its journal before the first byte leaves, encrypted under a key of
-the round that no backup holds (labeler.ledger.agent_memory). Its journal knows what was charged.
+The agent answers a round once, even if it is killed at any point. An answer is in the journal before its first byte
+leaves. It is encrypted under a key of the round that no backup holds (labeler.ledger.agent_memory). The journal also
+records what was charged.
 """
 
 from __future__ import annotations
@@ -64,9 +66,9 @@ def run_agent(
     """Serve as an agent until told to stop.
 
     Args:
-        stop: ends it within a moment; nothing is lost.
+        stop: when set, the agent ends within a moment; nothing is lost.
         wait_s: how long the coordinator may hold a poll.
-        ticks: seconds that only go up, by which turns leave (workers.agent.public_clock).
+        ticks: a clock in seconds that never goes back; answers leave by it (workers.agent.public_clock).
 
     Raises:
         LabelerError: the home, the shard, the policy or the journal cannot be used.
@@ -157,24 +159,24 @@ def account_of(agent_id: str) -> str:
 
 
 class _Records:
-    """The agent over its shard: a record deleted by another process soon no longer votes.
+    """The agent and its shard. If another process deletes a record, the record soon stops voting.
 
-    The clock decides when the shard is checked, never a request. Index and models of the changed records are made while
-    those in use still answer. Otherwise the first answer after a deletion would be late, and reveal the deletion.
+    The clock decides when the shard is checked, never a request. After a change, a new index and new models are built
+    while the old ones still answer. Otherwise the first answer after a deletion would be late, and reveal the deletion.
     """
 
     def __init__(self, home: Path, config: AgentConfig, spends: LifetimeSpends, *, journal: str) -> None:
-        self._path = home / config.shard  # an absolute path stays what it is
+        self._path = home / config.shard  # joining leaves an absolute path unchanged
         self._config = config
         self._spends = spends
         self._journal = journal
         manifest = self._stamp_of(MANIFEST_NAME)
         self._agent = self._open(verify=True)
-        self._stamp = (manifest, self._stamp_of(MARK_NAME))  # the mark may have been made just now
+        self._stamp = (manifest, self._stamp_of(MARK_NAME))  # opening may have made the mark just now
         self._problem: LabelerError | None = None
 
     def facts(self) -> Mapping[str, Any]:
-        """The facts of the records that the coordinator may know; never their number."""
+        """Return the facts about the records that the coordinator may know, never their number."""
         shard = self._shard
         return {
             "backbone_fingerprint": shard.fingerprint,
@@ -184,21 +186,21 @@ class _Records:
         }
 
     def shard(self) -> Shard:
-        """The shard as it was opened last."""
+        """Return the shard as it was last opened."""
         return self._shard
 
     def agent(self) -> Agent:
         """See driver.Records.
 
         Raises:
-            LabelerError: the shard was changed to what cannot be opened.
+            LabelerError: the shard was changed, and cannot be opened now.
         """
         if self._problem is not None:
             raise self._problem
         return self._agent
 
     def forget_models(self) -> None:
-        """Forget what was trained so far."""
+        """Forget the models that were trained so far."""
         self._agent.forget_models()
 
     @contextmanager
@@ -228,7 +230,7 @@ class _Records:
             agent = self._open(verify=False)
             agent.take_over(before)
             with before.answering:
-                agent.take_over(before)  # what was built while the first was
+                agent.take_over(before)  # take what was built during the first call
                 self._agent, self._problem, self._stamp = agent, None, stamp
         except Exception as error:
             # The next look tries again: a passing problem must not silence an agent until its restart.

@@ -1,7 +1,7 @@
-"""Commands that check: `doctor` this machine, `audit` a task by attacking its real pipeline, `bench` all of it.
+"""Commands that check: `doctor` this machine, `audit` a task by attacking its real pipeline, `bench` the whole project.
 
-`bench` is the only import of `benchmarks` from the product, made when it runs. Benchmarks and their list of names are
-in a checkout of the project, not in the installed package.
+Of the whole product only `bench` imports `benchmarks`, and only when it runs. The benchmarks and the list of their
+names are in a checkout of the project, not in the installed package.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _show(document: dict[str, Any], page: Path) -> None:
 
     facts, findings = document["facts"], document["findings"]
     task = facts["task"]
-    # No lines between columns, so that eight of them fit 80 characters.
+    # No lines between the columns, so that all eight fit into 80 characters.
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("adversary", no_wrap=True)
     for heading in (
@@ -207,7 +207,7 @@ def _show(document: dict[str, Any], page: Path) -> None:
 
 
 EXTRA: Final = frozenset({"dp_accounting", "opacus"})
-"""Top-level modules of the extra `benchmarks`."""
+"""Top-level modules that the extra `benchmarks` installs."""
 
 
 def bench(
@@ -285,7 +285,7 @@ def _benchmarks() -> ModuleType:
             "the installed package holds no benchmarks; clone the project and run make install, then "
             ".venv/bin/labeler bench in the clone"
         )
-    sys.path.insert(0, str(checkout))  # opacus installs a package of the same name
+    sys.path.insert(0, str(checkout))  # placed first, because opacus also installs a package named benchmarks
     import benchmarks
 
     return benchmarks

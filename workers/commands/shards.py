@@ -1,4 +1,4 @@
-"""Commands about shards: `embed` images, look for `duplicates`, `delete` records, `pretrain` a backbone."""
+"""Commands about shards: `embed` images, list `duplicates`, `declare` a bound, `delete` records, and `pretrain`."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def embed(
     persons: Annotated[
         Path | None,
         typer.Option(
-            help="Whose image it is says this CSV file, with the columns file and person. With --features also an "
+            help="CSV file with the columns file and person: whose image each is. With --features also an "
             "array of its file, or a file of lines."
         ),
     ] = None,
     person_column: Annotated[
-        str | None, typer.Option(help="Whose image it is says this column of the Parquet file.")
+        str | None, typer.Option(help="Column of the Parquet file that says whose image each is.")
     ] = None,
     duplicates: Annotated[
         str | None,
@@ -210,7 +210,7 @@ def embed(
 def _check_options(
     source: str | None, features: Path | None, *, of_features: Mapping[str, object], of_images: Mapping[str, object]
 ) -> None:
-    """Refuse two sources, none, and options of the other one."""
+    """Refuse two sources, no source, and options that belong to the other source."""
     if (source is None) == (features is None):
         raise InvalidSetting("name one source: images (a folder, Parquet, torchvision:NAME), or --features FILE")
     foreign = of_features if features is None else of_images
@@ -351,7 +351,7 @@ _SHOWN = 5
 
 
 def _list_duplicates(groups: list[dict[str, Any]]) -> None:
-    """Print names of files, on the terminal of the site's own people."""
+    """Print the names of files that hold the same image; only the site's own people see this terminal."""
     for group in groups:
         said = f" ({group['contradiction']})" if group["contradiction"] else ""
         typer.echo(f"the same image{said}: {', '.join(escaped(source) for source in group['sources'])}", err=True)
