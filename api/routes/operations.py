@@ -46,8 +46,8 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
     @router.get(
         "/readyz",
         summary="Can jobs be taken?",
-        description="503 while the journal fails its check, the mailbox is away or the quorum is gone. Why is told to "
-        "an administrator's token alone; everybody else reads a fixed sentence.",
+        description="503 while the journal fails its check, the mailbox is away or the quorum is gone. Only an "
+        "administrator's token sees the reason; everybody else reads a fixed sentence.",
         responses=answers(
             "They can",
             examples.READY,

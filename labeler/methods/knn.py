@@ -37,9 +37,9 @@ def squared(task: Task, level: StatedLevel, queries: int) -> int:
     **Instance.** Records are ordered by (similarity, record id), a total order in which two
     records' places do not depend on a third. Adding or removing a record swaps at most one of the
     first k for another: one coordinate loses a vote, another gains one. So the squared norm is at most 2 per query.
-    Each query has coordinates of its own, so Q queries make 2 Q. Replacing a record also swaps at most one. Under a
-    cap on the records of a person, a record that leaves may let another in. That is such a replacement, so the cap
-    changes nothing.
+    Different queries have different coordinates, so Q queries make 2 Q. Replacing a record also swaps at most one.
+    Under a cap on the records of a person, a record that leaves may let another in. That is such a replacement, so
+    the cap changes nothing.
 
     **Person.** Of the first k records, j <= min(m, k) are the person's. The other k - j come first among the records
     that stay, so they are among the first k of these. So at most j votes leave and at most j enter. Count the leaving

@@ -70,8 +70,8 @@ def squared(task: Task, level: StatedLevel, queries: int) -> Fraction | int | No
     """Return the squared L2 sensitivity of the sums of one batch of Q queries, with n = `max_agent_records`.
 
     The table is for counted ballots, before any projection. For ballots on a ball of `ballot_radius` R (this module's
-    docstring), let D2^2 be the table's number. An agent then changes at most the smaller of R^2 and D2^2. A record or
-    a person changes at most the smaller of (D2 + sqrt(Q C) / S)^2 and 4 R^2.
+    docstring), let D2^2 be the table's number. The bound is then the smaller
+    of R^2 and D2^2 for an agent, and the smaller of (D2 + sqrt(Q C) / S)^2 and 4 R^2 for a record or a person.
 
     | instance                      | person, g = min(m, n)             | agent          |
     |-------------------------------|-----------------------------------|----------------|

@@ -291,8 +291,8 @@ def public_maps(
     Every refusal follows from public numbers, and all of them happen here.
 
     Raises:
-        InvalidSetting: the number of negatives is not that of the terms; the negatives have no axes; a map gives rows
-            of another dimension or norm than the terms price; or a map would magnify rounding errors.
+        InvalidSetting: the negatives are not as many as the terms say, or have no axes. Or a map gives rows of another
+            dimension or norm than the terms price, or would magnify rounding errors.
     """
     if len(negatives) != terms.num_negatives:
         raise InvalidSetting(f"these terms have {terms.num_negatives} public negatives, found {len(negatives)}")
