@@ -177,7 +177,7 @@ IdempotencyKey = Annotated[
 ROLES: Final[Mapping[str, str]] = {
     "open": "anybody",
     "optional": "anybody; with a token it tells more",
-    "scraper": "a token of any role, or anybody where the settings open it",
+    "scraper": "an administrator's or a viewer's token, or anybody where the settings open it",
     "signed": "an enrolled party, by its signature",
     "viewer": "a token of any role",
     "requester": "a token of role requester or admin",

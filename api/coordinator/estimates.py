@@ -1,10 +1,10 @@
-"""Price estimates, computed in turns, and whether the budgets would cover them now. Nothing is charged.
+"""Price estimates for requesters, which also say whether the budgets would cover the price now. Nothing is charged.
 
-A price in closed form takes a millisecond. A certified price of winners, or of sampled steps, takes a second at a new
-setting; finding the noise for such a price takes some ten. Any token may ask for any price. So each kind has its own
-threads, requesters take turns in each (api.fair_pool), few may wait for the long ones, and other requests wait for
-neither. The accounting caches results, so a second request for the same setting, or a retry after a refusal, is
-immediate.
+A short price has a closed form and takes a millisecond. A long price is a certified one, of winners or of sampled
+steps. It takes a second at a new setting; finding the noise for such a price takes about ten seconds. Any token may ask
+for any price. So short and long prices have separate threads, and requesters take turns in each (api.fair_pool). Only a
+few long prices may wait. Other requests to the service wait for neither kind. The accounting caches results, so a
+second request for the same setting, or a retry after a refusal, is immediate.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ THREADS: Final = 2
 
 EACH: Final = 12
 TOTAL: Final = 15
-"""Long prices that may wait, per token and in all: fewer than the submission threads, which wait here too."""
+"""The most long prices that may wait, per token and in all.
+
+Submission threads wait here too, so the total is smaller than their number."""
 
 WAIT_S: Final = 30.0
 RETRY_AFTER_S: Final = 10
@@ -54,7 +56,7 @@ class PricesWait(Unavailable):
 
 
 class Prices:
-    """Queues for price requests; see the module."""
+    """Two queues of price requests, one for short prices and one for long ones."""
 
     def __init__(self, *, wait_s: float = WAIT_S) -> None:
         self._wait_s = wait_s
@@ -67,12 +69,12 @@ class Prices:
         """Return whether a price may take seconds: it is a long kind, and its setting was not priced before.
 
         Args:
-            sizes: of the rounds, if each is priced.
+            sizes: number of queries of each round, if each round is priced.
         """
         return takes_long(task.method, task.release) and _numbers(task, queries, sizes) not in self._known
 
     def note(self, task: Task, queries: int, sizes: tuple[int, ...] = ()) -> None:
-        """Record that a setting was priced, so that its price is no longer long."""
+        """Record that a setting was priced: its price is cached now, so it counts as short."""
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known.add(_numbers(task, queries, sizes))
@@ -129,10 +131,10 @@ def takes_long(method: MethodName, release: ReleaseKind) -> bool:
 
 
 def _numbers(task: Task, queries: int, sizes: tuple[int, ...]) -> tuple[object, ...]:
-    """Return every value that decides a price: all but names.
+    """Return every value that decides a price: all fields of the task except names.
 
-    If a field were left out, a requester could vary it (the grid, the dropouts) and have a long price computed among
-    those in closed form.
+    No other field may be left out, for example the grid or the dropouts. A requester could vary it, and a new long
+    price would be computed in the queue of short ones.
     """
     deciding = task.model_dump_json(exclude=_NAMES)
     return (deciding, task.num_classes, queries, tuple(sorted(set(sizes))))
@@ -179,7 +181,10 @@ class Estimates:
         return view
 
     def _balances(self) -> Mapping[tuple[str, Level], Balance]:
-        """Return every account, read again when the ledger has grown. Only estimates for people depend on it."""
+        """Return the balance of every account; read them again when the ledger has grown.
+
+        Only estimates depend on this cache, never a charge.
+        """
         head = self._stores.ledger.head()  # read first, so that the balances cached under it are no older
         known_at, known = self._known
         if known_at != head:

@@ -29,7 +29,7 @@ _REFERENCE = "The documentation is at /api\n"
 
 
 def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
-    """Build the routes outside /v1. The dashboard's files are those present when the app is made."""
+    """Build the routes outside /v1. Dashboard files that are added later are not served."""
     router = APIRouter(tags=["operations"], route_class=Route)
     made: dict[str, bytes] = {}  # cached, because strangers may request these documents any number of times
     assets = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
@@ -46,8 +46,8 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
     @router.get(
         "/readyz",
         summary="Can jobs be taken?",
-        description="503 while the journal fails its check, the mailbox is away or the quorum is gone. Why is told to "
-        "an administrator's token alone; everybody else reads a fixed sentence.",
+        description="503 while the journal fails its check, the mailbox is away or the quorum is gone. Only an "
+        "administrator's token sees the reason; everybody else reads a fixed sentence.",
         responses=answers(
             "They can",
             examples.READY,
@@ -69,7 +69,7 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
     @router.get(
         "/metrics",
         summary="Metrics for Prometheus",
-        description="For a token of any role; for anybody where the settings open it (metrics).",
+        description="For an administrator's or a viewer's token; for anybody if the settings open it (metrics).",
         response_class=Response,
         responses={
             200: {

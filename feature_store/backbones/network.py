@@ -6,15 +6,15 @@ lost to a network whose numbers are large. That decision depends on each image a
 Networks of the timm library have weights that came as a package, from a local safetensors file, or from a hub. timm
 takes seconds to import, so it is imported where it is used.
 
-**A hub** is needed for a file that is not in the cache yet. Then one connection to it is tried first, for a few
-seconds; the library itself would try for half a minute. Behind a proxy nothing is tried: only the library knows how
-to get through.
+**A hub** is needed for a file that is not in the cache yet. Then we first try to connect to it, for a few seconds; the
+library itself would try for half a minute. Behind a proxy we skip this test, because only the library knows how to
+get through.
 
 **Packages** carry ImageNet weights (`feature_store.backbones.spec`), so that a first shard needs no other download.
-EfficientNet-Lite0 and -Lite2 (Apache-2.0, converted from Google's TensorFlow checkpoints) carry the names of another
-program. Their tensors lie in the order of timm's `tf_efficientnet_lite0` and `_lite2`, so they are loaded in order,
-and every shape is compared. The file is checked against a pinned digest before it is read. Nothing in it is run: torch
-reads tensors only.
+The files of EfficientNet-Lite0 and -Lite2 (Apache-2.0, converted from Google's TensorFlow checkpoints) name their
+tensors differently from timm. But the tensors lie in the order of timm's `tf_efficientnet_lite0` and `_lite2`. So they
+are loaded in that order, and every shape is compared. The file is checked against a pinned digest before it is read.
+No code in it runs, because torch reads tensors only.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class NetworkBackbone:
         spec: description for manifests and the fingerprint.
         device: "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N".
         half: float16 arithmetic; by default on a GPU only, and refused on a CPU.
-        batch_size: images per forward pass; another one may move features in their last bits.
+        batch_size: images per forward pass; a different size may change features in their last bits.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class NetworkBackbone:
         if batch_size is not None and batch_size < 1:
             raise InvalidSetting(f"batch_size must be at least 1, found {batch_size}")
         self.batch_size = batch_size or (GPU_BATCH if on_gpu else CPU_BATCH)
-        # In half precision the weights as they are stay on the host: rounded to it, some may be infinite themselves.
+        # In half precision the float32 weights stay on the host: rounded to float16, some of them may be infinite.
         self._whole = module.eval().requires_grad_(False)
         self._module = self._on_device(copy.deepcopy(self._whole).half() if self._half else self._whole)
         self._single: nn.Module | None = None if self._half else self._module
@@ -107,11 +107,11 @@ class NetworkBackbone:
         return self.embed_prepared(stack_prepared(images, self.transform))
 
     def tensors(self, images: Iterable[ImageLike]) -> PreparedImages:
-        """Return these images as the network takes them; each is let go once it is prepared."""
+        """Return these images preprocessed for the network. Each original image is released once it is prepared."""
         return PreparedImages(stack_prepared(images, self.transform), self._mean, self._std)
 
     def training_copy(self) -> nn.Module:
-        """A copy of the network with weights that can be trained; this backbone itself stays frozen."""
+        """Return a copy of the network whose weights can be trained; this backbone itself stays frozen."""
         return self._on_device(copy.deepcopy(self._whole)).requires_grad_(True)
 
     def _on_device(self, module: nn.Module) -> nn.Module:
@@ -119,9 +119,9 @@ class NetworkBackbone:
 
     @torch.inference_mode()
     def _pass(self, block: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Run one forward pass of at most `batch_size` images, in the one shape that there is.
+        """Run one forward pass of at most `batch_size` images, padded to the one fixed shape.
 
-        Rows that half precision lost come from a pass in float32.
+        Rows that overflow in half precision are computed again in float32.
         """
         padded = torch.zeros(
             (self.batch_size, *block.shape[1:]), dtype=torch.uint8, pin_memory=self._device.type == "cuda"
@@ -144,13 +144,13 @@ class NetworkBackbone:
 
 
 class PreparedImages:
-    """Images as bytes on the host, which become what a network takes where they are asked for.
+    """Images as bytes on the host; indexing converts some of them to the network's input on its device.
 
-    As float32 on a device a set is four times as large: a million photos are 602 GB.
+    As float32 on a device the whole set would be four times as large: a million photos are 602 GB.
 
     Args:
         pixels: uint8, shape (n, height, width, channels).
-        mean, std: of the network's preprocessing, shape (1, channels, 1, 1), on its device.
+        mean, std: constants of the network's preprocessing, shape (1, channels, 1, 1), on its device.
     """
 
     def __init__(self, pixels: NDArray[np.uint8], mean: Tensor, std: Tensor) -> None:
@@ -161,17 +161,17 @@ class PreparedImages:
         return len(self._pixels)
 
     def __getitem__(self, where: slice | Tensor) -> Tensor:
-        """float32 of shape (m, channels, height, width), on the network's device."""
+        """Return the chosen images as float32, shape (m, channels, height, width), on the network's device."""
         return (to_unit_range(self._pixels[where].to(self._mean.device)) - self._mean) / self._std
 
 
 def to_unit_range(pixels: Tensor) -> Tensor:
-    """uint8 (n, height, width, channels) to float32 (n, channels, height, width) in [0, 1]."""
+    """Convert uint8 (n, height, width, channels) to float32 (n, channels, height, width) in [0, 1]."""
     return pixels.permute(0, 3, 1, 2).float() / 255
 
 
 def resolve_device(device: str) -> torch.device:
-    """The torch device a name means; refuses a GPU that is not there."""
+    """Return the torch device of a name; refuse a GPU that this machine does not have."""
     check_device(device)
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -185,7 +185,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def hash_weights(state: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and bytes of all tensors, in the order of their names."""
+    """Return the SHA-256 over names, types, shapes and bytes of all tensors, in the order of their names."""
     sha256 = hashlib.sha256(b"labeler-weights/1\n")
     for name in sorted(state):
         tensor = state[name].detach().cpu().contiguous()
@@ -195,7 +195,7 @@ def hash_weights(state: Mapping[str, Tensor]) -> str:
 
 
 def major_versions(*modules: Any) -> dict[str, int]:
-    """Major version of each library, whose next one may compute something else from the same weights."""
+    """Return the major version of each library; the next one may compute something else from equal weights."""
     return {module.__name__: int(module.__version__.split(".")[0]) for module in modules}
 
 
@@ -207,7 +207,7 @@ def load_timm(spec: BackboneSpec, *, device: str, half: bool | None, batch_size:
 
     Raises:
         InvalidSetting: timm knows no such architecture or option, or the file's tensors do not fit it.
-        BadData: the weights file is missing or no safetensors file.
+        BadData: the weights file is missing, or is not a safetensors file.
         TryAgain: the published weights could not be fetched.
     """
     import timm
@@ -245,7 +245,7 @@ def load_timm(spec: BackboneSpec, *, device: str, half: bool | None, batch_size:
 
 
 def create_timm(architecture: str, options: dict[str, Any], *, pretrained: bool) -> nn.Module:
-    """timm.create_model without a classifier, with errors that say what to do."""
+    """Call timm.create_model without a classifier; turn its errors into ones that say what to do."""
     import timm
 
     if not timm.is_model(architecture.split(".")[0]):
@@ -278,7 +278,7 @@ def _load_weights(module: nn.Module, path: Path, architecture: str) -> None:
     except (SafetensorError, OSError) as error:
         raise BadData(f"weights file {path.name!r} is no safetensors file, or damaged: {error}") from None
     expected = module.state_dict()
-    # A file with its classifier still on is as good: the classifier is not used.
+    # A file may still hold its classifier: those tensors are ignored.
     unused = set(state) - set(expected)
     missing = set(expected) - set(state) - {name for name in expected if name.endswith("num_batches_tracked")}
     if missing or any(not name.startswith(("classifier.", "head.", "fc.")) for name in unused):
@@ -325,7 +325,7 @@ _PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HTTP_PROXY"
 
 
 def check_hub_reachable(architecture: str) -> None:
-    """Refuse at once where the published weights of an architecture are neither kept here nor to be had.
+    """Refuse at once if published weights are not in the cache and the hub cannot be reached.
 
     Raises:
         TryAgain: the hub does not answer.
@@ -362,7 +362,7 @@ def load_packaged(module: nn.Module, package: Package) -> None:
 
     Raises:
         InvalidSetting: the package is not installed.
-        BadData: its file is missing, or not the one we know.
+        BadData: its file is missing, or its digest is not the pinned one.
     """
     path = _path(package)
     try:
@@ -375,7 +375,7 @@ def load_packaged(module: nn.Module, package: Package) -> None:
         )
     stored = list(torch.load(path, map_location="cpu", weights_only=True).values())
     names = list(module.state_dict())
-    # What follows the network's own tensors is the classifier, which is not used.
+    # The file ends with two tensors of the classifier, which is not used.
     state = dict(zip(names, stored, strict=False))
     wrong = [name for name, tensor in module.state_dict().items() if state[name].shape != tensor.shape]
     if wrong or len(stored) != len(names) + 2:

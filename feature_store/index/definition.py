@@ -1,19 +1,21 @@
-"""The definition of nearest neighbours, which every engine meets bit for bit, and the vectors it is exact for.
+"""The definition of nearest neighbors, and the vectors for which every engine computes it exactly.
 
     similarity(q, x) = sum_j q_j * x_j              over integers
-    neighbours(q)    = the first k records by (similarity descending, record id ascending).
+    neighbors(q)     = the first k records by (similarity descending, record id ascending).
 
-Integers make this a function of the set of records alone: no order of summation, block size, thread
-count or library can change it. That is what the privacy proof needs (DESIGN.md, "Exact geometry").
+Every engine must return these neighbors bit for bit. Integers make them a function of the set of records alone: no
+order of summation, block size, thread count or library can change them. The privacy proofs need that
+(`labeler.methods.knn`).
 
 **One record moves at most one vote of one query.** Let T(D) be the first k of the records D in a
 fixed total order. Adding x to D leaves T(D) as it is, or puts x in and at most the last member out; removing
 is the same read backwards. So with at least k records, one vote leaves one class and enters another (L1 at
 most 2, L2 at most sqrt 2). With fewer, one vote appears or disappears (L2 at most 1).
-Replacing x by y changes T in at most one member too: T(D - x) is T(D), or T(D) without x and with the next
-record z. Then y stays out, or pushes out the last one: that is z where z came in, else it is y for one member.
-One vote moves, L2 at most sqrt 2, although replacing is removing and adding. All of this is instance level,
-per query, and holds only because the order of two records depends on no third one.
+Replacing x by y changes T in at most one member too. First remove x: T(D - x) is T(D), or it is T(D) without x
+and with the next record z. Then add y. If it stays out, at most z has taken the place of x. Otherwise y pushes
+out the last member. If z came in, that is z, so y takes the place of x. If z did not come in, y takes the place
+of one member of T(D). So one vote moves, L2 at most sqrt 2, although replacing is removing and adding. All of
+this is instance level, per query, and holds only because the order of two records depends on no third one.
 
 **Exact vectors.** A row is admitted if every coordinate is at most 2048 in absolute value and its squares sum to less
 than 2^24. Then, by Cauchy and Schwarz applied to any subset of the coordinates, every partial sum of
@@ -21,15 +23,16 @@ the inner product of two admitted rows is an integer below 2^24 in absolute valu
 float32 numbers, so float32 arithmetic never rounds, whatever the order of summation, with or without
 fused multiply-add. Coordinates up to 2048 also survive TF32 and float16 inputs (11 significant bits).
 Features of `quantize` (rint(2048 x) of a unit vector) always pass: their norm is at most
-2048 + sqrt(d)/2, which is below 4096 for every dimension below 16 million. A row that fails was made some other way.
+2048 + sqrt(d)/2, which is below 4096 for every dimension below 16 million. So a row that fails does not come from
+`quantize`.
 
-**Keys.** One integer per neighbour makes the order of neighbours the order of integers:
+**Keys.** Each neighbor gets one integer as its key, and neighbors are sorted by their keys:
 
     key = (2^24 - similarity) * 2^38 + rank.
 
 Here rank is the record's place in the order of record ids. Similarities lie strictly between -2^24
 and 2^24, so a key is a positive int64, and smaller keys are exactly those that come first by
-(similarity descending, record id ascending). Keys are unique: no sort is ever asked about a tie.
+(similarity descending, record id ascending). Keys are unique, so no sort ever has to break a tie.
 """
 
 from __future__ import annotations
@@ -47,13 +50,13 @@ NO_RECORD: Final = -1
 """Fills `record_ids` and `rows` where fewer than k records exist."""
 
 NO_SIMILARITY: Final = -(2**24)
-"""Fills `similarities` there: one below the least similarity two records can have."""
+"""Fills `similarities` in the same places: one below the least similarity that two records can have."""
 
 MAX_COORDINATE: Final = 2048
 SQUARED_NORM_BOUND: Final = 2**24
 RANK_BITS: Final = 38
 NO_KEY: Final = int(np.iinfo(np.int64).max)
-"""Larger than every key: marks the absence of a neighbour."""
+"""Larger than every key; it marks a missing neighbor."""
 
 _OFFSET: Final = 1 << 24
 _CHUNK_BYTES: Final = 1 << 20
@@ -69,8 +72,8 @@ class Neighbors:
     Attributes:
         record_ids: int64 (nq, k); NO_RECORD where there are fewer than k records.
         similarities: int32 (nq, k), exact inner products; NO_SIMILARITY there.
-        rows: int64 (nq, k), row of each neighbour in the features the index was built from (so labels
-            are `labels[rows]`, also after deletions); NO_RECORD there.
+        rows: int64 (nq, k), row of each neighbor in the features the index was built from; NO_RECORD there. So labels
+            are `labels[rows]`, also after deletions.
     """
 
     record_ids: NDArray[np.int64]
@@ -79,7 +82,7 @@ class Neighbors:
 
     @classmethod
     def none(cls, queries: int, k: int) -> Neighbors:
-        """Return the neighbors that were found before anything was searched."""
+        """Return an empty result, the start for `merge`."""
         return cls(
             record_ids=np.full((queries, k), NO_RECORD, dtype=np.int64),
             similarities=np.full((queries, k), NO_SIMILARITY, dtype=np.int32),
@@ -87,7 +90,9 @@ class Neighbors:
         )
 
     def merge(self, some: slice, found: Neighbors, *, first_row: int = 0) -> None:
-        """Keep the first k of both, by (similarity descending, record id ascending); NO_SIMILARITY comes last.
+        """Merge neighbors of another part into this one: keep the first k of both.
+
+        The order is (similarity descending, record id ascending), so NO_SIMILARITY comes last.
 
         The first k of the whole are the first k of what its parts found, since the order of two records depends on no
         third one.
@@ -125,20 +130,20 @@ class NeighborIndex(Protocol):
         """Number of records that can be found: those added less those removed."""
 
     def search(self, queries: NDArray[np.int16], k: int) -> Neighbors:
-        """The first k records by (similarity descending, record id ascending), for each query.
+        """Return the first k records by (similarity descending, record id ascending), for each query.
 
         Args:
-            queries: int16 (nq, dimension), quantised as the records are; nq may be 0.
+            queries: int16 (nq, dimension), quantized as the records are; nq may be 0.
             k: at least 1; may exceed the number of records.
 
         Raises:
             BadData: queries of another dtype or dimension, or outside the exact range.
-            InvalidSetting: k is no integer of at least 1.
+            InvalidSetting: k is not an integer of at least 1.
             UnsafeIndex: the machine's matrix product turned out not to be exact.
         """
 
     def remove(self, record_ids: NDArray[np.int64], *, missing_ok: bool = False) -> int:
-        """Forget records, all or none; as if they had never been added.
+        """Remove records, all or none, as if they had never been added.
 
         Args:
             record_ids: int64 (m,); repeated ids count once.
@@ -155,7 +160,10 @@ class NeighborIndex(Protocol):
 def nearest_by_definition(
     features: NDArray[np.int16], record_ids: NDArray[np.int64], queries: NDArray[np.int16], k: int
 ) -> Neighbors:
-    """The definition as short as it can be said, the judge of every engine; slow, and shares nothing with them."""
+    """Return neighbors by the definition itself, as a reference for every engine.
+
+    It is as short as possible, slow, and shares no code with the engines.
+    """
     similarities = queries.astype(np.int64) @ features.astype(np.int64).T
     ids = np.broadcast_to(record_ids, similarities.shape)
     rows = np.lexsort((ids, -similarities), axis=1)[:, :k]
@@ -170,7 +178,7 @@ def nearest_by_definition(
 
 
 def pack(similarities: NDArray[np.floating], ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Keys of neighbours, from exact similarities and ranks of equal shape."""
+    """Return the keys of neighbors, from exact similarities and ranks of equal shape."""
     keys = similarities.astype(np.int64)
     np.subtract(_OFFSET, keys, out=keys)
     keys <<= RANK_BITS
@@ -179,12 +187,12 @@ def pack(similarities: NDArray[np.floating], ranks: NDArray[np.int64]) -> NDArra
 
 
 def ranks_of(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rank in the order of record ids; of NO_KEY the largest there can be."""
+    """Return each key's rank in the order of record ids; for NO_KEY, the largest possible rank."""
     return keys & ((1 << RANK_BITS) - 1)
 
 
 def similarities_of(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Exact similarity. Meaningless for NO_KEY."""
+    """Return the exact similarity of each key; meaningless for NO_KEY."""
     return _OFFSET - (keys >> RANK_BITS)
 
 
@@ -193,7 +201,7 @@ def check_features(features: NDArray[np.int16], *, what: str = "features", dimen
 
     Args:
         features: must be an int16 array (n, d), d at least 1; memory-mapped arrays are read in pieces of a mebibyte.
-        what: how to call them in the message.
+        what: the word for them in the message.
         dimension: the d they must have, if it is fixed already.
 
     Raises:
@@ -216,8 +224,8 @@ def check_features(features: NDArray[np.int16], *, what: str = "features", dimen
         )
     outside = 0
     for rows in row_chunks(features, 4 * features.shape[1], _CHUNK_BYTES):
-        # Exact although float32: squared norms below the bound are sums that never round, and rounding is
-        # monotone, so a sum at or above 2^24 stays there.
+        # float32 decides this exactly. A sum of squares below the bound never rounds. Rounding is monotone, so a sum
+        # at or above 2^24 does not fall below it.
         chunk = features[rows].astype(np.float32)
         bad = np.vecdot(chunk, chunk) >= SQUARED_NORM_BOUND
         if chunk.max() > MAX_COORDINATE or chunk.min() < -MAX_COORDINATE:
@@ -231,7 +239,7 @@ def check_features(features: NDArray[np.int16], *, what: str = "features", dimen
 
 
 def check_record_ids(record_ids: NDArray[np.int64], num_records: int) -> None:
-    """Refuse ids that could not break ties: they must be unique, not negative, one per record.
+    """Refuse ids that cannot break ties: they must be unique, not negative, and one per record.
 
     Raises:
         BadData: wrong type, shape or number; negative or repeated ids (counted, not shown).
@@ -245,7 +253,7 @@ def check_record_ids(record_ids: NDArray[np.int64], num_records: int) -> None:
         raise BadData(f"{num_records} records; one index holds fewer than {1 << RANK_BITS}: split the shard")
     if num_records and int(record_ids.min()) < 0:
         raise BadData(f"{int((record_ids < 0).sum())} record ids are negative; ids are 0 or more")
-    # A private shard lies in the order of its ids: nothing is copied to see that they are unique.
+    # A private shard is stored in the order of its ids, so this check usually needs no sorted copy.
     starts = range(0, num_records, _IDS_AT_ONCE)
     if all((np.diff(record_ids[start : start + _IDS_AT_ONCE + 1]) > 0).all() for start in starts):
         return
@@ -259,7 +267,7 @@ def check_record_ids(record_ids: NDArray[np.int64], num_records: int) -> None:
 
 
 def check_count(value: int, name: str) -> int:
-    """An integer of at least 1, as a Python int.
+    """Return an integer of at least 1 as a Python int.
 
     Raises:
         InvalidSetting: a bool, a float, or less than 1.

@@ -1,5 +1,7 @@
-"""Files of a private evaluation: the question that a model becomes, evaluation.json, and the model with its confidence
-measured. A local job and a service write the same.
+"""The files of a private evaluation: the question about a model, evaluation.json, and the measured model.
+
+The question holds the model and the cells in which agents count their records. evaluation.json holds what was found.
+The third file is the same model, which now states a measured confidence. A local job and a service write equal files.
 """
 
 from __future__ import annotations
@@ -41,12 +43,18 @@ def question_of(
     edges: tuple[float, ...] | None = None,
     stated: NDArray[np.floating] | None = None,
 ) -> Scored:
-    """The question about a model: which cells, chosen from public facts where nobody names them.
+    """Return the question about a model: the model, and the cells in which agents count.
+
+    Cells that the caller does not name are chosen from public facts.
 
     Args:
-        sigma: of all noise in one count.
-        records: of all agents together, as far as anybody may know.
-        edges: between bands; else `bands` of them hold equally many of the `stated` confidences of public images.
+        sigma: standard deviation of all noise in one count.
+        records: number of records of all agents together, as far as it is public.
+        layout: kind of the cells (`labeler.methods.evaluate.Layout`); chosen if None.
+        bands: number of confidence bands; chosen if None. Not used if `edges` is given.
+        edges: confidences between bands. If None, edges are chosen so that each band holds equally many of the `stated`
+            confidences.
+        stated: the model's confidences for public images.
     """
     if edges is None:
         wanted = choose_bands(num_classes, sigma=sigma, records=records) if bands is None else bands
@@ -57,10 +65,10 @@ def question_of(
 
 
 def released_model(model: bytes, *, name: str) -> StoredModel:
-    """Read a model to evaluate: of classes, and with the card of the job that released it.
+    """Read a model to evaluate; it must label classes, and carry the privacy card of the job that released it.
 
     Raises:
-        BadData: it is none.
+        BadData: it is no such model.
     """
     stored = model_of_bytes(model, name=name)
     if stored.kind == ATTRIBUTES:
@@ -73,7 +81,7 @@ def released_model(model: bytes, *, name: str) -> StoredModel:
 
 
 def stated_beside(model: Path) -> NDArray[np.float64] | None:
-    """Return the confidences of a model for the public images of its job, from the labels in its folder, if any."""
+    """Return the confidences of a model for the public images of its job; None if its folder holds no labels."""
     try:
         column = pq.read_table(model.with_name("student_labels.parquet"), columns=["confidence"])["confidence"]
     except (OSError, pa.ArrowException, KeyError):
@@ -91,7 +99,7 @@ def evaluation_document(
     job_id: str,
     created_at: str,
 ) -> dict[str, Any]:
-    """The content of evaluation.json."""
+    """Return the content of evaluation.json."""
     asked = Scored.of_rows(question)
     model = model_of_bytes(asked.model, name="the question")
     sigma = task.sum_sigma_votes(contributors)
@@ -106,7 +114,10 @@ def evaluation_document(
 
 
 def measured_model(model: bytes, evaluation: Mapping[str, Any]) -> bytes:
-    """The file of the model that was evaluated, stating in each band what was right there. Post-processing."""
+    """Return the file of the evaluated model, which now states in each band the share that was right there.
+
+    This is post-processing: it costs nothing more.
+    """
     stored = model_of_bytes(model, name="the question")
     measured = Measured(tuple(evaluation["edges"]), tuple(map(tuple, evaluation["stated"])))
     return model_file(
@@ -122,5 +133,5 @@ def measured_model(model: bytes, evaluation: Mapping[str, Any]) -> bytes:
 
 
 def evaluation_bytes(document: Mapping[str, Any]) -> bytes:
-    """evaluation.json."""
+    """Return evaluation.json as bytes."""
     return json.dumps(document, indent=1, allow_nan=False).encode() + b"\n"

@@ -1,5 +1,6 @@
-"""The pseudo-label set: what a labeling job gives back, how a release becomes rows of it, and back to answers.
+"""The pseudo-label set, a table of the questions that a job asked and the answers that it released.
 
+`label_table` and `model_label_table` make the table from what a job opened. `answers_of` reads it back for a student.
 The service and `labeler run` name a question after an image by the same rule (`QuestionNames`, `query_rows`).
 """
 
@@ -52,7 +53,7 @@ class JobStamp:
 
     Attributes:
         backbone: name of the backbone, for people.
-        created_at: when the set was made; the caller's clock.
+        created_at: when the set was made, by the caller's clock.
         privacy: data-independent epsilons and delta, and `mu_squared` of the job and of a question
             (`labeler.batching.mu_squared_of`), written into the schema's metadata as JSON.
         is_seeded: True for a simulation, whose noise a reader of the seed can subtract.
@@ -70,9 +71,9 @@ class AnsweredRound:
     """One round of a job, and what it opened.
 
     Attributes:
-        start: place of its first query among the job's.
-        ledger_seq: of the charge that paid for it; 0 where none was posted.
-        release: what was opened; None where nothing was.
+        start: place of its first query among all queries of the job, from 0.
+        ledger_seq: ledger entry of the charge that paid for it; 0 if no charge was posted.
+        release: what was opened; None if nothing was.
     """
 
     start: int
@@ -82,7 +83,9 @@ class AnsweredRound:
 
 
 def label_table(task: Task, stamp: JobStamp, names: QuestionNames, rounds: Sequence[AnsweredRound]) -> pa.Table:
-    """Put what the rounds of a job opened into the fixed schema; queries of a round that was not opened get no label.
+    """Return the releases of a job's rounds as a table of the fixed schema.
+
+    If a round was not opened, its queries get no label.
 
     Raises:
         BadData: a release does not have the shape of its round.
@@ -128,14 +131,16 @@ def model_label_table(
     *,
     ledger_seq: int,
 ) -> pa.Table:
-    """The labels that a released model gives to every image, in the fixed schema; no votes, since none were counted.
+    """Return the labels that a released model gives to every image, in the fixed schema.
+
+    The table has no votes, because none were counted.
 
     Args:
         task: of a method that asks for a model.
-        names: of every image.
-        model: of the job's one round, which pays for every label that the model gives.
+        names: the name of every image.
+        model: the release of the job's only round. That round's charge pays for every label that the model gives.
         features: int16, shape (images, dimension).
-        ledger_seq: of the charge that paid for it.
+        ledger_seq: ledger entry of the charge that paid for the model.
     """
     labels = model.predict(features)
     return pseudo_label_table(
@@ -161,12 +166,12 @@ def pseudo_label_table(
     ledger_seq: NDArray[np.int64],
     noisy_votes: NDArray[np.float64] | None,
 ) -> pa.Table:
-    """Put the answers of a job into the fixed schema.
+    """Return the answers of a job as a table of the fixed schema.
 
     Args:
-        task: the task; every row has its digest, sigma and k.
+        task: every row repeats its digest, sigma and k.
         query_ids, sources, statuses, ledger_seq: one entry per query.
-        labels: int16, shape (num_queries,); -1 where there is no answer, and no votes.
+        labels: int16, shape (num_queries,); -1 where there is no answer. Such a row has null votes.
         noisy_votes: float64, shape (num_queries, num_classes), of the histogram release; None for winner.
 
     Raises:
@@ -187,7 +192,7 @@ def pseudo_label_table(
         # Null where nothing was opened: a NaN would look like an answer.
         votes = votes.take(pa.array(np.arange(count), mask=labels < 0))
     if task.attributes_per_record is not None:
-        # Any number of attributes may hold, so none is the label: the votes say how many there are.
+        # An image may have any number of attributes, so no single one is its label. Readers use the votes.
         labels = np.full(count, ABSTAINED_LABEL, dtype=np.int16)
     names = pa.array([*task.classes, None], pa.string()).take(pa.array(np.where(labels < 0, task.num_classes, labels)))
 
@@ -226,11 +231,11 @@ _BLOCK_ROWS = 4096
 
 @dataclass(frozen=True)
 class QuestionNames:
-    """The questions of a job, in words.
+    """The names of a job's questions, and of the image behind each question.
 
     Attributes:
         query_ids: one per answer.
-        sources: name of the image that each answer is about, or that lies nearest to its cluster's centre.
+        sources: name of the image that each answer is about. For a cluster, the image nearest to its center.
     """
 
     query_ids: tuple[str, ...]
@@ -242,8 +247,9 @@ class QuestionNames:
 
         Args:
             rows: see `query_rows`.
-            sources: of all images.
-            kind: "query" or "cluster", of which answers are numbered; None: an answer is called like its image.
+            sources: names of all images.
+            kind: "query" or "cluster": answers get this word and a number as their id. None: an answer's id is the
+                name of its image.
 
         Raises:
             IndexError: a row is no image.
@@ -260,16 +266,18 @@ def query_rows(
     centres: NDArray[np.int16],
     images: NDArray[np.int16] | None,
 ) -> NDArray[np.int64]:
-    """The image that each answer is about, or the one most similar to it in its cluster; the lowest row among equals.
+    """Return the row of the image that each answer is about.
 
+    If an answer is about a cluster, return its image most similar to the center; among equals, the lowest row.
     Similarity is the cosine with the center. Products of quantized features are whole numbers below 2^53, so every
     machine computes the same number.
 
     Args:
-        rows: shape (num_answers,), -1 for the centre of a cluster.
+        rows: shape (num_answers,), the image of each answer; -1 for the center of a cluster.
         assignment: shape (num_images,), the answer that stands for each image.
-        centres: int16, shape (num_answers, dimension), what is asked.
-        images: int16, shape (num_images, dimension); None where they are gone: then the first of each cluster.
+        centres: int16, shape (num_answers, dimension), the vectors that were asked about.
+        images: int16, shape (num_images, dimension). None if they were deleted: then the first image of each cluster
+            is returned.
 
     Returns:
         int64, shape (num_answers,); 0 for a cluster without images.
@@ -283,7 +291,7 @@ def query_rows(
             wide = images[block].astype(np.float64)
             products = np.einsum("id,id->i", wide, centres[assignment[block]].astype(np.float64))
             similarity[block] = products / np.linalg.norm(wide, axis=1)
-    # Ascending by similarity, and among equals the lowest row last: what is written last stays.
+    # Sorted by rising similarity, and among equals the lowest row last. The last write below wins.
     order = np.lexsort((-np.arange(len(assignment)), similarity))
     nearest = np.zeros(len(rows), dtype=np.int64)
     nearest[assignment[order]] = order
@@ -291,9 +299,10 @@ def query_rows(
 
 
 def question_share(table: pa.Table) -> dict[str, float | None]:
-    """`mu_squared` of every row: what its question took of one image's budget, null where the job is priced once.
+    """Return the extra field `mu_squared` of every row: the part of one image's budget that its question took.
 
-    Empty for a table of images, and for one of an earlier version.
+    The value is None if the job is priced once. The field is absent for a table of images, and for a table of an
+    earlier version.
     """
     privacy = json.loads((table.schema.metadata or {}).get(b"privacy", b"{}"))
     return {"mu_squared": _share_of(privacy)} if "mu_squared" in privacy else {}
@@ -304,10 +313,10 @@ def _share_of(privacy: Mapping[str, Any]) -> float | None:
 
 
 def task_of(table: pa.Table) -> tuple[Task, bool]:
-    """The task whose answers a table holds, and whether any noise came from a known seed.
+    """Return the task whose answers a table holds, and whether any noise came from a known seed.
 
     Raises:
-        BadData: it is no table of questions.
+        BadData: the table is not one of questions.
     """
     try:
         metadata = table.schema.metadata or {}
@@ -326,10 +335,10 @@ def answers_of(
     """Return the answers of a table of questions, for a student.
 
     Args:
-        table: see feature_store.results.pseudo_labels; a row per question, or per image where a model was asked for.
+        table: in the fixed schema, a row per question; a row per image if a model was asked for.
         features: what each row is about, shape (rows, dimension).
         assignment: the row that stands for each public image.
-        contributors: how many agents' noise is in the answers; all of the task's when None, which is the most.
+        contributors: how many agents' noise is in the answers. None means all agents of the task, the most possible.
 
     Raises:
         NotReady: nothing was answered.
@@ -338,7 +347,7 @@ def answers_of(
     task, _ = task_of(table)
     votes = None
     if task.release == "histogram" and not task.traits.asks_for_a_model:
-        nothing = [float("nan")] * task.num_classes  # of a question that was not opened
+        nothing = [float("nan")] * task.num_classes  # for a question that was not opened
         votes = np.array([row or nothing for row in table["noisy_votes"].to_pylist()], dtype=np.float64)
     return NoisyAnswers.of(
         task,

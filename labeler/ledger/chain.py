@@ -4,11 +4,11 @@
            hash of the entry before)
 
 Changing, dropping or reordering an entry changes every hash after it. A `Head` (the last sequence number and its
-hash) therefore stands for the whole history. Kept anywhere else, it shows that a journal was cut or rewritten.
-Canonical JSON: keys sorted, no blanks, ASCII. `detail` enters as the text that is stored.
+hash) therefore stands for the whole history. A copy of it elsewhere reveals that a journal was cut or rewritten.
+Canonical JSON has sorted keys, no blanks, and only ASCII. `detail` is hashed as the stored text.
 
-A head is sent in clear, and a cap has few likely values. So each entry's detail begins with a random salt of 16 bytes
-(`salted`): a reader of heads cannot find out by trial what an entry says. The salt is stored with the entry, so
+A head is sent in clear, and a cap has few likely values, which a reader of heads could try. So each entry's detail
+begins with a random salt of 16 bytes (`salted`), and such a trial fails. The salt is stored with the entry, so
 verification needs no secret.
 
 Suppose yesterday's copy replaces a journal. Its chain holds, but charges since yesterday are gone and could be spent
@@ -16,8 +16,8 @@ again. The `Anchor` file is written after every commit and compared at the start
 or holds another entry there, is refused. A ledger that goes further than its anchor is in order: the process died
 between the two writes.
 
-The anchor is overwritten in place, one short record in one disk sector, and synced at most once a second. After a
-power cut it may be slightly old, which only makes the check milder. So a commit costs no second sync.
+The anchor is one short record in one disk sector. It is overwritten in place and synced at most once a second, so most
+commits need no second sync. After a power cut the anchor may be slightly old, which only makes the check milder.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Head:
     """The end of a ledger, which identifies everything before it.
 
     Attributes:
-        seq: of the last entry; 0 if there is none.
-        hash: of the last entry, 64 hex digits; all zeros if there is none.
+        seq: sequence number of the last entry; 0 if there is none.
+        hash: hash of the last entry, 64 hex digits; all zeros if there is none.
     """
 
     seq: int
@@ -88,8 +88,8 @@ class Entry:
     Attributes:
         seq: 1, 2, 3, ... without gaps.
         at: when it was written; never earlier than the entry before it.
-        kind: "open" and "cap" set a cap; "reserve", "post" and "void" move a charge; "answer" says that what a charge
-            paid for was stored, and moves none.
+        kind: "open" and "cap" set a cap. "reserve", "post" and "void" move a charge. "answer" moves none: it says that
+            the answer that a charge paid for was stored.
         reservation_id: the charge; empty for "open" and "cap".
         amount: nano-units of mu^2; the cap for "open" and "cap" (0 if it is not limited, see `detail`); 0 for
             "answer".
@@ -152,8 +152,8 @@ def detail_text(detail: Mapping[str, Any]) -> str:
     """Return the detail of an entry as it is stored.
 
     Raises:
-        InvalidSetting: it is not JSON, or not an object with texts as keys, or it has a salt already.
-        TooLarge: it is longer than MAX_DETAIL_BYTES.
+        InvalidSetting: the detail is not JSON, a key is not text, or it has a salt already.
+        TooLarge: the text is longer than MAX_DETAIL_BYTES.
     """
     if not detail:
         return "{}"
@@ -171,7 +171,7 @@ def detail_text(detail: Mapping[str, Any]) -> str:
 
 
 def salted(detail: str) -> str:
-    """Add a salt to the output of `detail_text`: without the salt, nobody can compute the hashes of its entries."""
+    """Add a random salt to the output of `detail_text`; without it, nobody can compute the hash of the entry."""
     rest = "}" if detail == "{}" else f",{detail[1:]}"
     return f'{SALTED}{secrets.token_hex(SALT_BYTES)}"{rest}'
 
@@ -243,9 +243,10 @@ class Anchor:
         )
 
     def is_another(self) -> bool:
-        """Return whether another process wrote the file since this one wrote it or found it right (`accept`).
+        """Return whether another process has written the file since this one last wrote or accepted it (`accept`).
 
-        False if the file is gone or unreadable: then it cannot record a charge, so nothing is answered anyway.
+        Return False if the file is gone or unreadable. Then no charge can be recorded in it, so nothing is answered
+        anyway.
         """
         try:
             return read_small(self.path, RECORD_BYTES) != self._accepted
@@ -293,7 +294,10 @@ class Anchor:
 
 
 def read_small(path: Path, most: int) -> bytes:
-    """Return at most `most` + 1 bytes of a file, in three system calls: a party reads it at every poll."""
+    """Return at most `most` + 1 bytes of a file.
+
+    It takes only three system calls, because a party reads the anchor at every poll.
+    """
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(handle, most + 1)

@@ -1,10 +1,10 @@
 """kNN-DPFL (Zhu et al. 2021): every query asks the agent's k records nearest to it for their labels.
 
-`labeler.methods.knn.knn_ballots` and `workers.voting.neighbors` cast the votes, as a function of exact similarities.
-The proofs below are about those ballots and about no others.
+`knn_ballots` and `workers.voting.neighbors` cast the votes, as a function of exact similarities. The proofs below are
+about those ballots and about no others.
 
-If classes are attributes, of which a record may have any number, a record votes for t of them at most
-(`labeler.methods.knn.attribute_ballots`). One class per record is t = 1.
+Classes may be attributes, so that a record has any number of them. Then it votes for at most t of these
+(`attribute_ballots`). One class per record is the case t = 1.
 """
 
 from __future__ import annotations
@@ -27,34 +27,39 @@ if TYPE_CHECKING:
 
 
 def squared(task: Task, level: StatedLevel, queries: int) -> int:
-    """Squared L2 sensitivity of the sums of Q queries: 2 Q, 2 Q min(m, k)^2 for a person, Q k^2 for an agent.
+    """Return the squared L2 sensitivity of the sums of Q queries, in votes squared.
 
-    For attributes, with t = min(tau, C) votes of a record and w = min(2 t, C) between two: w Q, w Q min(m, k)^2 and
-    t Q k^2. The first proofs are for one class per record, t = 1 and w = 2; the last paragraph is for any t.
+    It is 2 Q for a record, 2 Q min(m, k)^2 for a person, and Q k^2 for an agent. For attributes it is w Q,
+    w Q min(m, k)^2 and t Q k^2. Here a record casts at most t = min(tau, C) votes, tau is `attributes_per_record`, and
+    the votes of two records differ in at most w = min(2 t, C) places. The first proofs are for one class per record,
+    t = 1 and w = 2; the last paragraph is for any t.
 
     **Instance.** Records are ordered by (similarity, record id), a total order in which two
     records' places do not depend on a third. Adding or removing a record swaps at most one of the
-    first k for another: one coordinate loses a vote, another gains one. Squared norm at most 2 per
-    query; the queries are different coordinates, so 2 Q. Replacing a record also swaps at most one, and so a cap on
-    the records of a person, under which a record that leaves may let another in, changes nothing.
+    first k for another: one coordinate loses a vote, another gains one. So the squared norm is at most 2 per query.
+    Different queries have different coordinates, so Q queries make 2 Q. Replacing a record also swaps at most one.
+    Under a cap on the records of a person, a record that leaves may let another in. That is such a replacement, so
+    the cap changes nothing.
 
-    **Person.** Of the first k, j <= min(m, k) are the person's. The others are the first k - j of what
-    stays, which are among the first k of what stays. So at most j votes leave and at most j enter. Counted by
-    class, the leaving a and the entering b have non-negative entries, |a|, |b| <= j and a.b >= 0. So |a - b|^2 <=
-    |a|^2 + |b|^2 <= 2 j^2 per query, attained when the leaving share a class and the entering another. 2 Q
-    min(m, k)^2: mu is min(m, k) times that of one record.
+    **Person.** Of the first k records, j <= min(m, k) are the person's. The other k - j come first among the records
+    that stay, so they are among the first k of these. So at most j votes leave and at most j enter. Count the leaving
+    votes by class as a, and the entering ones as b. Both have non-negative entries, |a|, |b| <= j and a.b >= 0. So
+    |a - b|^2 <= |a|^2 + |b|^2 <= 2 j^2 per query, attained when all leaving votes share one class and all entering
+    votes share another. Q queries make 2 Q min(m, k)^2, and mu is min(m, k) times that of one record.
 
     **Agent.** The row of one query has non-negative entries b_c with sum at most k, so
-    sum b_c^2 <= (sum b_c)^2 <= k^2, attained when all neighbors share a class. Q k^2.
+    sum b_c^2 <= (sum b_c)^2 <= k^2, attained when all neighbors share a class. Q queries make Q k^2.
 
-    **Attributes.** A record's vote is a vector of C zeros and ones with t ones at most, a function of that record
-    alone. Two such vectors differ, by one, exactly where one has a one and the other none. That is at no more than
-    t + t places, and at no more than C, so |u - v|^2 <= w, and |u - 0|^2 <= t <= w. *Instance:* which records are the
-    first k does not depend on what they vote for. So a record that comes or goes swaps one vector for another, or adds
-    or removes one: w per query. Two records without a common attribute attain it if 2 t <= C. *Person:* j leaving
-    and at most j entering vectors, paired, are j such differences, whose sum has a norm of at most j sqrt(w).
-    *Agent:* k vectors of t ones sum to entries of at most k that add up to at most k t. So
-    sum b_c^2 <= k sum b_c <= t k^2, attained when all neighbors vote for the same t.
+    **Attributes.** A record's vote is a vector of C zeros and ones with at most t ones, a function of that record
+    alone. Two such vectors u and v differ, by one, exactly where one has a one and the other a zero. That is at no
+    more than t + t places, and at no more than C, so |u - v|^2 <= w, and |u - 0|^2 <= t <= w.
+    *Instance:* which records are the first k does not depend on what they vote for. So a record that comes or goes
+    swaps one vector for another, or adds or removes one: w per query. Two records without a common attribute attain
+    it if 2 t <= C.
+    *Person:* j vectors leave and at most j enter. Pair them; a leaving vector without a partner is paired with 0. The
+    change is the sum of j such differences, so its norm is at most j sqrt(w).
+    *Agent:* add k vectors of at most t ones. Each entry of the sum is at most k, and all entries add up to at most
+    k t. So sum b_c^2 <= k sum b_c <= t k^2, attained when all neighbors vote for the same t attributes.
     """
     votes = task.votes_of_a_record
     if level == "agent":
@@ -64,10 +69,11 @@ def squared(task: Task, level: StatedLevel, queries: int) -> int:
 
 
 def largest(task: Task, level: StatedLevel) -> int:
-    """Return one vote for a record, which votes at most once per query: a swap moves one vote between two coordinates.
+    """Return the most votes by which one coordinate of the sums can change.
 
-    For a person, as many votes as its records have there; those that replace them move the coordinate the other way.
-    For an agent, all its k neighbors of one query.
+    For a record it is one: a record votes at most once per query, and a swap moves one vote between two coordinates.
+    For a person it is the votes of all their records there; the records that replace them move the coordinate the
+    other way. For an agent it is all k neighbors of one query.
     """
     if level == "agent":
         return task.k
@@ -75,12 +81,12 @@ def largest(task: Task, level: StatedLevel) -> int:
 
 
 def _of_a_person(task: Task) -> int:
-    """Return the most records of a person that vote at one query: no more than k."""
+    """Return the most records of a person that vote at one query: the smaller of m and k."""
     return min(records_of_a_person(task), task.k)
 
 
 def per_cell(task: Task) -> int:
-    """Return k: all neighbors of a query may have one class."""
+    """Return k, because all neighbors of a query may have one class."""
     return task.k
 
 
@@ -89,8 +95,8 @@ def knn_ballots(neighbor_labels: NDArray[np.integer], *, num_classes: int) -> ND
 
     One record of an agent moves at most one vote per query. Order the records of an agent by
     (similarity to the query, record id): a total order in which two records' places do not depend on
-    any third. Without the record r, the first k of it are those with r, less r if r was among them,
-    plus the one that follows the k-th. So at most one neighbor is swapped for another: two
+    any third. Take the record r away. If r was not among the first k, they stay the same. If it was,
+    the record after the k-th takes its place. So at most one neighbor is swapped for another: two
     coordinates change by one vote each, or none if their labels agree (L1 at most 2, squared L2 at
     most 2). Replacing r by r' also changes at most one member of the first k. An agent with fewer
     than k records votes with what it has: then one coordinate changes by one.
@@ -118,15 +124,15 @@ def knn_ballots(neighbor_labels: NDArray[np.integer], *, num_classes: int) -> ND
 
 
 def attribute_ballots(neighbors: NDArray[np.integer], *, most: int) -> NDArray[np.int64]:
-    """Count the attributes of each query's nearest records, of each record the first `most` that it has.
+    """Count the attributes of each query's nearest records; each record votes for the first `most` that it has.
 
-    A record's vote depends only on its attributes and their public order: those it has, cut at `most`
-    (tau-clipping: Zhu et al. 2020, "Private-kNN"; of records, not of models, so that it holds for each). Which
-    records are the first k does not depend on it. `labeler.methods.knn` proves the sensitivity.
+    "First" is by the public order of attributes, so a record's vote depends on that record alone. This is tau-clipping
+    (Zhu et al. 2020, "Private-kNN"). It clips records, not models, so the bound holds for each record. Which records
+    are the first k does not depend on their votes. `squared` proves the sensitivity.
 
     Args:
         neighbors: shape (num_queries, k, num_attributes), 1 if a neighbor has an attribute and 0 if not.
-        most: tau, at least 1: public, and the same for every agent.
+        most: tau, at least 1. It is public, and the same for every agent.
 
     Returns:
         Votes, int64, shape (num_queries, num_attributes): at most k each, at most k tau in a row.
@@ -144,11 +150,14 @@ def attribute_ballots(neighbors: NDArray[np.integer], *, most: int) -> NDArray[n
 
 
 NEIGHBORS_AT_ONCE = 2**21
-"""Neighbors found in one step: some 40 MiB, however many a task asks for."""
+"""The most neighbors found in one step: they take about 40 MiB, however large a task's k is."""
 
 
 def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerContext) -> NDArray[np.int64]:
-    """Return votes of the nearest records of each query, in blocks: those of a large k need not fit into memory."""
+    """Return the votes of each query's nearest records.
+
+    The work is done in blocks, because with a large k all neighbors may not fit into memory.
+    """
     votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
     k = records.neighbors(task.k)
     index = context.indexes.of_records(records)

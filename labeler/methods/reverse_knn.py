@@ -1,15 +1,15 @@
 """Reverse kNN (ours): every record votes for its label at the k queries nearest to it.
 
-In kNN-DPFL every query may use the same record, so a job of Q queries costs 2 Q. Queries are public. If every
-record looks for its nearest query instead, where it votes depends on that record alone, and it votes k times in the
-whole job. `reverse_knn_ballots` casts the votes.
+In kNN-DPFL every query may use the same record, so a job of Q queries has a squared sensitivity of 2 Q. Here every
+record looks for its nearest queries instead. Queries are public, so where a record votes depends on that record alone,
+and it votes k times in the whole job. `reverse_knn_ballots` casts the votes.
 
-**Ballots on a ball**: the contribution of one agent is made no longer than a public radius, in whole numbers.
+**Ballots on a ball**: an agent shortens its contribution to a public length, in whole numbers.
 
-A cap on how many records vote (`max_agent_records`) bounds an agent by the worst that n records could do: all in one
-place, n^2 k. Real ballots are spread over many questions and far shorter. So an agent takes its whole batch b, the
-counts of Q questions and C classes as one vector. It leaves out the mean of each question, which says nothing about
-classes. It projects the rest onto the ball of radius R around zero, R votes and public.
+A cap on how many records vote (`max_agent_records`) bounds an agent by the worst that n records could do: all vote in
+one place, n^2 k. Real ballots are spread over many questions and are far shorter. So an agent takes its whole batch b,
+the counts of Q questions and C classes as one vector. It subtracts the mean of each question, which says nothing about
+classes. It projects the rest onto a ball around zero. The ball's radius R, in votes, is public.
 
     v = C b - (sum of the question's counts)        C times the centered ballot, in whole numbers.
 
@@ -18,25 +18,25 @@ classes. It projects the rest onto the ball of radius R around zero, R votes and
 
 trunc drops the fraction, towards zero. Comparison and truncation are of whole numbers. For x >= 0 floor(sqrt(x))
 is isqrt(floor(x)), so that trunc(S R v_i / |v|) is isqrt((S R v_i)^2 // sum v^2) with the sign of v_i, exactly. No
-record is left out and none replaces another. The class with most votes of a question stays the same. Without centering,
-C - 1 of C numbers at a pure question would carry the mean: centered ballots are shorter, so more votes fit the ball.
+record is left out and none replaces another. At each question the class with most votes stays the same. Centering makes
+ballots shorter, so more votes fit the ball: without it, C - 1 of C numbers at a pure question would carry the mean.
 
 **Agent level.** |p(b)| <= S R whatever the records are: truncation makes no entry larger. An agent that votes for
 nothing contributes 0. So the square of the change is at most S^2 R^2.
 
-**One record, one person.** Let b and b' be ballots of neighboring data sets, |b - b'|^2 <= D2^2 (`labeler.methods.
-reverse_knn`). Centering is an orthogonal projection, and the nearest point of a closed convex set moves no further
+**One record, one person.** Let b and b' be ballots of neighboring data sets, |b - b'|^2 <= D2^2, which `squared`
+proves. Centering is an orthogonal projection, and the nearest point of a closed convex set moves no further
 than the point itself. So before truncation the two are at most S |b - b'| apart, whichever of them is in the ball.
 |trunc(x) - trunc(y)| is below |x - y| + 1 (at most |x - y| if signs differ). So by the triangle inequality over all
 Q C entries
 
     |p(b) - p(b')| <= S D2 + sqrt(Q C)        grid units, and always at most 2 S R.
 
-Every entry may change, while without the ball only the record's own did. Each changes by a whole number below S D2 + 1,
-so by at most ceil(S D2) <= S ceil(D2).
+Without the ball, only the entries at which the record votes may change; with it, every entry may. Each entry changes by
+a whole number below S D2 + 1, so by at most ceil(S D2) <= S ceil(D2).
 
-**Winner.** Entries of p(b) lie between -S R and S R, so every sum fits its field if R does. Otherwise they are cut at
-public numbers afterwards, which moves no two vectors further apart (`labeler.release.on_grid`).
+**Winner.** Entries of p(b) lie between -S R and S R, so every sum fits its field if R does. If R does not fit, entries
+are cut afterwards at public numbers, which moves no two vectors further apart (`labeler.release.on_grid`).
 
 References:
     Bauschke, Combettes 2017, Convex Analysis and Monotone Operator Theory in Hilbert Spaces, Proposition 4.16.
@@ -67,11 +67,11 @@ UNBOUNDED_RECORDS: Final = 2**40
 
 
 def squared(task: Task, level: StatedLevel, queries: int) -> Fraction | int | None:
-    """Squared L2 sensitivity of the sums of one batch of Q queries, with n = `max_agent_records`.
+    """Return the squared L2 sensitivity of the sums of one batch of Q queries, with n = `max_agent_records`.
 
-    The table is for ballots as they are counted. Projected onto a ball of `ballot_radius` R
-    (`labeler.methods.reverse_knn`) they change by R^2 for an agent, or by the table's number if that is less. For a
-    record or a person, with D2^2 the table's number, they change by the smaller of (D2 + sqrt(Q C) / S)^2 and 4 R^2.
+    The table is for counted ballots, before any projection. For ballots on a ball of `ballot_radius` R (this module's
+    docstring), let D2^2 be the table's number. The bound is then the smaller
+    of R^2 and D2^2 for an agent, and the smaller of (D2 + sqrt(Q C) / S)^2 and 4 R^2 for a record or a person.
 
     | instance                      | person, g = min(m, n)             | agent          |
     |-------------------------------|-----------------------------------|----------------|
@@ -82,17 +82,18 @@ def squared(task: Task, level: StatedLevel, queries: int) -> Fraction | int | No
     min(k, Q) queries by one vote and nothing else: min(k, Q) for the batch, once. With a cap
     `max_agent_records` on how many of an agent's records vote, a record that leaves lets in the first
     record beyond the cap. So two records change their votes, 2 min(k, Q). Nobody can know that the cap does not
-    bind, so with a cap this is charged. (Not Q-fold either way: it holds for **one batch**. Asking in several
-    batches is several such compositions.) A cap on the records of a person does the same: two records change their
-    votes, 2 min(k, Q). With both, the n records of the smallest ids among E + r and among E + r' differ by one swap
-    at most, as the first k of knn do. So the two caps together cost 2 min(k, Q), no more than either.
+    bind, so any task with a cap is charged this. (All of this is for **one batch**, whatever its number of queries.
+    Several batches are several such compositions.) A cap on the records of a person does the same: two records change
+    their votes, 2 min(k, Q). With both caps, the cap per person replaces a record r by r' among other records E. The
+    n records of the smallest ids among E + r and among E + r' differ by one swap at most, as the first k of knn do.
+    So the two caps together cost 2 min(k, Q), no more than either.
 
     **Person.** At most m records leave, each with one vote in each of min(k, Q) rows:
     entries of at most m, m min(k, Q) votes in all. So the squared norm is at most m^2 min(k, Q), attained when
-    their votes fall together. mu is m times that of one record without a cap. With n, at most g = min(m, n) of
-    the n records that vote leave, and as many of other people enter. Both sums have non-negative entries. So
-    their difference has a squared norm of at most g^2 min(k, Q) + g^2 min(k, Q): mu is g times that of one
-    record under a cap. (By adding norms, instead of squares, it would be 2 g times that of one record without.)
+    their votes fall together. mu is m times that of one record without a cap. With a cap n, at most g = min(m, n) of
+    the n records that vote leave, and as many records of other people enter. Both sums of votes have non-negative
+    entries. So their difference has a squared norm of at most g^2 min(k, Q) + g^2 min(k, Q): mu is g times that of
+    one record under a cap. (Adding norms instead of squares would give 2 g times that of one record without a cap.)
 
     **Agent.** At most n records vote, each at most once in a row. So an entry is at most
     n and all entries together at most n min(k, Q). Hence sum b^2 <= max b * sum b <= n^2 min(k, Q),
@@ -102,8 +103,8 @@ def squared(task: Task, level: StatedLevel, queries: int) -> Fraction | int | No
     **Clipping (winner).** An agent cuts every count at a public M (`Task.vote_clip`). Let b and b' be
     ballots of neighboring data sets and clip(x) = min(x, M). clip is increasing and 1-Lipschitz: for
     x <= y, clip(y) - clip(x) lies between 0 and y - x. So cell by cell |clip(b) - clip(b')| <= |b - b'|, and
-    the sum of squares over all cells is at most what it was without clipping. So the bounds above hold, at all
-    levels (b' = 0 at agent level, and clip(0) = 0), and so does `largest`.
+    the sum of squares over all cells is at most what it was without clipping. So the bounds above and `largest` hold
+    at all levels (at agent level b' = 0, and clip(0) = 0).
     """
     counted, radius = _squared_as_counted(task, level, min(task.k, queries)), task.ballot_radius
     if radius is None:
@@ -116,7 +117,7 @@ def squared(task: Task, level: StatedLevel, queries: int) -> Fraction | int | No
 
 
 def _squared_as_counted(task: Task, level: StatedLevel, places: int) -> int | None:
-    """Return the table of `squared`, which proves it, for ballots as they are counted; places is min(k, Q)."""
+    """Return the entry of the table in `squared`, for ballots before any projection; `places` is min(k, Q)."""
     if level == "agent":
         return None if task.max_agent_records is None else task.max_agent_records**2 * places
     group = 1 if level == "instance" else _of_a_person(task)
@@ -125,12 +126,13 @@ def _squared_as_counted(task: Task, level: StatedLevel, places: int) -> int | No
 
 
 def largest(task: Task, level: StatedLevel) -> int | None:
-    """Return one vote for a record: it votes at most once per query.
+    """Return the most votes by which one coordinate of the sums can change; None if there is no bound.
 
-    (Under a cap a record that leaves and the one let in may share a coordinate; then their changes cancel.) For a
-    person, as many votes as its records have there; those that replace them move the coordinate the other way. For an
-    agent, everything it can put there: the votes of all its n records, and no bound without n. On a ball of radius R
-    no coordinate is above R, and every one may move with the others (`labeler.methods.reverse_knn`).
+    For a record it is one: a record votes at most once per query. (Under a cap, a record that leaves and the one let in
+    may share a coordinate; then their changes cancel.) For a person it is the votes of all their records there; the
+    records that replace them move the coordinate the other way. For an agent it is the votes of all its n records;
+    without n there is no bound. On a ball of radius R no coordinate is above R, and one record may move every
+    coordinate (this module's docstring).
     """
     if level == "agent":
         return task.max_agent_records if task.ballot_radius is None else task.ballot_radius
@@ -141,18 +143,18 @@ def largest(task: Task, level: StatedLevel) -> int | None:
 
 
 def _of_a_person(task: Task) -> int:
-    """Return the most records of a person that vote: no more than the n that vote at all."""
+    """Return g, the most records of a person that vote: the smaller of m and n."""
     records = records_of_a_person(task)
     return min(records, task.max_agent_records or records)
 
 
 def per_cell(task: Task) -> int:
-    """Return n: all records of an agent may share a class and a nearest query; as counted, before any ball."""
+    """Return n, because all records of an agent may share a class and a nearest query; before any projection."""
     return task.max_agent_records or UNBOUNDED_RECORDS
 
 
 def project(ballots: NDArray[np.int64], *, radius: int, scale: int) -> NDArray[np.int64]:
-    """Return p(b) of this module's docstring.
+    """Project the ballots of one agent onto the ball: return p(b) of this module's docstring.
 
     Args:
         ballots: int64 counts, at least 0, shape (num_queries, num_classes): the whole batch of one agent. C times the
@@ -166,7 +168,7 @@ def project(ballots: NDArray[np.int64], *, radius: int, scale: int) -> NDArray[n
     classes = ballots.shape[1]
     centred = classes * ballots - ballots.sum(axis=1, keepdims=True)
     lengths = np.abs(centred).ravel().tolist()
-    # Inside of the ball this is isqrt((S v_i)^2 // C^2) = S v_i // C: the same work on both sides, entry by entry.
+    # Inside the ball this is isqrt((S v_i)^2 // C^2) = S v_i // C. So the same work is done inside and outside.
     squares = max(sum(length * length for length in lengths), (classes * radius) ** 2)
     drawn = [isqrt((scale * radius * length) ** 2 // squares) for length in lengths]
     return np.asarray(np.array(drawn, dtype=np.int64).reshape(ballots.shape) * np.sign(centred))
@@ -234,14 +236,14 @@ def reverse_knn_ballots(
 
 
 NUMBERS_AT_ONCE = 2**22
-"""Numbers of features whose records look for their nearest questions in one step: 8 MiB, and twice that in float32. So
-memory does not grow with the number of records."""
+"""The most feature numbers (records times dimension) of one search step: 8 MiB, and twice that in float32. So memory
+does not grow with the number of records."""
 
 
 def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerContext) -> NDArray[np.int64]:
-    """Return votes of the records at their nearest queries, in blocks of records, whose votes add up.
+    """Return the votes of the records at their nearest queries. The votes of blocks of records are added up.
 
-    The public queries are searched, so this process does it with any engine.
+    The index holds the public queries and not the records, so this process searches it, whatever the agent's engine.
     """
     if task.max_agent_records is not None:
         records = records.first(task.max_agent_records)
@@ -257,8 +259,8 @@ def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerCont
 def records_at_once(dimension: int, k: int, cells: int) -> int:
     """Return how many records look for their k nearest questions in one step.
 
-    Each step is counted into a whole table of votes, so it should have as many neighbors as the table has cells. It
-    has no more numbers of features than `NUMBERS_AT_ONCE`.
+    Each step adds a whole table of votes, so it should find at least as many neighbors as the table has cells. It reads
+    at most `NUMBERS_AT_ONCE` feature numbers.
     """
     return max(1, min(max(NEIGHBORS_AT_ONCE, cells) // k, NUMBERS_AT_ONCE // dimension))
 

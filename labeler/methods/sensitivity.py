@@ -6,7 +6,7 @@ the **whole composition** of queries (`squared_sensitivity`). The other is the l
 votes are counted, never divided by k. If agents answer with real numbers, the price is a function of the noisy vector
 `answer_sum`.
 
-Neighbors (PRIVACY section 1):
+Neighbors (docs/math/index.md, "What a guarantee is about"):
 
 * instance level: one agent gains or loses one record, all other agents' records stay.
 * person level: one agent gains or loses **all** records of one person, all other records stay. Only if the
@@ -27,7 +27,7 @@ and, if a record votes for t attributes, w = min(2 t, C) for knn's 2 and t Q k^2
 m = `records_per_person` and g = min(m, n). A cap is either of n and m. On a ball of `ballot_radius` R
 (`labeler.methods.reverse_knn`) an agent of reverse-knn changes at most R^2, a record the table's number and rounding.
 Each method's module holds its proof. A winner is computed from the histogram, so these bounds hold for it, too;
-`labeler.methods.sensitivity` says when a smaller one is proved.
+`_as_winners` says when a smaller one is proved.
 
 A method whose traits state nothing has no price: it is refused, never charged as another.
 

@@ -324,7 +324,7 @@ def _asked(url: str, token: str, ca_file: Path | None, out: Path, task: str, sin
 
 
 def _moment(name: str, text: str) -> datetime | None:
-    """Parse a day or a time of ISO 8601; without a zone it is UTC, without a time the start of the day."""
+    """Parse a day or a time of ISO 8601. The default zone is UTC; a day alone means its start."""
     if not text:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Commands of a site: `agent` and `tallier` run there, and let people review and decide."""
+"""The commands `agent` and `tallier` of a site: they make its home, run it, and let its people review and decide."""
 
 from __future__ import annotations
 
@@ -312,7 +312,7 @@ def _agree(
     quiet: bool,
     more: Any = lambda _: (),
 ) -> Invitation:
-    """Read an invitation, show its terms, and have its phrase compared.
+    """Read an invitation, show its terms, and check the phrase that a person types.
 
     Raises:
         InvalidSetting: the phrase differs.

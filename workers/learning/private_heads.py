@@ -1,32 +1,33 @@
 """Private heads of FedAUXfdp: the public map in front, certainty, and both heads under noise.
 
-**The map** takes stored features to what a private head sees. It depends on public images alone, and its rows have a
-public norm.
+**The map** turns a stored feature into the input row of a private head. It depends on public images alone, and its
+rows have a public bound on their norm.
 
     x -> z = (x - mean) basis -> (r z / max(|z|, l), a),      r^2 + a^2 = c^2.
 
-The mean and the principal axes are those of the public negatives, which every client has. A private image decides
-nothing about the map of another. (Dividing by the largest private norm, as the paper's equation 4 does, would let one
-record scale all others, and the proof is gone.) No row is longer than c, which is the bound in the sensitivity, and the
+The mean and the principal axes (`basis`) are those of the public negatives, which every client has. So no private image
+decides how another one is mapped. (The paper's equation 4 divides by the largest private norm. Then one record would
+scale all others, and the proof would fail.) No row is longer than c, which is the bound in the sensitivity. The
 constant a carries the intercept.
 
-**Rounding.** A matrix product may round a row differently when another record is gone. Where |z| is tiny, dividing by
-it would turn that error into another direction altogether; l, a tenth of the public rows' length, forbids it. A map is
-refused where rounding could move a row by more than `FEATURE_ROUNDING` of c, for stored rows of norm at most 2. The
-margin of `labeler.methods.aux_distill` contains that much.
+**Rounding.** A matrix product may round a row differently when another record is gone. If |z| is tiny, dividing by it
+would turn that error into another direction altogether. The least length l, a tenth of the public rows' length,
+prevents this. A map is refused if rounding could move a row by more than `FEATURE_ROUNDING` of c, for stored rows of
+norm at most 2. The margin of `labeler.methods.aux_distill` covers that much.
 
-Centering matters more than anything else here: features of a network are positive and share a large mean, along which
-noise of a head moves all queries together.
+Centering matters more than anything else here. Features of a network are positive and share a large mean. Without
+centering, a head's noise along that mean would move all queries together.
 
 **Certainty** says how sure a client may be about an image: does it look like the client's own records, or like public
 images of no one? The certainty head is a logistic regression of the client's private records against the public
-negatives that all clients share (Sattler et al. 2021). A client that has only ever seen ships answers ships with a
-weight near 1 and everything else with a weight near 0. So clients that know a class lead the sum of weighted answers.
-Which records a client holds decides the head, so the head is private. `labeler.methods.aux_distill` proves that one
-record moves it by at most 2 c / (lambda (n + m)), because negatives are the same on neighboring data, and releases it
-under noise.
+negatives that all clients share (Sattler et al. 2021). If a client has only ever seen ships, it gives a ship a weight
+near 1 and everything else a weight near 0. So clients that know a class lead the sum of weighted answers.
+A client's records decide the head, so the head is private. `labeler.methods.aux_distill` releases it under noise. It
+proves that one record moves the head by at most 2 c / (lambda (n + m)), because negatives are the same on neighboring
+data.
 
-**Both heads** of one client are fitted, noised once and then free: what an agent of method `aux-distill` answers with.
+**Both heads** of one client are fitted, and noise is added once. An agent of method `aux-distill` answers with them, at
+no further price:
 
     heads = fit_rows(records, negatives, terms=terms, maps=maps).released(terms, source=source)   private in, public out
     heads.soft_votes(queries)                                                    post-processing: no more price
@@ -55,7 +56,7 @@ from labeler.records import Array, Block, Blocks, Rows, block_rows, kept
 from workers.learning.descent import descend, logistic_slopes, softmax_slopes
 
 CONSTANT_SHARE = 0.1
-"""The constant coordinate, as a share of the norm."""
+"""a / c: the constant coordinate, as a share of the norm c."""
 
 LEAST_LENGTH = 0.1
 """l, as a share of the root mean square length of the public rows."""
@@ -67,7 +68,7 @@ _LEAST_VARIANCE = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class PublicMap:
-    """The map; see the module.
+    """The public map in front of a head; the module's docstring defines it.
 
     Attributes:
         mean: float64, shape (stored,).
@@ -95,9 +96,10 @@ class PublicMap:
 
     @property
     def rounding(self) -> float:
-        """A bound on how far, as a share of c, a row may move when other rows are computed with it.
+        """A bound on how far a row may move when other rows are computed with it, as a share of c.
 
-        A product of d terms is off by at most (d + 2) 2^-52 times the norms, and two of them differ by twice that.
+        A product of d terms is off by at most (d + 2) 2^-52 times the norms. Two such products differ by at most twice
+        that.
         """
         spread = 1.0 if self.basis is None else float(np.linalg.norm(self.basis))
         reach = (_STORED_NORM + float(np.linalg.norm(self.mean))) * spread
@@ -112,19 +114,21 @@ class PublicMap:
         norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
         constant = CONSTANT_SHARE * self.clip_norm * _INSIDE
         length = math.sqrt(1 - CONSTANT_SHARE**2) * self.clip_norm * _INSIDE
-        # Brought to one length, not only cut: a row near the mean says as much as any other.
+        # Rows are stretched as well as cut, because a row near the mean should count as much as any other.
         rows *= length / np.maximum(norms, self.least_length)
         return np.hstack([rows, np.full((len(rows), 1), constant)])
 
 
 def plain_map(dimension: int, *, clip_norm: float = 1.0) -> PublicMap:
-    """Return a map without a mean or axes: rows are only brought to one length, as in the paper."""
+    """Return a map without a mean or axes, which only scales rows to one length, as in the paper."""
     return PublicMap(np.zeros(dimension), None, LEAST_LENGTH, clip_norm)
 
 
 def fit_public_map(public: NDArray[np.floating], *, dimensions: int, clip_norm: float = 1.0) -> PublicMap:
-    """Center on public images and keep their first principal axes, each divided by the root of its standard deviation:
-    axes that tell classes apart are rarely the longest.
+    """Fit the map to public images: center on their mean, and keep their first principal axes.
+
+    Each axis is divided by the root of its standard deviation, because the axes that tell classes apart are rarely the
+    longest.
 
     Args:
         public: features of public images, shape (m, stored).
@@ -152,10 +156,10 @@ def fit_public_map(public: NDArray[np.floating], *, dimensions: int, clip_norm: 
 
 
 def fit_certainty(blocks: Blocks, *, num_records: int, terms: LocalHeadTerms) -> Array:
-    """Fit the certainty head without noise, shape (terms.score_dimension,): private.
+    """Fit the certainty head without noise and return it, shape (terms.score_dimension,). It is private.
 
-    The mean is over the client's records, at least `terms.min_records` of them, and the negatives; with
-    `terms.max_records` both numbers are public.
+    The loss is a mean over the client's records and the negatives. Its denominator counts at least `terms.min_records`
+    records. With `terms.max_records` the denominator is public.
 
     Args:
         blocks: rows of the client's records (True) and of the terms.num_negatives public negatives (False), each of
@@ -174,13 +178,14 @@ def fit_certainty(blocks: Blocks, *, num_records: int, terms: LocalHeadTerms) ->
 
 
 def certainty(scores: Array, features: Array, *, sharpness: float = 1.0) -> Array:
-    """Return the certainty head's probability that a query is like the client's records: in [0, 1], shape
-    (num_queries,).
+    """Return the certainty head's probability that each query is like the client's records.
+
+    The result has shape (num_queries,) and values in [0, 1].
 
     Args:
         scores: the head, shape (dimension,).
         features: of queries, shape (num_queries, dimension).
-        sharpness: factor on the head; a strongly regularized head is timid, and amplifying it costs no privacy.
+        sharpness: factor on the head. A strongly regularized head stays near 1/2; amplifying it costs no privacy.
     """
     return np.asarray(expit(sharpness * (features @ scores)))
 
@@ -191,10 +196,10 @@ class PrivateHeads:
 
     Attributes:
         head: noisy weights, float64, shape (num_classes, head_map.dimension).
-        scores: noisy certainty head, float64, shape (score_map.dimension,); None where certainty was not asked for.
+        scores: noisy certainty head, float64, shape (score_map.dimension,); None if certainty was not asked for.
         head_map: public map in front of the head.
         score_map: public map in front of the certainty head.
-        is_seeded: True where somebody may know the noise: nothing is protected (simulations).
+        is_seeded: True in simulations: somebody may know the noise, so nothing is protected.
     """
 
     head: Array
@@ -226,8 +231,9 @@ class PrivateHeads:
     def votes_of_rows(
         self, head_rows: Array, score_rows: Array, *, head_sharpness: float = 1.0, score_sharpness: float = 1.0
     ) -> Array:
-        """Return `soft_votes` of queries to which both maps were applied before; clients with equal maps share that
-        work.
+        """Return `soft_votes` of rows that both maps have made already.
+
+        Clients with equal maps share the work of mapping.
         """
         probabilities = softmax(head_sharpness * (head_rows @ self.head.T))
         if self.scores is None:
@@ -266,7 +272,7 @@ def fit_heads(
     head_map: PublicMap | None = None,
     score_map: PublicMap | None = None,
 ) -> FittedHeads:
-    """Fit both heads of records in memory, with maps of `public_maps`; they are private until `released`."""
+    """Fit both heads to records in memory, with the maps of `public_maps`. The heads are private until `released`."""
     if labels.shape != (len(features),) or (len(labels) and not 0 <= labels.min() <= labels.max() < terms.num_classes):
         raise InvalidSetting(f"labels must be one per record, from 0 to {terms.num_classes - 1}")
     maps = public_maps(negatives, terms=terms, head_map=head_map, score_map=score_map)
@@ -280,11 +286,13 @@ def public_maps(
     head_map: PublicMap | None = None,
     score_map: PublicMap | None = None,
 ) -> tuple[PublicMap, PublicMap]:
-    """Return the maps in front of both heads, checked: every refusal follows from public numbers, and happens here.
+    """Return the maps in front of both heads, after checking them.
+
+    Every refusal follows from public numbers, and all of them happen here.
 
     Raises:
-        InvalidSetting: another number of negatives than the terms', negatives without axes, a map that gives other rows
-            than the terms price, or that would magnify rounding errors.
+        InvalidSetting: the negatives are not as many as the terms say, or have no axes. Or a map gives rows of another
+            dimension or norm than the terms price, or would magnify rounding errors.
     """
     if len(negatives) != terms.num_negatives:
         raise InvalidSetting(f"these terms have {terms.num_negatives} public negatives, found {len(negatives)}")
@@ -313,12 +321,14 @@ def fit_rows(
     terms: LocalHeadTerms,
     maps: tuple[PublicMap, PublicMap],
 ) -> FittedHeads:
-    """Fit both heads of records that are read in blocks, of any number: nothing here can be refused.
+    """Fit both heads to any number of records, which are read in blocks.
+
+    Nothing is refused here: `public_maps` has made the checks.
 
     Args:
         records: finite features as stored, and labels from 0 to terms.num_classes - 1.
-        negatives: public images that are nobody's, as stored, terms.num_negatives of them.
-        maps: of `public_maps`.
+        negatives: stored features of the public negatives, terms.num_negatives of them.
+        maps: the result of `public_maps`.
     """
     head_map, score_map = maps
     at_once = block_rows(records.dimension + max(head_map.dimension + terms.num_classes, score_map.dimension))

@@ -1,4 +1,7 @@
-"""A finished job and its student, from a notebook: labels as a frame, the report, images sorted into folders."""
+"""A finished job and its student, for use in a notebook.
+
+It gives labels as a data frame, shows the report, and sorts images into folders.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,13 @@ Frame = Literal["pandas", "polars", "arrow"]
 
 
 class LabeledJob:
-    """The folder of a finished job; shown in a notebook, it is its report.
+    """The folder of a finished job. A notebook displays it as its report.
 
     Args:
         path: the folder.
 
     Raises:
-        NotReady: the job in it is not finished, or there is none.
+        NotReady: the folder holds no job, or the job is not finished.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -63,9 +66,10 @@ class LabeledJob:
 
     @property
     def scores(self) -> dict[str, dict[str, Any]]:
-        """The quality of the labels, where the truth is known: of the public images, and of the student on unseen ones.
+        """Return the quality of the labels, as far as the true labels are known.
 
-        Each with `accuracy`, `balanced_accuracy`, `recall` of each class, and of two classes `auroc`.
+        `images` is about the public images, `student` about the student on unseen images. Each has `accuracy`,
+        `balanced_accuracy` and the `recall` of each class; with two classes also `auroc`.
         """
         names = ("accuracy", "balanced_accuracy", "recall", "auroc")
         parts = {part: self.report.get(part, {}) for part in ("images", "student")}
@@ -82,11 +86,11 @@ class LabeledJob:
 
     @property
     def student(self) -> Student:
-        """Return the student that labeled the images, to label others.
+        """Return the student that labeled the images; it can label other images, too.
 
         Raises:
-            InvalidSetting: the images have attributes, any number each; see `labeler.load_student`.
-            NotReady: nothing was answered, so there is none.
+            InvalidSetting: the job is about attributes, any number per image; see `labeler.load_student`.
+            NotReady: nothing was answered, so there is no student.
         """
         from feature_store.results.models import read_model
         from feature_store.students import Student
@@ -113,7 +117,7 @@ class LabeledJob:
         return self._table("student_labels.parquet", frame)
 
     def questions(self, frame: Frame = "pandas") -> Any:
-        """Return the questions and their released answers, in the fixed schema; see `labels` for the arguments."""
+        """Return the questions and their released answers (docs/labels.md); arguments as for `labels`."""
         return self._table("pseudo_labels.parquet", frame)
 
     def predict(self, images: PathLike[str] | str | NDArray[np.generic]) -> NDArray[np.int64]:
@@ -148,10 +152,10 @@ class LabeledJob:
         """Measure the student on private records, in this process; see `labeler evaluate`.
 
         Args:
-            shards: private ones, one for each agent.
-            out: a new folder; measured.safetensors in it is the student, whose confidence is measured.
+            shards: private shards, one for each agent.
+            out: a new folder. Its file measured.safetensors is the student with a measured confidence.
             epsilon, delta: the price per private image.
-            seed: simulation: reproducible noise that protects nobody.
+            seed: only for simulations; the noise is reproducible and protects nobody.
             **task: other fields of the task file's `[task]` and `[evaluation]`.
 
         Returns:
@@ -192,8 +196,8 @@ class LabeledJob:
         Args:
             format: "hf", "croissant", "label-studio", "image-folder" or "csv".
             out: the folder or file to write; it must not hold anything yet.
-            images: the folder that was embedded, where pictures go along.
-            image_root: put before each name where the tool fetches images itself.
+            images: the folder that was embedded; needed for formats that include the pictures.
+            image_root: prefix of each name, for tools that fetch images themselves.
             copy: copy pictures into class folders; otherwise they are linked.
 
         Returns:
@@ -232,7 +236,7 @@ def open_job(path: str | PathLike[str]) -> LabeledJob:
     """Open the job in a folder that `labeler run`, `labeler demo` or `labeler.run` has written.
 
     Raises:
-        NotReady: there is none, or it is not finished.
+        NotReady: the folder holds no job, or the job is not finished.
     """
     return LabeledJob(path)
 
@@ -273,12 +277,14 @@ class TrainedStudent:
 
     @property
     def privacy_card(self) -> dict[str, Any]:
-        """The most that it may have learned of one private image."""
+        """The most that the model may have learned about one private image."""
         return dict(self.stored.card)
 
     def predict_proba(self, features: NDArray[np.int16]) -> NDArray[np.float64]:
-        """Return the probability of each class, shape (n, num_classes), for features of its backbone as shards have
-        them.
+        """Return the probability of each class, shape (n, num_classes).
+
+        Args:
+            features: features of the student's backbone, quantized as in a shard.
         """
         return self.stored.predict_proba(features)
 
@@ -295,15 +301,15 @@ class TrainedStudent:
         """Label images: source, label, its name, and a confidence (docs/labels.md).
 
         Args:
-            images: a folder of images or another source (then they are embedded), or a shard.
+            images: a shard, or a folder of images or another source, which is embedded first.
             frame: "pandas", "polars" or "arrow".
-            backbone: what loads the backbone, where the file names none.
+            backbone: name or file of the backbone; needed if the student's file names none.
             prefer: a recall of one class, such as "ill:recall=0.9" (feature_store.results.scores).
-            like: labeled public images as a shard, on which its threshold is found.
-            quiet: no progress bar.
+            like: a shard of labeled public images, on which the threshold for `prefer` is found.
+            quiet: show no progress bar.
 
         Raises:
-            MixedShards: another backbone than the student's.
+            MixedShards: the images have features of another backbone than the student's.
         """
         from feature_store.results.scores import Preference
         from workers.progress import progress_bars
@@ -322,11 +328,14 @@ class TrainedStudent:
         return framed(found.table, frame)
 
     def scores(self, images: PathLike[str] | str, *, quiet: bool = True) -> dict[str, Any]:
-        """Measure how well each class is found among images that come with their truth: a labeled shard, or class
-        folders.
+        """Measure how well each class is found among images whose true labels are known.
+
+        Args:
+            images: a labeled shard, or class folders.
+            quiet: show no progress bar.
 
         Raises:
-            InvalidSetting: nothing says the truth of any of them, or the model is of attributes.
+            InvalidSetting: no image has a known class, or the model labels attributes.
         """
         from workers.progress import progress_bars
         from workers.run.student import predict_images
@@ -342,7 +351,7 @@ def load_student(path: PathLike[str] | str) -> TrainedStudent:
     """Load the student or released model in a safetensors file of `labeler run`, `labeler student` or a service.
 
     Raises:
-        BadData: it is no such file.
+        BadData: the file is not such a model.
     """
     from feature_store.results.models import read_model
 
@@ -350,7 +359,9 @@ def load_student(path: PathLike[str] | str) -> TrainedStudent:
 
 
 class ImageDataset:
-    """Images with their labels; a torch data set by its shape (`__len__`, `__getitem__`), without needing torch.
+    """Images with their labels, as a torch data set.
+
+    It has the methods of one (`__len__`, `__getitem__`) and does not need torch.
 
     Args:
         root: the folder that was embedded.
@@ -360,10 +371,10 @@ class ImageDataset:
     Attributes:
         samples: (file, label) of each image.
         classes: see above.
-        transform: applied to each image; none at first, and to be set as on torchvision's data sets.
+        transform: a function applied to each image, as on torchvision's data sets. None at first; set it yourself.
 
     Raises:
-        BadData: a file is not there.
+        BadData: a file is missing.
     """
 
     def __init__(self, root: Path, pairs: Sequence[tuple[str, int]], classes: Sequence[str]) -> None:
