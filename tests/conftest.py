@@ -66,6 +66,9 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(20261120)
 
 
+LONG_S = 1200
+"""When a long test counts as stuck: some need minutes of a core, which five others share."""
+
 FIRST = ("e2e", "workers", "benchmarks", "feature_store", "api", "labeler", "golden")
 """Files of these folders begin in this order: those of real processes wait most and last longest, so that what is left
 when one worker has nothing more to begin is short."""
@@ -90,7 +93,10 @@ def _auto() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order files, and skip what needs a GPU on a machine without one."""
+    """Order files, give long tests time on a busy machine, and skip what needs a GPU on a machine without one."""
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_S))
     items.sort(key=lambda item: FIRST.index(top) if (top := item.path.relative_to(HERE).parts[0]) in FIRST else 0)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:

