@@ -387,6 +387,7 @@ def probabilities_of(module: torch.nn.Module, parameters: Parameters, images: ND
     return probabilities
 
 
+@cache
 def task_for(
     epsilon: float, *, agents: int, queries: int, release: ReleaseKind = "histogram", num_classes: int = 10
 ) -> Task:
