@@ -10,7 +10,7 @@ from PIL import Image
 
 from benchmarks import BenchRow, papers, run_bench
 from benchmarks.data import cache_folder
-from benchmarks.papers import PAPERS, Cell, run_cells
+from benchmarks.papers import PAPERS, Cell, ae_dpfl, run_cells
 from benchmarks.papers.chart import draw_chart
 from labeler.errors import InvalidSetting
 
@@ -74,8 +74,14 @@ def test_a_table_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("paper", PAPERS)
-def test_the_quick_version_of_every_table_runs_on_real_data(data_root: Path, tmp_path: Path, paper: str) -> None:
+def test_the_quick_version_of_every_table_runs_on_real_data(
+    data_root: Path, tmp_path: Path, paper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One point of figure 2 releases winners, one the histogram; the other seven take minutes and the same lines.
+    monkeypatch.setattr(ae_dpfl, "FIGURE_RECORDS", (50,))
+    monkeypatch.setattr(ae_dpfl, "FIGURE_AGENTS", (800,))
     if paper in ON_CIFAR_10 and len(list(cache_folder().glob("*/cifar10-*/manifest.json"))) < 2:
         pytest.skip("features of CIFAR-10, ten minutes of work, are not computed yet; its tables do it once")
     document = run_bench("papers", paper=paper, data=data_root, out=tmp_path)
