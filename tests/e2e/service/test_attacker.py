@@ -246,6 +246,16 @@ def at_tallier(service: Service, agent_id: str) -> set[str]:
         return {state for (state,) in found}
 
 
+def reported(service: Service, job_id: str) -> set[str]:
+    """The agents whose shares the first tallier has told the coordinator that it holds."""
+    journal = service.home / "coordinator" / "journal.db"
+    with closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as database:
+        found = database.execute(
+            "SELECT holdings FROM round_holdings WHERE tallier_id = 'tallier-0' AND job_id = ?", (job_id,)
+        )
+        return {agent for (held,) in found for agent in json.loads(held)}
+
+
 def announced(url: str, size: int) -> int:
     """The answer to a request that only says how much it would send."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
