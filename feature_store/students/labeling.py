@@ -4,23 +4,29 @@ The one way from answers to labels of images: `labeler run`, `labeler student` a
 same release gives the same labels. Post-processing: it reads public features and released answers, and costs no
 privacy.
 
-**A rehearsal** keeps noise that drowned the votes from being taken for certainty. A student that learned from a noisy
+**Two bounds** keep noise that drowned the votes from being taken for certainty. A student that learned from a noisy
 count, and a posterior that reads the same count again, agree with its noise. Where the noise is larger than the votes,
-both are sure of what the noise said. How often labels made in this way are right can be tried out, because everything
-but the votes is public. Let the labels that were found be the truth of a second world. There the same questions get as
-many votes as were counted here, noise of the stated size is added, and the same student labels the same images. The
-share r of them that gets its truth back, and the mean confidence s that was stated there, are compared. If s > r, the
-confidences were too sure, here as there. Then
+both are sure of what the noise said. Each bound is a share r of labels that can be right. Then
 
     p_T(c | x) proportional to p(c | x)^(1 / T),      T >= 1 the least with mean over images of max_c p_T <= r,
 
-is stated instead (`sharpened`). T is never below 1: a rehearsal takes certainty away and adds none. The order of
-classes stays, so labels stay.
+is stated instead (`sharpened`). T is never below 1: a bound takes certainty away and adds none. The order of classes
+stays, so labels stay. The smaller bound counts:
 
-It is a parametric bootstrap (Efron and Tibshirani 1993, chapter 6). The second world's truth is as hard to learn as the
-labels found are: where those are scattered by noise, it says less than is so. Votes of a question are the mean released
-count, one at least; below the noise of that mean it may come out small, and confidences with it. Public features, the
-release and stated noise are all that enters: post-processing, nothing is charged.
+* **A rehearsal.** Let the labels that were found be the truth of a second world. There the same questions get as many
+  votes as were counted here, noise of the stated size is added, and the same student labels the same images. The bound
+  is the share of them that gets its truth back: a parametric bootstrap (Efron and Tibshirani 1993, chapter 6). Where
+  labels that noise has made are easy to learn, it is too large.
+* **Divided counts.** Let z be normal noise of the stated deviation sigma, drawn here. Then n + z and n - z are
+  independent given the votes, since both are normal and their covariance sigma^2 - sigma^2 is 0 (Rasines and Young
+  2023; Leiner et al. 2023, "data fission"). The same student learns from n + z. The share of all votes that agree with
+  its labels is counted in n - z, where their noise is new: an unbiased count, which no overfitting raises. It is the
+  share of images that are labeled right if votes at a question fall on classes as its images do, independently of the
+  student. A student that also tells apart the images of one question is right more often.
+
+The mean number of votes is known only as well as noise allows. Where it comes out too small, the rehearsal says too
+little; where it comes out too large, the divided counts do. So one of the two is low whenever the release says little.
+Public features, the release and stated noise are all that enters: post-processing, nothing is charged.
 
 **Expectation.** A rehearsal without any private record finds how many labels a job can get right. The public images
 are cut into as many natural groups as there are classes, which play the classes. Private records like them vote, noise
@@ -42,7 +48,6 @@ half is for them. The caller says how many records an agent holds; nothing priva
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -74,7 +79,7 @@ Label = Callable[[NoisyAnswers], NDArray[np.float64]]
 """Labels the public images from a release: probabilities, shape (num_images, num_classes)."""
 
 STANDS_OUT: Final = 0.999
-"""Chance that a class stands out of the noise from which on nothing is rehearsed: noise misleads nobody then."""
+"""Chance that a class stands out of the noise from which on no bound is needed: noise misleads nobody then."""
 
 REHEARSALS: Final = 3
 _HOTTEST: Final = 1e6
@@ -88,7 +93,7 @@ class LabeledImages:
     Attributes:
         student: which learnt from it.
         probabilities: float64, shape (num_images, num_classes), rows sum to one. The label is the largest, and that
-            probability a calibrated confidence; where noise drowned the votes, no more than a rehearsal allows.
+            probability a calibrated confidence; where noise drowned the votes, no more than two bounds allow.
         asked: shape (num_images,), which images were questions themselves, with an answer.
     """
 
@@ -179,23 +184,35 @@ def temperatures(
         probabilities: shape (num_images, num_classes), what `label` gave for it.
         assignment: shape (num_images,), the answer that stands for each image.
         parts: masks of shape (num_images,); each gets its own temperature, 1 where it is empty.
-        seed: of the second world.
+        seed: of the noise that is drawn here.
     """
+    assert answers.noisy_votes is not None  # noqa: S101  # the caller looks
     # Noise may hide which class leads in single answers; none, or noise far below the votes, misleads nobody.
     lead, sigma = _mean_votes(answers) * (1 - SMEAR), answers.total_sigma_votes
     if sigma == 0 or winning_chance(min(lead / sigma, 15.0), answers.num_classes) >= STANDS_OUT:
         return (1.0,) * len(parts)
-    truth = probabilities.argmax(axis=1)
-    votes = _votes(answers, truth, assignment)
-    rng = np.random.default_rng(seed)
-    said: list[NDArray[np.float64]] = []
+    truth, rng = probabilities.argmax(axis=1), np.random.default_rng(seed)
+    votes, answered = _votes(answers, truth, assignment), answers.answered
+    bounds = np.zeros((2, len(parts)))
     for _ in range(REHEARSALS):
-        noisy = rng.poisson(votes) + rng.normal(0.0, answers.total_sigma_votes, votes.shape)
-        heard = np.where(answers.answered, noisy.argmax(axis=1), -1)
-        said.append(label(dataclasses.replace(answers, noisy_votes=noisy, labels=heard)))
+        again = label(_heard(answers, rng.poisson(votes) + rng.normal(0.0, sigma, votes.shape), sigma)).argmax(axis=1)
+        noise = rng.normal(0.0, sigma, votes.shape)
+        learned = label(_heard(answers, answers.noisy_votes + noise, math.sqrt(2) * sigma)).argmax(axis=1)
+        unseen = answers.noisy_votes[answered] - noise[answered]
+        for number, part in enumerate(parts):
+            if part.any():
+                agreeing = cell_shares(learned[part], assignment[part], votes.shape)[answered]
+                most = _mean_votes(answers) * max(int(agreeing.any(axis=1).sum()), 1)
+                bounds[:, number] += (again[part] == truth[part]).mean(), (agreeing * unseen).sum() / most
     return tuple(
-        _least(np.concatenate([one[part] for one in said]), np.tile(truth[part], REHEARSALS)) for part in parts
+        _least(probabilities[part], bound) for part, bound in zip(parts, bounds.min(axis=0) / REHEARSALS, strict=True)
     )
+
+
+def _heard(answers: NoisyAnswers, noisy_votes: NDArray[np.float64], sigma: float) -> NoisyAnswers:
+    """Return the same questions with other counts."""
+    labels = np.where(answers.answered, noisy_votes.argmax(axis=1), -1)
+    return replace(answers, noisy_votes=noisy_votes, labels=labels, total_sigma_votes=sigma)
 
 
 def _mean_votes(answers: NoisyAnswers) -> float:
@@ -211,11 +228,11 @@ def _votes(answers: NoisyAnswers, truth: NDArray[np.integer], assignment: NDArra
     return votes
 
 
-def _least(probabilities: NDArray[np.float64], truth: NDArray[np.integer]) -> float:
-    """The least temperature from 1 on at which the mean confidence is at most the share that is right."""
-    if not len(truth):
+def _least(probabilities: NDArray[np.float64], right: float) -> float:
+    """The least temperature from 1 on at which the mean confidence is at most the share that can be right."""
+    if not len(probabilities):
         return 1.0
-    right = max(float((probabilities.argmax(axis=1) == truth).mean()), 1 / probabilities.shape[1])
+    right = max(right, 1 / probabilities.shape[1])
 
     def is_too_sure(temperature: float) -> bool:
         return bool(sharpened(probabilities, temperature).max(axis=1).mean() > right)
@@ -262,7 +279,7 @@ def expect_on(task: Task, features: NDArray[np.int16], *, records: int | None = 
         float(np.mean([_rehearse(task, features, groups, questions, share, records, rng) for _ in range(REHEARSALS)]))
         for share in (UNLIKE, ALIKE)
     )
-    return dataclasses.replace(known, low=round(min(low * UNLIKE / ALIKE, high), 3), high=round(high * ALIKE, 3))
+    return replace(known, low=round(min(low * UNLIKE / ALIKE, high), 3), high=round(high * ALIKE, 3))
 
 
 def _rehearse(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 from feature_store.students import NoisyAnswers
+from feature_store.students.answers import sharpened
 from feature_store.students.labeling import label_images, temperatures
 
 DIGITS = load_digits()
@@ -56,6 +57,24 @@ def test_votes_far_above_the_noise_are_not_rehearsed_and_change_nothing() -> Non
     labelled = label_images(answers, answers.features, rows=np.arange(100), kind="prototypes")
     assert (labelled.probabilities.argmax(axis=1) == truth).mean() > 0.97
     assert labelled.probabilities.max(axis=1).mean() > 0.9
+
+
+@pytest.mark.parametrize("right", [0.25, 0.5, 0.9])
+def test_labels_that_no_vote_supports_are_stated_as_seldom_right_as_the_votes_say(right: float) -> None:
+    """A student that always says the same repeats itself in rehearsal; counts that it has not seen contradict it."""
+    rng, images = np.random.default_rng(5), 4000
+    truth = rng.integers(0, 10, images)
+    labels = np.where(rng.random(images) < right, truth, (truth + 1) % 10)
+    noisy = np.eye(10)[truth] * 30 + rng.normal(0, 15, (images, 10))
+    answers = NoisyAnswers(rng.normal(size=(images, 3)), noisy.argmax(axis=1), 15.0, 10, noisy_votes=noisy)
+    sure = np.full((images, 10), 0.002)
+    sure[np.arange(images), labels] = 0.982
+
+    everything = (np.ones(images, dtype=np.bool_),)
+    (found,) = temperatures(lambda _: sure, answers, sure, np.arange(images), everything, seed=0)
+    said = float(sharpened(sure, found).max(axis=1).mean())
+    # Six standard errors of the count in a division of the noise: sqrt(2 images) 15 / (30 images), over three draws.
+    assert abs(said - right) < 6 * 15 * np.sqrt(2 / images) / 30
 
 
 @given(st.floats(1.0, 400.0), st.integers(0, 1000))
