@@ -323,12 +323,15 @@ def fit_rows(
 ) -> FittedHeads:
     """Fit both heads to any number of records, which are read in blocks.
 
-    Nothing is refused here: `public_maps` has made the checks.
+    `public_maps` has checked what is public; `Records.trainable` hands over no more records than declared.
 
     Args:
         records: finite features as stored, and labels from 0 to terms.num_classes - 1.
         negatives: stored features of the public negatives, terms.num_negatives of them.
         maps: the result of `public_maps`.
+
+    Raises:
+        PrivacyRefusal: there are more records than the terms declare to be the most.
     """
     head_map, score_map = maps
     at_once = block_rows(records.dimension + max(head_map.dimension + terms.num_classes, score_map.dimension))
