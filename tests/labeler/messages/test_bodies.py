@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
@@ -26,128 +25,41 @@ from labeler.errors import (
 from labeler.messages.bodies import (
     MAX_ENTRIES,
     MAX_JSON_BYTES,
-    AnswerSent,
     Ask,
-    Declined,
-    Mail,
     OpenRound,
     Poll,
-    Proposal,
     Refusal,
-    Settled,
-    SumRequest,
-    TallierKey,
-    Willing,
-    Withdrawn,
     aggregate_from_bytes,
     aggregate_to_bytes,
-    holdings_from_bytes,
-    holdings_to_bytes,
     share_from_bytes,
     share_to_bytes,
     winner_from_bytes,
     winner_to_bytes,
 )
-from labeler.randomness import seeded_source
-from labeler.sharing import ShareVector, Winner, WinnerTerms, split
-from labeler.tally import AggregateShare, BallotShare, QueryBatch, split_ballots
-from labeler.task import parse_task
-
-TASK = parse_task(
-    {
-        "name": "birds",
-        "classes": ["finch", "w\u00fcrger", "wren"],
-        "k": 5,
-        "sigma_votes": 25,
-        "delta": 1e-4,
-        "max_queries": 100,
-        "agents": 3,
-        "backbone_fingerprint": "f" * 64,
-    }
+from labeler.sharing import ShareVector
+from labeler.tally import QueryBatch
+from tests.labeler.messages.examples import (
+    AGGREGATE,
+    ASK,
+    BATCH,
+    BODIES,
+    FIELD_SHARES,
+    OPEN,
+    PAIRS,
+    POLL,
+    PROPOSAL,
+    REFUSAL,
+    REVERSE_ROUND,
+    ROUND,
+    SHARED,
+    SHARES,
+    TALLIERS,
+    TASK,
+    WINNER,
+    WINNER_AGGREGATE,
+    WINNER_ROUND,
+    WORDS,
 )
-BATCH = QueryBatch(np.arange(-20, 20, dtype=np.int16).reshape(5, 8), first_query=10)
-TALLIERS = tuple(TallierKey(f"tallier-{i}", f"{i}a" * 32, f"{i}b" * 32) for i in range(3))
-ASK = Ask(TASK, BATCH, TALLIERS, 1.8e9)
-ROUND = ASK.round
-SHARES = split(np.arange(15, dtype=np.int64).reshape(5, 3), num_talliers=3, source=seeded_source(1))
-AGGREGATE = AggregateShare(
-    tallier=2,
-    round=ROUND,
-    contributors=frozenset({"agent-1", "agent-2"}),
-    sharings_digest="c" * 64,
-    words=SHARES[2].expand(),
-    is_seeded=True,
-)
-POLL = Poll("1790000000000-3", 20.0, 7, "a" * 64, 0, "", "0.1.0", {"classes": ["a"], "backbone_fingerprint": "f"})
-OPEN = OpenRound(ROUND, 1, {"agent-1": "1a" * 32, "agent-2": "2a" * 32}, 1.8e9)
-SUM = SumRequest(("agent-1", "agent-2"), 5, "d" * 64)
-MAIL = Mail("1790000000000-3", 7, "a" * 64)
-REFUSAL = Refusal("budget-exceeded", "The price is higher than what is left.", True)
-WINNER_TASK = TASK.model_copy(update={"release": "winner", "abstain_below": 2})
-REVERSE_TASK = TASK.model_copy(update={"release": "winner", "method": "reverse-knn", "max_agent_records": 9})
-WINNER_ROUND = replace(ROUND, terms=WINNER_TASK.winner_terms)
-REVERSE_ROUND = replace(ROUND, terms=REVERSE_TASK.winner_terms)
-assert WINNER_ROUND.terms is not None
-assert REVERSE_ROUND.terms is not None
-FIELD = WINNER_ROUND.terms.field
-PAIRS = split_ballots(
-    np.eye(5, 3, dtype=np.int64),
-    np.arange(-7, 8, dtype=np.int64).reshape(5, 3),
-    row_total=5,
-    num_talliers=3,
-    source=seeded_source(2),
-    field=FIELD,
-)
-FIELD_SHARES = split(
-    np.arange(15, dtype=np.int64).reshape(5, 3),
-    num_talliers=3,
-    source=seeded_source(3),
-    field=REVERSE_ROUND.terms.field,
-)
-WINNER_AGGREGATE = replace(
-    AGGREGATE, round=WINNER_ROUND, words=PAIRS[2].noise.expand(), row_sums=PAIRS[2].ballots.expand()[:, :2].T.copy()
-)
-WINNER = Winner(1, WINNER_ROUND.digest, AGGREGATE.contributors, "c" * 64, np.array([0, -1, 2, 1, 0], np.int16), True)
-
-PROPOSAL = Proposal("job-1", TASK, (9, 9, 2), TALLIERS, 2e9)
-WORDS: dict[str, Any] = {
-    "ask": ASK,
-    "open-round": OPEN,
-    "winner open-round": OpenRound(WINNER_ROUND, 1, {"agent-1": "1a" * 32}, 1.8e9),
-    "sum": SUM,
-    "refused": REFUSAL,
-    "poll": POLL,
-    "mail": MAIL,
-    "a party's own mail": Mail("", 0, "", 9, "e" * 64),
-    "proposal": PROPOSAL,
-    "willing": Willing("job-1", 2e9),
-    "declined": Declined("job-1", REFUSAL),
-    "withdrawn": Withdrawn("job-1"),
-    "settled": Settled(),
-    "answered": AnswerSent(7, "a" * 64),
-}
-SHARED: dict[str, tuple[ShareVector | BallotShare, WinnerTerms | None]] = {
-    "seed share": (SHARES[0], None),
-    "word share": (SHARES[2], None),
-    "ballot seed share": (PAIRS[0], WINNER_ROUND.terms),
-    "ballot word share": (PAIRS[2], WINNER_ROUND.terms),
-    "field share": (FIELD_SHARES[2], REVERSE_ROUND.terms),
-}
-Decode = Callable[[bytes], Any]
-
-
-def of_share(terms: WinnerTerms | None) -> tuple[Decode, Callable[[Any], bytes]]:
-    return lambda data: share_from_bytes(data, max_entries=15, terms=terms), share_to_bytes
-
-
-BODIES: dict[str, tuple[bytes, Decode, Callable[[Any], bytes]]] = {
-    "holdings": (holdings_to_bytes({"agent-1": bytes(16)}), holdings_from_bytes, holdings_to_bytes),
-    "aggregate-share": (aggregate_to_bytes(AGGREGATE), aggregate_from_bytes, aggregate_to_bytes),
-    "winner aggregate-share": (aggregate_to_bytes(WINNER_AGGREGATE), aggregate_from_bytes, aggregate_to_bytes),
-    "winner": (winner_to_bytes(WINNER), winner_from_bytes, winner_to_bytes),
-}
-BODIES |= {name: (share_to_bytes(share), *of_share(terms)) for name, (share, terms) in SHARED.items()}
-BODIES |= {name: (body.encode(), type(body).decode, type(body).encode) for name, body in WORDS.items()}
 
 
 def changed(body: bytes, **changes: object) -> bytes:
@@ -199,7 +111,7 @@ def test_a_field_of_another_type_is_refused(name: str) -> None:
     body, decode, _ = BODIES[name]
     for field, value in json.loads(body.partition(b"\n")[0]).items():
         for other in (None, True, 1.5, -1, "\n", [], {"a": []}, [1], 10**400, float("nan"), float("inf")):
-            if type(other) is type(value) or (isinstance(value, float) and isinstance(other, float)):
+            if type(other) is type(value) or (field in ("expires_at", "until") and isinstance(other, float)):
                 continue
             if field == "wait_s" or (field == "facts" and isinstance(other, dict)):
                 continue
@@ -224,7 +136,7 @@ def test_random_bytes_are_refused(name: str, data: bytes) -> None:
 
 @pytest.mark.parametrize("name", BODIES)
 @given(data=st.data())
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=50)
 def test_a_mutated_body_reads_or_is_refused_with_an_error_of_ours(name: str, data: st.DataObject) -> None:
     body, decode, _ = BODIES[name]
     mutated = bytearray(body)
@@ -247,7 +159,6 @@ def test_a_mutated_body_reads_or_is_refused_with_an_error_of_ours(name: str, dat
 
 
 @given(st.dictionaries(st.text(max_size=12), st.lists(st.integers(-3, 2**63), max_size=4), max_size=3), st.data())
-@settings(deadline=None)
 def test_a_hostile_array_header_is_refused_with_an_error_of_ours(
     shapes: dict[str, list[int]], data: st.DataObject
 ) -> None:
@@ -347,7 +258,7 @@ def test_infinity_written_as_a_large_number_is_refused() -> None:
     with pytest.raises(ProtocolViolation, match="expires_at"):
         Ask.decode(ASK.encode().replace(b'"expires_at":1800000000.0', b'"expires_at":1e999'))
     with pytest.raises(ProtocolViolation, match="finite"):
-        Poll.decode(POLL.encode().replace(b'"f"', b"1e999"))
+        Poll.decode(POLL.encode().replace(b'"b":1', b'"b":1e999'))
 
 
 def test_two_agents_with_one_key_are_refused() -> None:
@@ -481,7 +392,7 @@ def test_a_round_whose_row_sums_would_not_fit_into_a_message_is_refused() -> Non
 
 
 def test_a_proposal_is_another_one_where_its_job_rounds_or_deadline_differ_and_not_where_keys_do() -> None:
-    others = [replace(PROPOSAL, **changes) for changes in ({"job_id": "j"}, {"sizes": (20,)}, {"expires_at": 1.9e9})]
+    others = [replace(PROPOSAL, **changes) for changes in ({"job_id": "j"}, {"sizes": (8,)}, {"expires_at": 1.9e9})]
     assert len({PROPOSAL.digest, *(one.digest for one in others)}) == 4
     rotated = replace(PROPOSAL, talliers=(replace(TALLIERS[0], seal_key="9" * 64), *TALLIERS[1:]))
     assert rotated.digest == PROPOSAL.digest
