@@ -48,7 +48,7 @@ def test_the_price_is_golden() -> None:
     assert stated.continuous_epsilon <= stated.epsilon < 1.01 * stated.continuous_epsilon
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.binary(min_size=1, max_size=4000),
     st.sampled_from([2, 3, 4, 7, 64, 1280]),
@@ -84,7 +84,7 @@ def test_features_that_carry_no_model_are_refused() -> None:
 RECORD = st.tuples(st.integers(0, 2), st.integers(0, 2), st.sampled_from([0.0, 0.34, 0.5, 0.75, 1.0, float("nan")]))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(RECORD, max_size=12), st.sampled_from(LAYOUTS), st.sampled_from([(), (0.5,), (0.34, 0.5, 0.75)]))
 def test_cells_are_those_of_brute_force_and_one_record_is_one_vote(
     records: list[tuple[int, int, float]], layout: Layout, edges: tuple[float, ...]
@@ -108,7 +108,7 @@ def test_cells_are_those_of_brute_force_and_one_record_is_one_vote(
         assert np.square(change).sum() == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=6))
 def test_the_area_is_that_of_every_pair(bins: list[tuple[int, int]]) -> None:
     counts = np.array(bins, dtype=np.float64).T
