@@ -75,11 +75,11 @@ def test_a_price_is_cached_grows_with_every_argument_and_never_exceeds_the_unsam
     assert sampled_pair(0.5, Fraction(1, 20), 100) is sampled_pair(0.5, Fraction(1, 20), 100)
 
 
-@pytest.mark.parametrize(("mu", "rounds"), [(1e-4, 500), (1.0, 1), (1.0, 100), (5.0, 500)])
+@pytest.mark.parametrize(("mu", "rounds"), [(1e-4, 500), (1.0, 100), (5.0, 1)])
 def test_a_rate_below_what_doubles_tell_apart_is_charged_as_the_least_that_they_do(mu: float, rounds: int) -> None:
     least = sampled_pair(mu, Fraction(1, 10**12), rounds)
     of_least = sampled_epsilon(mu, Fraction(1, 10**12), rounds, 1e-5)
-    for rate in (2**-64, 1e-300, 5e-324):
+    for rate in (2**-64, 5e-324):
         assert sampled_pair(mu, Fraction(rate), rounds) == least
         assert sampled_epsilon(mu, Fraction(rate), rounds, 1e-5) == of_least < math.inf
 

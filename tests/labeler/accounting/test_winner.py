@@ -212,7 +212,7 @@ def test_two_winners_chosen_adaptively_from_integer_sums_are_within_their_price(
     queries=st.integers(1, 60),
     epsilon=st.floats(0, 60),
 )
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_the_pair_is_above_the_profile_everywhere_and_never_above_the_sums(
     change: Change, mu: float, queries: int, epsilon: float
 ) -> None:
@@ -245,9 +245,9 @@ def test_the_integer_mechanism_has_the_certified_price(change: Change, mu: float
 
 
 def test_the_winner_of_two_classes_is_the_sign_of_their_difference_and_costs_less_again() -> None:
-    two, ten = (epsilon_bound(_published(ONE_BIT, 200, classes), 1e-5) for classes in (2, 10))
+    two, ten = (epsilon_bound(_published(ONE_BIT, 100, classes), 1e-5) for classes in (2, 10))
     assert two < 0.75 * ten
-    assert two < 0.6 * epsilon_of_delta(1e-5, math.sqrt(200) / 25)
+    assert two < 0.6 * epsilon_of_delta(1e-5, math.sqrt(100) / 25)
 
 
 def test_what_cannot_be_priced_is_refused() -> None:
