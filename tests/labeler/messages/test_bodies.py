@@ -29,17 +29,12 @@ from labeler.messages.bodies import (
     OpenRound,
     Poll,
     Refusal,
-    aggregate_from_bytes,
-    aggregate_to_bytes,
     share_from_bytes,
     share_to_bytes,
-    winner_from_bytes,
-    winner_to_bytes,
 )
 from labeler.sharing import ShareVector
 from labeler.tally import QueryBatch
 from tests.labeler.messages.examples import (
-    AGGREGATE,
     ASK,
     BATCH,
     BODIES,
@@ -55,8 +50,6 @@ from tests.labeler.messages.examples import (
     SHARES,
     TALLIERS,
     TASK,
-    WINNER,
-    WINNER_AGGREGATE,
     WINNER_ROUND,
     WORDS,
 )
@@ -177,9 +170,9 @@ def test_a_hostile_array_header_is_refused_with_an_error_of_ours(
         share_from_bytes(head + b"\n" + length.to_bytes(8, "little") + text + bytes(8), max_entries=15)
 
 
-@pytest.mark.parametrize(
-    "arrays",
-    [
+SEED, WORD_ROWS = np.zeros(32, np.uint8), np.zeros((5, 3), np.uint64)
+ARRAYS: dict[str, list[dict[str, Any]]] = {
+    "ask": [
         {},
         {"features": BATCH.features.astype(np.float32)},
         {"features": np.full((5, 8), np.nan)},
@@ -190,10 +183,48 @@ def test_a_hostile_array_header_is_refused_with_an_error_of_ours(
         {"features": np.zeros((5, 0), np.int16)},
         {"features": np.zeros((0, 8), np.int16)},
     ],
-)
-def test_features_that_are_not_quantised_are_refused(arrays: dict[str, Any]) -> None:
-    with pytest.raises(ProtocolViolation):
-        Ask.decode(with_arrays(ASK.encode(), **arrays))
+    "seed share": [
+        {"seed": SEED[:31]},
+        {"seed": SEED.astype(np.int8)},
+        {"seed": SEED[None]},
+        {"words": WORD_ROWS.reshape(3, 5)},
+        {"words": WORD_ROWS.ravel()},
+        {"words": WORD_ROWS.astype(np.int64)},
+        {"words": np.full((5, 3), np.nan)},
+        {"seed": SEED, "words": WORD_ROWS},
+        {"words": WORD_ROWS, "x": SEED[:1]},
+    ],
+    "ballot word share": [
+        {"ballots_seed": SEED},
+        {"ballots_seed": SEED, "noise_words": WORD_ROWS},
+        {"ballots_seed": SEED[:31], "noise_seed": SEED},
+        {"ballots_words": WORD_ROWS, "noise_words": WORD_ROWS},
+        {"ballots_words": np.zeros((5, 4), np.int64), "noise_words": WORD_ROWS},
+        {"ballots_words": np.full((5, 4), 2**64 - 1, np.uint64), "noise_words": WORD_ROWS},
+    ],
+    "aggregate-share": [{"words": WORD_ROWS, "row_sums": WORD_ROWS[:2]}],
+    "winner aggregate-share": [
+        {"words": WORD_ROWS},
+        {"words": WORD_ROWS, "row_sums": WORD_ROWS.reshape(3, 5)},
+        {"words": WORD_ROWS, "row_sums": np.full((2, 5), 2**64 - 1, np.uint64)},
+        {"words": WORD_ROWS, "row_sums": np.zeros((2, 5), np.int64)},
+    ],
+    "winner": [
+        {"labels": np.zeros(5, np.int32)},
+        {"labels": np.zeros((5, 1), np.int16)},
+        {"labels": np.zeros(0, np.int16)},
+        {"labels": np.full(5, -2, np.int16)},
+    ],
+}
+"""Arrays that no features, share, sum or winners are."""
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_a_body_with_arrays_of_another_form_is_refused(name: str) -> None:
+    body, decode, _ = BODIES[name]
+    for arrays in ARRAYS[name]:
+        with pytest.raises(ProtocolViolation):
+            decode(with_arrays(body, **arrays))
 
 
 def test_features_longer_than_a_normalised_one_are_refused() -> None:
@@ -275,34 +306,12 @@ def test_a_round_whose_shares_fit_no_message_is_refused() -> None:
     assert len(share_to_bytes(ShareVector(words.shape, bytes(16), False, words=words))) < 64 * 1024 * 1024 - 8192
 
 
-@pytest.mark.parametrize(
-    "arrays",
-    [
-        {"seed": np.zeros(31, np.uint8)},
-        {"seed": np.zeros(32, np.int8)},
-        {"seed": np.zeros((1, 32), np.uint8)},
-        {"words": np.zeros((3, 5), np.uint64)},
-        {"words": np.zeros(15, np.uint64)},
-        {"words": np.zeros((5, 3), np.int64)},
-        {"words": np.full((5, 3), np.nan)},
-        {"seed": np.zeros(32, np.uint8), "words": np.zeros((5, 3), np.uint64)},
-        {"words": np.zeros((5, 3), np.uint64), "x": np.zeros(1, np.uint8)},
-    ],
-)
-def test_a_share_of_another_form_is_refused(arrays: dict[str, Any]) -> None:
-    with pytest.raises(ProtocolViolation):
-        share_from_bytes(with_arrays(share_to_bytes(SHARES[0]), **arrays), max_entries=15)
-
-
 def test_a_seed_cannot_stand_for_more_than_the_round_holds() -> None:
     body = share_to_bytes(SHARES[0])
     with pytest.raises(TooLarge, match="at most 14"):
         share_from_bytes(body, max_entries=14)
     with pytest.raises(TooLarge):
         share_from_bytes(changed(body, shape=[2**40, 2**40]), max_entries=15)
-    for shape in ([], [0, 3], [5, -3], [5, 3.0], [True, 15], [1] * 5):
-        with pytest.raises(ProtocolViolation):
-            share_from_bytes(changed(body, shape=shape), max_entries=15)
 
 
 def test_a_refusal_is_made_of_an_error() -> None:
@@ -342,42 +351,14 @@ def test_a_ballot_share_of_another_shape_or_size_is_refused() -> None:
     for shape in ([5], [5, 3, 1], [3, 5], [5, 4]):
         with pytest.raises((ProtocolViolation, TooLarge)):
             share_from_bytes(changed(body, shape=shape), max_entries=15, terms=terms)
-    for arrays in (
-        {"ballots_seed": np.zeros(32, np.uint8)},
-        {"ballots_seed": np.zeros(32, np.uint8), "noise_words": np.zeros((5, 3), np.uint64)},
-        {"ballots_seed": np.zeros(31, np.uint8), "noise_seed": np.zeros(32, np.uint8)},
-        {"ballots_words": np.zeros((5, 3), np.uint64), "noise_words": np.zeros((5, 3), np.uint64)},
-        {"ballots_words": np.zeros((5, 4), np.int64), "noise_words": np.zeros((5, 3), np.uint64)},
-        {"ballots_words": np.full((5, 4), 2**64 - 1, np.uint64), "noise_words": np.zeros((5, 3), np.uint64)},
-    ):
-        with pytest.raises(ProtocolViolation):
-            share_from_bytes(with_arrays(body, **arrays), max_entries=15, terms=terms)
     same_id = json.loads(body.partition(b"\n")[0])["noise_id"]
     with pytest.raises(ProtocolViolation, match="ids of their own"):
         share_from_bytes(changed(body, ballots_id=same_id), max_entries=15, terms=terms)
 
 
-def test_a_sum_whose_row_sums_do_not_fit_its_round_is_refused() -> None:
-    body, words = aggregate_to_bytes(WINNER_AGGREGATE), np.zeros((5, 3), np.uint64)
-    for rows in (None, np.zeros((3, 5), np.uint64), np.full((2, 5), 2**64 - 1, np.uint64), np.zeros((2, 5), np.int64)):
-        arrays = {"words": words} if rows is None else {"words": words, "row_sums": rows}
-        with pytest.raises(ProtocolViolation):
-            aggregate_from_bytes(with_arrays(body, **arrays))
-    with pytest.raises(ProtocolViolation, match="nowhere else"):
-        aggregate_from_bytes(with_arrays(aggregate_to_bytes(AGGREGATE), words=words, row_sums=words[:2]))
-
-
 def test_terms_are_part_of_the_digest_of_a_round_and_a_round_without_keeps_its_own() -> None:
     assert len({ROUND.digest, WINNER_ROUND.digest, REVERSE_ROUND.digest}) == 3
     assert b"terms" not in OPEN.encode()
-
-
-@pytest.mark.parametrize(
-    "labels", [np.zeros(5, np.int32), np.zeros((5, 1), np.int16), np.zeros(0, np.int16), np.full(5, -2, np.int16)]
-)
-def test_labels_that_are_no_winners_are_refused(labels: np.ndarray[Any, Any]) -> None:
-    with pytest.raises(ProtocolViolation):
-        winner_from_bytes(with_arrays(winner_to_bytes(WINNER), labels=labels))
 
 
 def test_a_round_whose_row_sums_would_not_fit_into_a_message_is_refused() -> None:
@@ -414,7 +395,7 @@ OUT_OF_BOUNDS: dict[str, list[dict[str, Any]]] = {
 } | {
     name: [{"contributors": one} for one in ([], ["b", "a"], ["a", "a"], ["a\n"], [1], "ab")]
     for name in ("sum", "aggregate-share")
-}  # fmt: skip
+} | {"seed share": [{"shape": one} for one in ([], [0, 3], [5, -3], [5, 3.0], [True, 15], [1] * 5)]}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OUT_OF_BOUNDS)
