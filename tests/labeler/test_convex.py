@@ -170,26 +170,6 @@ def test_a_bound_a_third_smaller_would_be_wrong_for_the_minimiser() -> None:
     assert 0.66 * bound < np.linalg.norm(one - two) <= bound
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"learner": "perceptron"},
-        {"num_classes": 1},
-        {"num_classes": True},
-        {"regularisation": 0.0},
-        {"regularisation": math.nan},
-        {"clip_norm": math.inf},
-        {"radius": -1.0},
-        {"iterations": 0},
-        {"min_records": 0},
-        {"min_records": 2.5},
-    ],
-)
-def test_terms_out_of_bounds_are_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(InvalidSetting):
-        replace(SVM, **wrong)  # type: ignore[arg-type]  # wrong on purpose
-
-
 def test_a_softmax_of_one_class_has_no_bound() -> None:
     with pytest.raises(InvalidSetting, match="two classes"):
         softmax_lipschitz(clip_norm=1, radius=1, num_classes=1)
@@ -279,23 +259,33 @@ def test_the_bound_holds_its_margin_and_grows_with_what_it_covers() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("terms", "change"),
     [
-        {"regularisation": 1e-7, "least": 10**6},
-        {"lipschitz": 1e-200},
-        {"lipschitz": math.inf},
-        {"lipschitz": math.nan},
-        {"radius": 1e-200},
-        {"regularisation": 1e101},
-        {"iterations": 0},
-        {"least": 0},
-        {"feature_rounding": 1.0},
-        {"smoothness": math.nan},
+        (SVM, {"learner": "perceptron"}),
+        (SVM, {"num_classes": 1}),
+        (SVM, {"num_classes": True}),
+        (SVM, {"regularisation": 0.0}),
+        (SVM, {"regularisation": math.nan}),
+        (SVM, {"clip_norm": math.inf}),
+        (SVM, {"radius": -1.0}),
+        (SVM, {"iterations": 0}),
+        (SVM, {"min_records": 0}),
+        (SVM, {"min_records": 2.5}),
+        (PLAIN, {"regularisation": 1e-7, "least": 10**6}),
+        (PLAIN, {"lipschitz": 1e-200}),
+        (PLAIN, {"lipschitz": math.inf}),
+        (PLAIN, {"lipschitz": math.nan}),
+        (PLAIN, {"radius": 1e-200}),
+        (PLAIN, {"regularisation": 1e101}),
+        (PLAIN, {"iterations": 0}),
+        (PLAIN, {"least": 0}),
+        (PLAIN, {"feature_rounding": 1.0}),
+        (PLAIN, {"smoothness": math.nan}),
     ],
 )
-def test_terms_that_double_precision_cannot_carry_are_refused(change: dict[str, Any]) -> None:
+def test_terms_out_of_bounds_or_beyond_double_precision_are_refused(terms: Any, change: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting):
-        replace(PLAIN, **change)
+        replace(terms, **change)
 
 
 def test_steps_are_enough_to_converge_or_the_most() -> None:
