@@ -9,6 +9,7 @@ import signal
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 
@@ -21,6 +22,11 @@ from tests.postgres_server import PostgresServer, postgres_running
 # What is imported here stays: the garbage collector need not walk through millions of objects of libraries again and
 # again, neither while they are loaded, which takes half as long without, nor beside every test.
 gc.disable()
+
+# No test may need an idle machine, so no example has to be quick.
+SLOW = (hypothesis.HealthCheck.too_slow,)
+hypothesis.settings.register_profile("any machine", deadline=None, suppress_health_check=SLOW)
+hypothesis.settings.load_profile("any machine")
 
 # A shell starts what runs in its background with Ctrl-C ignored, and every process started here would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -252,6 +252,18 @@ def agree_on_contributors(talliers: Sequence[Tallier]) -> frozenset[str]:
     return frozenset(agent for agent, _ in common)
 
 
+def tallied(
+    round: Round, sent: Sequence[Sequence[InputShare]], *, keys: Sequence[bytes | None] = (None, None, None)
+) -> list[AggregateShare]:
+    """Add up, at every tallier, the shares that each agent sent; `keys` are what talliers draw their noise from."""
+    talliers = [Tallier(index, round, noise_key=keys[index]) for index in range(len(sent[0]))]
+    for shares in sent:
+        for tallier, share in zip(talliers, shares, strict=True):
+            tallier.receive(share)
+    contributors = agree_on_contributors(talliers)
+    return [tallier.aggregate_share(contributors) for tallier in talliers]
+
+
 def _check_quorum(count: int, round: Round) -> None:
     """Refuse a round of fewer agents than it promises the noise of.
 

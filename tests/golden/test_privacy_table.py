@@ -8,14 +8,16 @@ noise shares sized as in the papers are really worth under collusion.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import improved_epsilon, papers_epsilon
-from labeler.planning import price, price_of_paper_shares
+from labeler.planning import price
 from labeler.task import Task
+from tests.labeler.tasks import make_task
 from tests.oracles.pld import epsilon_by_pld
 
 # queries, squared sensitivity of one query, sigma in votes, delta, papers' conversion, improved, exact: as printed
@@ -27,6 +29,13 @@ TABLE = [
     (500, 1, 25, 1e-3, "3.7245", "3.0893", "2.7354"),
     (500, 1, 30, 1e-3, "3.0482", "2.4816", "2.1890"),
 ]
+
+
+def task_of(queries: int, squared: int, sigma: float, delta: float, **changes: int) -> Task:
+    """The task whose records, or whose agents where one vote comes or goes, cost what a row of the table says."""
+    way: dict[str, Any] = {"method": "knn", "k": 50} if squared == 2 else {"method": "ensemble", "k": 1}
+    asked = {"sigma_votes": sigma, "delta": delta, "max_queries": queries, "agents": 3}
+    return make_task(name="golden", classes=tuple("abcdefghij"), **way | asked | changes)
 
 
 def _printed_like(value: float, golden: str) -> str:
@@ -48,17 +57,7 @@ def test_every_column_agrees_to_the_last_digit_printed(
 def test_the_price_of_the_integer_mechanism_is_at_most_one_in_ten_thousand_above_the_exact_column(
     queries: int, squared: int, sigma: float, delta: float, papers: str, improved: str, exact: str
 ) -> None:
-    task = Task(
-        name="golden",
-        classes=tuple("abcdefghij"),
-        method="knn" if squared == 2 else "ensemble",
-        k=50 if squared == 2 else 1,
-        sigma_votes=sigma,
-        delta=delta,
-        max_queries=queries,
-        agents=3,
-        colluding_agents=1,
-    )
+    task = task_of(queries, squared, sigma, delta, colluding_agents=1)
     statement = price(task).instance if squared == 2 else price(task).agent
     continuous = epsilon_of_delta(delta, math.sqrt(queries * squared) / sigma)
     assert continuous < statement.epsilon < continuous * 1.0001
@@ -66,7 +65,12 @@ def test_the_price_of_the_integer_mechanism_is_at_most_one_in_ten_thousand_above
     assert _printed_like(statement.as_in_paper_epsilon, papers) == papers
 
 
-@pytest.mark.parametrize(("colluding", "golden"), [(0, "2.976"), (1, "3.779"), (2, "5.733")])
-def test_shares_sized_as_in_the_papers_are_worth_less_when_agents_collude(colluding: int, golden: str) -> None:
-    worth = price_of_paper_shares(206 * 2, 25.0, 1e-4, agents=3, colluding_agents=colluding)
-    assert _printed_like(worth, golden) == golden
+@pytest.mark.parametrize(
+    ("colluding", "dropouts", "golden"), [(0, 0, "2.976"), (1, 0, "3.779"), (2, 0, "5.733"), (1, 1, "5.733")]
+)
+def test_shares_sized_as_in_the_papers_are_worth_less_when_agents_collude(
+    colluding: int, dropouts: int, golden: str
+) -> None:
+    found = price(task_of(206, 2, 25, 1e-4, colluding_agents=colluding, max_dropouts=dropouts)).to_json()
+    assert _printed_like(found["as_in_paper_shares"]["instance"]["epsilon"], golden) == golden
+    assert _printed_like(found["instance"]["epsilon"], golden) == "2.976"

@@ -102,7 +102,7 @@ def test_no_pair_of_small_ballots_is_moved_further_apart_than_the_bound(radius: 
     assert checked > 300
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**32 - 1),
     records=st.integers(1, 14),

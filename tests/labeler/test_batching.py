@@ -71,7 +71,7 @@ def test_a_question_takes_of_mu_squared_what_one_more_question_costs_where_queri
     "changes",
     [
         {"method": "reverse-knn", "k": 1},
-        {"release": "winner"},
+        {"release": "winner", "sigma_votes": 12.0, "max_queries": 40},
         {"method": "blind-average", "training": TRAINING},
         {"method": "reverse-knn", "k": 1, "lifetime_budget": {"budget_nano": 10**8, "least_similarity": 0.5}},
     ],

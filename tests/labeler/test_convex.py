@@ -7,16 +7,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mpmath import mp, mpf
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 
 from benchmarks.papers.dp_helmet import sensitivity_as_in_paper
+from labeler.descent import (
+    BLOCK_ROWS,
+    DEPTH,
+    LEAST_BLOCK_ROWS,
+    MOST_PUBLIC_ROWS,
+    MOST_RECORDS,
+    MOST_WEIGHTS,
+    Descent,
+    steps_to_converge,
+)
 from labeler.errors import InvalidSetting
 from labeler.methods.blind_average import LinearTerms, softmax_lipschitz
 
@@ -64,7 +76,7 @@ def test_the_margin_for_rounding_grows_with_what_it_covers_and_is_never_left_out
         replace(SVM, min_records=50_000, regularisation=1e-4)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     classes=st.integers(2, 12),
     radius=st.floats(1e-3, 30),
@@ -118,7 +130,7 @@ def _minimiser(
     return found.x, float(np.linalg.norm(objective(found.x)[1]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     classes=st.integers(2, 4),
     records=st.integers(2, 12),
@@ -158,26 +170,128 @@ def test_a_bound_a_third_smaller_would_be_wrong_for_the_minimiser() -> None:
     assert 0.66 * bound < np.linalg.norm(one - two) <= bound
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"learner": "perceptron"},
-        {"num_classes": 1},
-        {"num_classes": True},
-        {"regularisation": 0.0},
-        {"regularisation": math.nan},
-        {"clip_norm": math.inf},
-        {"radius": -1.0},
-        {"iterations": 0},
-        {"min_records": 0},
-        {"min_records": 2.5},
-    ],
-)
-def test_terms_out_of_bounds_are_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(InvalidSetting):
-        replace(SVM, **wrong)  # type: ignore[arg-type]  # wrong on purpose
-
-
 def test_a_softmax_of_one_class_has_no_bound() -> None:
     with pytest.raises(InvalidSetting, match="two classes"):
         softmax_lipschitz(clip_norm=1, radius=1, num_classes=1)
+
+
+# Descent in exact numbers: the bound after every number of steps, and what its margins cover.
+
+
+PLAIN = Descent(lipschitz=1.0, smoothness=0.25, regularisation=0.1, least=20, columns=3, iterations=50)
+
+
+@settings(max_examples=100)
+@given(
+    regularisation=st.sampled_from([1e-6, 1e-3, 0.05, 1.0, 30.0]),
+    clip_norm=st.sampled_from([1e-3, 0.3, 1.0, 20.0]),
+    least=st.integers(1, 6),
+    public=st.integers(0, 3),
+    places=st.lists(st.integers(-3, 3), min_size=1, max_size=6),
+    steps=st.integers(1, 40),
+    change=st.sampled_from(["add", "remove", "replace"]),
+    value=st.integers(-3, 3),
+)
+def test_logistic_descent_in_fifty_digits_keeps_the_bound_after_every_step(
+    regularisation: float,
+    clip_norm: float,
+    least: int,
+    public: int,
+    places: list[int],
+    steps: int,
+    change: str,
+    value: int,
+) -> None:
+    """An oracle that rounds nothing: one weight, records on a line, the mean over max(|D|, n) + m."""
+    try:
+        terms = Descent(clip_norm, clip_norm**2 / 4, regularisation, least + public, 1, iterations=steps)
+    except InvalidSetting:
+        assert regularisation == 1e-6  # which double precision does not carry for long rows
+        return
+
+    def path(own: list[int]) -> list[mpf]:
+        rows = [mpf(clip_norm) * place / 3 for place in own]
+        weight, found = mpf(0), []
+        for _ in range(steps):
+            slopes = sum((-row / (1 + mp.exp(weight * row)) for row in rows), mpf(0))
+            slopes += sum((mpf(clip_norm) / (1 + mp.exp(-weight * clip_norm)) for _ in range(public)), mpf(0))
+            mean = slopes / (max(len(own), least) + public)
+            weight -= mpf(terms.learning_rate) * (mean + mpf(regularisation) * weight)
+            found.append(weight)
+        return found
+
+    other = places[1:] if change == "remove" else [*places[change == "replace" :], value]
+    with mp.workdps(50):
+        for one, two in zip(path(places), path(other), strict=True):
+            assert abs(one - two) <= terms.sensitivity
+            assert max(abs(one), abs(two)) <= terms.largest_norm
+
+
+def test_a_planted_record_uses_up_half_of_the_bound() -> None:
+    """Opposite records, alone in the mean, regularized so strongly that slopes stay: the margins hide nothing."""
+    terms = Descent(1.0, 0.25, 30.0, 1, 1, iterations=200)
+    with mp.workdps(30):
+        ends = []
+        for sign in (1, -1):
+            weight = mpf(0)
+            for _ in range(terms.iterations):
+                weight -= mpf(terms.learning_rate) * (-sign / (1 + mp.exp(weight * sign)) + 30 * weight)
+            ends.append(weight)
+    # A slope at zero is a half; the other half of L is what a confident mistake would add.
+    assert 0.49 * terms.sensitivity < abs(ends[0] - ends[1]) <= 0.51 * terms.sensitivity
+
+
+def test_blocks_and_weights_leave_no_sum_deeper_than_the_margin_covers() -> None:
+    most_blocks = (MOST_RECORDS + MOST_PUBLIC_ROWS) // LEAST_BLOCK_ROWS
+    assert BLOCK_ROWS + most_blocks + MOST_WEIGHTS < DEPTH
+
+
+def test_the_bound_holds_its_margin_and_grows_with_what_it_covers() -> None:
+    exact = 2 / (20 * 0.1)
+    assert exact < PLAIN.sensitivity < exact * 1.001
+    assert 1 / 0.1 < PLAIN.largest_norm < 10.001
+    assert replace(PLAIN, feature_rounding=2.0**-32).rounding_margin > PLAIN.rounding_margin
+    assert replace(PLAIN, least=40).rounding_margin == 2 * PLAIN.rounding_margin
+    assert replace(PLAIN, radius=0.01).sensitivity == 2 * replace(PLAIN, radius=0.01).largest_norm
+    assert replace(PLAIN, radius=0.5, balls=4).largest_norm == pytest.approx(1.0)
+    assert replace(PLAIN, radius=0.5).reach == 0.5
+    assert PLAIN.reach == 10
+
+
+@pytest.mark.parametrize(
+    ("terms", "change"),
+    [
+        (SVM, {"learner": "perceptron"}),
+        (SVM, {"num_classes": 1}),
+        (SVM, {"num_classes": True}),
+        (SVM, {"regularisation": 0.0}),
+        (SVM, {"regularisation": math.nan}),
+        (SVM, {"clip_norm": math.inf}),
+        (SVM, {"radius": -1.0}),
+        (SVM, {"iterations": 0}),
+        (SVM, {"min_records": 0}),
+        (SVM, {"min_records": 2.5}),
+        (PLAIN, {"regularisation": 1e-7, "least": 10**6}),
+        (PLAIN, {"lipschitz": 1e-200}),
+        (PLAIN, {"lipschitz": math.inf}),
+        (PLAIN, {"lipschitz": math.nan}),
+        (PLAIN, {"radius": 1e-200}),
+        (PLAIN, {"regularisation": 1e101}),
+        (PLAIN, {"iterations": 0}),
+        (PLAIN, {"least": 0}),
+        (PLAIN, {"feature_rounding": 1.0}),
+        (PLAIN, {"smoothness": math.nan}),
+    ],
+)
+def test_terms_out_of_bounds_or_beyond_double_precision_are_refused(terms: Any, change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSetting):
+        replace(terms, **change)
+
+
+def test_steps_are_enough_to_converge_or_the_most() -> None:
+    for smoothness, regularisation in ((0.5, 0.1), (0.5, 0.01), (1e-12, 5.0)):
+        steps = steps_to_converge(smoothness, regularisation, most=10**6)
+        shrink = 1 - 2 * regularisation / (smoothness + 2 * regularisation)
+        assert shrink**steps <= 1e-6
+    assert steps_to_converge(0.5, 1e-6, most=2000) == 2000
+    assert steps_to_converge(1e300, 1e-300, most=2000) == 2000

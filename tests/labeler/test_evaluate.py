@@ -48,7 +48,7 @@ def test_the_price_is_golden() -> None:
     assert stated.continuous_epsilon <= stated.epsilon < 1.01 * stated.continuous_epsilon
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.binary(min_size=1, max_size=4000),
     st.sampled_from([2, 3, 4, 7, 64, 1280]),
@@ -84,7 +84,7 @@ def test_features_that_carry_no_model_are_refused() -> None:
 RECORD = st.tuples(st.integers(0, 2), st.integers(0, 2), st.sampled_from([0.0, 0.34, 0.5, 0.75, 1.0, float("nan")]))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(RECORD, max_size=12), st.sampled_from(LAYOUTS), st.sampled_from([(), (0.5,), (0.34, 0.5, 0.75)]))
 def test_cells_are_those_of_brute_force_and_one_record_is_one_vote(
     records: list[tuple[int, int, float]], layout: Layout, edges: tuple[float, ...]
@@ -108,7 +108,7 @@ def test_cells_are_those_of_brute_force_and_one_record_is_one_vote(
         assert np.square(change).sum() == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=6))
 def test_the_area_is_that_of_every_pair(bins: list[tuple[int, int]]) -> None:
     counts = np.array(bins, dtype=np.float64).T
@@ -135,9 +135,13 @@ def laid_out(counts: Any, layout: Layout) -> Any:
     return {"confusion": counts, "classes": of_right, "bands": of_right.sum(axis=2)}[layout]
 
 
-def read(counts: Any, layout: Layout, sigma: float, *, classes: int, bands: int) -> dict[str, Any]:
-    asked = Scored(b"m", even_edges(classes, bands), layout)
-    found = Evaluation(asked, tuple(map(str, range(classes))), counts, sigma, 3)
+def evaluated(layout: Layout, counts: Any, sigma: float, names: tuple[str, ...] = ("a", "b")) -> Evaluation:
+    """A model that three agents evaluated: a histogram whose second axis are the bands."""
+    return Evaluation(Scored(b"m", even_edges(len(names), counts.shape[1]), layout), names, counts, sigma, 3)
+
+
+def read(counts: Any, layout: Layout, sigma: float, *, classes: int) -> dict[str, Any]:
+    found = evaluated(layout, counts, sigma, tuple(map(str, range(classes))))
     several = {"balanced": found.balanced_accuracy(), "auroc": found.auroc()}
     each = {f"recall {n}": one for n, one in enumerate(found.recall())}
     each |= {f"band {n}": one for n, one in enumerate(found.bands())}
@@ -164,15 +168,15 @@ def test_intervals_cover_what_they_say(
     """
     rng, sigma, bands = np.random.default_rng(5), 45.0, 5
     chances = world(layout, classes=classes, bands=bands, rare=rare)
-    further = read(laid_out(chances * 1e9, layout), layout, 1e-9, classes=classes, bands=bands)
+    further = read(laid_out(chances * 1e9, layout), layout, 1e-9, classes=classes)
     hits: dict[str, list[tuple[bool, bool]]] = {}
     for _ in range(draws):
         counts = laid_out(rng.multinomial(records, chances.ravel()).reshape(chances.shape).astype(float), layout)
         monkeypatch.setattr("labeler.evaluation.DRAWS", 2)
-        these = read(counts, layout, 1e-9, classes=classes, bands=bands)
+        these = read(counts, layout, 1e-9, classes=classes)
         monkeypatch.setattr("labeler.evaluation.DRAWS", 400)
         noisy = counts + rng.normal(0, sigma, counts.shape)
-        for name, one in read(noisy, layout, sigma, classes=classes, bands=bands).items():
+        for name, one in read(noisy, layout, sigma, classes=classes).items():
             truths = (these[name].value, further[name].value)
             inside = [
                 low - 1e-9 <= truth <= high + 1e-9
@@ -188,10 +192,9 @@ def test_where_noise_drowns_a_share_nothing_is_said_of_it() -> None:
     one = share(3.0, 2.0, 10, 10, 45.0)
     assert one.is_drowned
     assert one.noise == one.sampling == (0.0, 1.0)
-    asked = Scored(b"m", even_edges(2, 2), "confusion")
     counts = np.zeros((2, 2, 2))
     counts[0, :, 0] = 4000
-    said = Evaluation(asked, ("a", "b"), counts, 45.0, 3).to_json()
+    said = evaluated("confusion", counts, 45.0).to_json()
     assert [row["drowned"] for row in said["recall"]] == [False, True]
     assert said["balanced_accuracy"]["drowned"]
     assert said["auroc"]["drowned"]
@@ -209,10 +212,9 @@ def test_an_interval_has_a_width_where_noise_takes_the_estimate_out_of_bounds() 
         assert one.value == float(right > wrong)
         for low, high in (one.noise, one.sampling):
             assert 0.005 < high - low < 0.1
-    asked = Scored(b"m", even_edges(2, 2), "confusion")
     # More malignant images were found than there are: the area comes out above one.
     counts = np.array([[[500.0, -12.0], [460.0, -9.0]], [[20.0, 40.0], [20.0, 60.0]]])
-    area = Evaluation(asked, ("benign", "malignant"), counts, 5.0, 2).auroc()
+    area = evaluated("confusion", counts, 5.0, ("benign", "malignant")).auroc()
     assert area is not None
     assert (area.value, area.noise[1], area.sampling[1]) == (1.0, 1.0, 1.0)
     assert 0.8 < area.sampling[0] <= area.noise[0] < 0.999
@@ -226,31 +228,29 @@ def test_the_layout_is_the_finest_that_noise_leaves_useful() -> None:
 
 
 def test_a_band_states_what_is_right_there_and_never_less_than_a_lower_one() -> None:
-    asked = Scored(b"m", even_edges(2, 4), "bands")
     counts = np.array([[300.0, 500.0, 400.0, 5.0], [700.0, 1500.0, 1100.0, 15.0]])
     # 0.70, 0.75, 0.733 (goes with 0.75), and 20 records, which noise drowns.
-    (stated,) = Evaluation(asked, ("a", "b"), counts, 20.0, 3).recalibrated()
+    (stated,) = evaluated("bands", counts, 20.0).recalibrated()
     assert stated == pytest.approx([0.7, *[2615 / 3520] * 3], abs=1e-4)
-    (all_right,) = Evaluation(asked, ("a", "b"), np.array([[0.0] * 4, [1000.0] * 4]), 20.0, 3).recalibrated()
+    (all_right,) = evaluated("bands", np.array([[0.0] * 4, [1000.0] * 4]), 20.0).recalibrated()
     assert all_right == pytest.approx([1 - 0.02 / 4] * 4)  # a quarter of the deviation of 1,000 records
-    (beyond,) = Evaluation(asked, ("a", "b"), np.array([[-300.0] * 4, [1000.0] * 4]), 20.0, 3).recalibrated()
+    (beyond,) = evaluated("bands", np.array([[-300.0] * 4, [1000.0] * 4]), 20.0).recalibrated()
     assert all(0.99 < one < 1 for one in beyond)  # more right than there are
-    (drowned,) = Evaluation(asked, ("a", "b"), np.full((2, 4), 5.0), 20.0, 3).recalibrated()
+    (drowned,) = evaluated("bands", np.full((2, 4), 5.0), 20.0).recalibrated()
     assert len(set(drowned)) == 1
 
 
 def test_of_two_classes_each_predicted_one_states_what_is_right_of_it() -> None:
-    asked = Scored(b"m", even_edges(2, 2), "confusion")
     counts = np.array([[[900.0, 100.0], [1900.0, 100.0]], [[200.0, 300.0], [100.0, 300.0]]])
-    found = Evaluation(asked, ("a", "b"), counts, 5.0, 3)
+    found = evaluated("confusion", counts, 5.0)
     assert np.array(found.recalibrated()) == pytest.approx(np.array([[0.9, 0.95], [0.6, 0.75]]), abs=1e-3)
     rare = counts * np.array([1, 0.01])[:, None, None]  # hardly ever predicted: what is right of both stands for it
-    first, second = Evaluation(asked, ("a", "b"), rare, 5.0, 3).recalibrated()
+    first, second = evaluated("confusion", rare, 5.0).recalibrated()
     assert first == pytest.approx([0.9, 0.95], abs=1e-3)
     assert second == pytest.approx([0.9, 0.95], abs=5e-3)
     assert "for b" in "".join(say(found.to_json()))
     wrong = counts[:, :, ::-1] * np.array([0, 1])[:, None, None] + counts * np.array([1, 0])[:, None, None]
-    assert len(Evaluation(asked, ("a", "b"), wrong, 5.0, 3).recalibrated()) == 1  # said to be b, and mostly a
+    assert len(evaluated("confusion", wrong, 5.0).recalibrated()) == 1  # said to be b, and mostly a
 
 
 def test_there_are_as_many_bands_as_noise_leaves_useful() -> None:

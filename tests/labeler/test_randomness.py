@@ -15,7 +15,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labeler.errors import InvalidSetting, PrivacyRefusal
@@ -41,7 +41,6 @@ def test_words_are_little_endian_bytes_of_the_stream() -> None:
     assert words.tolist() == np.frombuffer(raw, dtype="<u8").tolist()
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=12))
 def test_the_stream_does_not_depend_on_how_it_is_cut_into_calls(calls: list[tuple[bool, int]]) -> None:
     source = seeded_source(1)

@@ -1,4 +1,4 @@
-"""The release: what is opened, and what refuses to be opened.
+"""The release: what an agent sends, what is opened, and what refuses to be sent or opened.
 
 The statistical test has fixed seeds; it would reject a right release for one seed in a million.
 """
@@ -12,24 +12,33 @@ from functools import partial
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from scipy import stats
 
-from labeler.errors import PrivacyRefusal, ProtocolViolation, QuorumNotReached, WrongDigest
+from labeler.errors import InvalidSetting, PrivacyRefusal, ProtocolViolation, QuorumNotReached, WrongDigest
+from labeler.methods.reverse_knn import reverse_knn_ballots
+from labeler.methods.sensitivity import squared_sensitivity
+from labeler.noise import DiscreteGaussian, noise_share
 from labeler.randomness import ByteSource, os_source, seeded_source
 from labeler.release import (
     Release,
     agree_on_winners,
+    check_ballots,
     contribution,
     input_shares,
+    largest_sum,
+    on_grid,
     open_histogram,
     open_winner,
 )
-from labeler.sharing import ShareVector, Winner, split
+from labeler.sharing import ShareVector, Winner, split, unshard
 from labeler.tally import AggregateShare, BallotShare, InputShare, Round, split_ballots
 from labeler.task import Task
 from tests.labeler.tasks import make_task
-from tests.one_round import Tallier, agree_on_contributors
+from tests.one_round import tallied
 
 QUERIES = 6
 
@@ -41,30 +50,33 @@ def make_round(task: Task, *, batch: str = "b", num_queries: int = QUERIES) -> R
     return Round(task.digest, batch * 64, num_queries, task.num_classes, task.quorum, task.winner_terms)
 
 
+def ballots_of(task: Task, agent: int, num_queries: int = QUERIES) -> NDArray[np.int64]:
+    """k votes for class (agent number modulo C) at every query."""
+    ballots = np.zeros((num_queries, task.num_classes), dtype=np.int64)
+    ballots[:, agent % task.num_classes] = task.k
+    return ballots
+
+
 def aggregate(
     task: Task, *, round: Round | None = None, sources: Sequence[ByteSource] | None = None, agents: int = 3
 ) -> list[AggregateShare]:
-    """Agents whose ballots are k votes for class (agent number modulo C), through sharing and tally."""
+    """Agents of whom each casts k votes for its own class, through sharing and tally."""
     round = round or make_round(task)
-    talliers = [Tallier(index, round) for index in range(task.talliers)]
-    for agent in range(agents):
-        ballots = np.zeros((round.num_queries, task.num_classes), dtype=np.int64)
-        ballots[:, agent % task.num_classes] = task.k
-        source = sources[agent] if sources else seeded_source(agent)
-        for tallier, share in zip(
-            talliers, input_shares(ballots, task, round, agent_id=f"agent-{agent}", source=source), strict=True
-        ):
-            tallier.receive(share)
-    contributors = agree_on_contributors(talliers)
-    return [tallier.aggregate_share(contributors) for tallier in talliers]
+    sources = sources or [seeded_source(agent) for agent in range(agents)]
+    return tallied(
+        round,
+        [
+            input_shares(
+                ballots_of(task, agent, round.num_queries), task, round, agent_id=f"agent-{agent}", source=source
+            )
+            for agent, source in enumerate(sources)
+        ],
+    )
 
 
 def exact_sums(task: Task, agents: int = 3) -> NDArray[np.int64]:
     """What an observer of everything would add up: scaled ballots and noise, without any sharing."""
-    ballots = np.zeros((agents, QUERIES, task.num_classes), dtype=np.int64)
-    for agent in range(agents):
-        ballots[agent, :, agent % task.num_classes] = task.k
-    parts = [contribution(ballots[agent], task, source=seeded_source(agent)) for agent in range(agents)]
+    parts = [contribution(ballots_of(task, agent), task, source=seeded_source(agent)) for agent in range(agents)]
     total: NDArray[np.int64] = np.add.reduce(parts)
     return total
 
@@ -72,7 +84,7 @@ def exact_sums(task: Task, agents: int = 3) -> NDArray[np.int64]:
 def aggregate_of(values: NDArray[np.int64], task: Task) -> list[AggregateShare]:
     """Aggregate shares whose sum is exactly `values`: all of it noise of the first agent, zeros for the others."""
     round = make_round(task, num_queries=len(values))
-    talliers = [Tallier(index, round) for index in range(task.talliers)]
+    sent = []
     for agent in range(task.quorum):
         vector = values if agent == 0 else np.zeros_like(values)
         shares: Sequence[ShareVector | BallotShare]
@@ -83,25 +95,23 @@ def aggregate_of(values: NDArray[np.int64], task: Task) -> list[AggregateShare]:
                 np.zeros_like(values), vector, row_total=task.k, num_talliers=3, source=os_source(),
                 field=round.terms.field,
             )  # fmt: skip
-        for index, tallier in enumerate(talliers):
-            share = shares[index]
-            tallier.receive(InputShare(f"agent-{agent}", tallier.index, round.digest, share))
-    contributors = agree_on_contributors(talliers)
-    return [tallier.aggregate_share(contributors) for tallier in talliers]
+        sent.append([InputShare(f"agent-{agent}", at, round.digest, share) for at, share in enumerate(shares)])
+    return tallied(round, sent)
 
 
-@pytest.mark.parametrize("talliers", [2, 3])
-def test_the_histogram_is_the_exact_sum_over_the_scale(talliers: int) -> None:
+@pytest.mark.parametrize(("talliers", "agents"), [(2, 3), (3, 3), (3, 2)])
+def test_the_histogram_is_the_exact_sum_over_the_scale(talliers: int, agents: int) -> None:
+    """Also where one of three agents, as many as the task allows, is missing."""
     task = task_with(talliers=talliers)
-    release = open_histogram(aggregate(task), task)
-    sums = exact_sums(task)
+    release = open_histogram(aggregate(task, agents=agents), task)
+    sums = exact_sums(task, agents)
     assert release.kind == "histogram"
     assert release.noisy_votes is not None
     assert release.noisy_votes.dtype == np.float64
     np.testing.assert_array_equal(release.noisy_votes, sums / task.scale)
     np.testing.assert_array_equal(release.labels, sums.argmax(axis=1))
     assert release.labels.dtype == np.int16
-    assert release.contributors == {"agent-0", "agent-1", "agent-2"}
+    assert release.contributors == {f"agent-{agent}" for agent in range(agents)}
 
 
 @pytest.mark.parametrize("method", ["knn", "reverse-knn"])
@@ -162,13 +172,6 @@ def test_the_noise_of_a_release_has_the_promised_standard_deviation() -> None:
     limit = stats.norm.isf(5e-7)
     assert abs(noise.mean()) < limit * task.total_sigma_votes / math.sqrt(noise.size)
     assert noise.var() == pytest.approx(task.total_sigma_votes**2, rel=limit * math.sqrt(2 / noise.size))
-
-
-def test_a_dropout_within_the_bound_leaves_a_release() -> None:
-    task = task_with()
-    release = open_histogram(aggregate(task, agents=2), task)
-    assert release.contributors == {"agent-0", "agent-1"}
-    np.testing.assert_array_equal(release.noisy_votes, exact_sums(task, agents=2) / task.scale)
 
 
 def test_one_seeded_agent_marks_the_release() -> None:
@@ -313,3 +316,178 @@ def test_a_winner_release_cannot_carry_votes() -> None:
         Release("winner", labels, np.zeros((1, 3)), frozenset(), False)
     with pytest.raises(PrivacyRefusal, match="carries noisy votes"):
         Release("histogram", labels, None, frozenset(), False)
+
+
+# A contribution: nothing larger than the task allows leaves, and nothing leaves without noise.
+
+
+asked = partial(make_task, k=5, sigma_votes=10.0, max_queries=4)
+
+
+KNN = asked()
+ONE_HOT = asked(method="ensemble", k=1)
+REVERSE = asked(method="reverse-knn", k=2, max_agent_records=10)
+REVERSE_UNBOUNDED = asked(method="reverse-knn", k=2)
+
+
+def votes(*rows: tuple[int, ...]) -> NDArray[np.int64]:
+    return np.array(rows, dtype=np.int64)
+
+
+@pytest.mark.parametrize(
+    ("task", "ballots"),
+    [
+        (KNN, votes((5, 0, 0), (2, 2, 1), (0, 0, 0))),
+        (ONE_HOT, votes((1, 0, 0), (0, 0, 0), (0, 0, 1))),
+        (REVERSE, votes((10, 0, 0), (3, 3, 4))),
+        (REVERSE_UNBOUNDED, votes((10**6, 10**9, 0))),
+    ],
+)
+def test_ballots_within_the_task_are_accepted(task: Task, ballots: NDArray[np.int64]) -> None:
+    check_ballots(ballots, task)
+
+
+@pytest.mark.parametrize(
+    ("task", "ballots"),
+    [
+        (KNN, votes((6, 0, 0))),
+        (KNN, votes((3, 3, 0))),
+        (KNN, votes((5, -1, 0))),
+        (KNN, votes((5, 0, 0), (0, 0, 2**62))),
+        (KNN, votes((2**63 - 1, 2**63 - 1, 2))),
+        (KNN, votes((-(2**63), 0, 0))),
+        (ONE_HOT, votes((1, 1, 0))),
+        (ONE_HOT, votes((2, 0, 0))),
+        (REVERSE, votes((11, 0, 0))),
+        (REVERSE, votes((4, 4, 4))),
+        (REVERSE, votes((10, 0, 0), (10, 0, 0), (1, 0, 0))),
+        (REVERSE_UNBOUNDED, votes((0, 0, -1))),
+        (REVERSE_UNBOUNDED, votes((2**40, 1, 0))),
+    ],
+)
+def test_ballots_beyond_the_task_never_leave(task: Task, ballots: NDArray[np.int64]) -> None:
+    with pytest.raises(PrivacyRefusal, match=r"votes|count"):
+        contribution(ballots, task, source=os_source())
+
+
+@pytest.mark.parametrize(
+    "ballots",
+    [
+        np.zeros((2, 3)),
+        np.zeros((2, 3), dtype=np.int32),
+        np.zeros((2, 3), dtype=np.uint64),
+        np.zeros((2, 4), dtype=np.int64),
+        np.zeros(3, dtype=np.int64),
+        np.zeros((0, 3), dtype=np.int64),
+        np.zeros((5, 3), dtype=np.int64),
+    ],
+)
+def test_ballots_of_another_type_or_shape_are_refused(ballots: NDArray[np.int64]) -> None:
+    with pytest.raises(InvalidSetting, match=r"ballots|queries"):
+        check_ballots(ballots, KNN)
+
+
+def test_a_contribution_is_scaled_ballots_plus_the_noise_share() -> None:
+    ballots = votes((5, 0, 0), (1, 2, 2))
+    values = contribution(ballots, KNN, source=seeded_source(1))
+    np.testing.assert_array_equal(values - noise_share(KNN, seeded_source(1), 2), KNN.scale * ballots)
+    assert values.dtype == np.int64
+
+
+def test_an_empty_ballot_gets_noise_like_any_other() -> None:
+    empty = contribution(np.zeros((4, 3), dtype=np.int64), KNN, source=seeded_source(2))
+    full = contribution(np.full((4, 3), 1, dtype=np.int64), KNN, source=seeded_source(2))
+    assert (empty != 0).all()
+    np.testing.assert_array_equal(full - empty, KNN.scale)
+
+
+def test_input_shares_open_to_the_contribution_and_replay_exactly() -> None:
+    round = Round(KNN.digest, "b" * 64, 2, 3, KNN.quorum)
+    ballots = votes((5, 0, 0), (1, 2, 2))
+    first, again = (input_shares(ballots, KNN, round, agent_id="x", source=seeded_source(3)) for _ in range(2))
+    assert [share.share.fingerprint() for share in first] == [share.share.fingerprint() for share in again]
+    assert [share.tallier for share in first] == [0, 1, 2]
+    assert all(share.share.is_seeded for share in first)
+    together = unshard([share.share.expand() for share in first if isinstance(share.share, ShareVector)])
+    np.testing.assert_array_equal(together, contribution(ballots, KNN, source=seeded_source(3)))
+
+
+@pytest.mark.parametrize(
+    "round",
+    [
+        Round("c" * 64, "b" * 64, 2, 3, 3),
+        Round(KNN.digest, "b" * 64, 2, 4, 3),
+        Round(KNN.digest, "b" * 64, 2, 3, 2),
+        Round(KNN.digest, "b" * 64, 3, 3, 3),
+    ],
+)
+def test_a_round_of_another_task_gets_nothing(round: Round) -> None:
+    with pytest.raises(WrongDigest):
+        input_shares(np.zeros((2, 3), dtype=np.int64), KNN, round, agent_id="x", source=os_source())
+
+
+def test_the_largest_sum_is_that_of_the_largest_contributions() -> None:
+    reach = DiscreteGaussian(KNN.share_sigma_grid).reach
+    assert largest_sum(KNN, 3) == 3 * (5 * KNN.scale + reach)
+
+
+CLIPPED = asked(method="reverse-knn", k=2, release="winner", agents=100, sigma_votes=3.0)
+assert CLIPPED.vote_clip is not None
+COUNTS = hnp.arrays(np.int64, (4, 3), elements=st.integers(0, 2 * CLIPPED.vote_clip) | st.integers(0, 2**40 // 3))
+
+
+@given(one=COUNTS, other=COUNTS)
+def test_clipping_never_makes_two_ballots_differ_more(one: NDArray[np.int64], other: NDArray[np.int64]) -> None:
+    """Cell by cell, hence in any norm: what the price of a neighboring data set rests on."""
+    clipped = on_grid(one, CLIPPED) // CLIPPED.scale
+    after = np.abs(on_grid(one, CLIPPED) - on_grid(other, CLIPPED)) // CLIPPED.scale
+    assert (after <= np.abs(one - other)).all()
+    assert clipped.max() <= (CLIPPED.vote_clip or 0)
+    assert (clipped <= one).all()
+
+
+@given(
+    labels=st.lists(st.integers(0, 2), min_size=1, max_size=40),
+    nearest=st.data(),
+    gone=st.integers(0, 39),
+)
+def test_a_record_more_or_less_changes_clipped_ballots_by_no_more_than_it_is_charged(
+    labels: list[int], nearest: st.DataObject, gone: int
+) -> None:
+    """Neighbouring data sets, from records to clipped ballots: squared change at most k (no cap on records)."""
+    rows = nearest.draw(st.lists(st.permutations(range(4)), min_size=len(labels), max_size=len(labels)))
+    places = np.array([row[: CLIPPED.k] for row in rows])
+    kept = np.arange(len(labels)) != gone % len(labels)
+    tight = CLIPPED.model_copy(update={"agents": 400, "sigma_votes": 2.0})
+    assert tight.vote_clip is not None
+    assert tight.vote_clip < 12
+
+    def ballots(chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        counted = reverse_knn_ballots(places[chosen], np.array(labels)[chosen], num_queries=4, num_classes=3)
+        return on_grid(counted, tight) // tight.scale
+
+    change = ballots(np.ones(len(labels), dtype=bool)) - ballots(kept)
+    assert np.square(change).sum() <= (squared_sensitivity(tight, "instance", 4) or 0)
+
+
+def test_only_a_winner_of_reverse_knn_is_clipped() -> None:
+    full = np.full((1, 3), 5, dtype=np.int64)
+    for task in (KNN, ONE_HOT, REVERSE, REVERSE_UNBOUNDED, asked(release="winner")):
+        assert task.vote_clip is None
+        assert (on_grid(full, task) == full * task.scale).all()
+
+
+def test_a_clipped_count_is_cut_before_noise_is_added() -> None:
+    ballots = np.full((2, 3), 10**9, dtype=np.int64)
+    values = contribution(ballots, CLIPPED, source=seeded_source(1))
+    noise = noise_share(CLIPPED, seeded_source(1), 2)
+    np.testing.assert_array_equal(values - noise, (CLIPPED.vote_clip or 0) * CLIPPED.scale)
+
+
+def test_a_round_with_other_terms_than_the_task_gets_nothing() -> None:
+    task = asked(release="winner")
+    for terms in (None, asked(release="winner", abstain_below=1).winner_terms):
+        with pytest.raises(WrongDigest, match="other terms"):
+            input_shares(
+                votes((5, 0, 0)), task, Round(task.digest, "b" * 64, 1, 3, 3, terms), agent_id="x", source=os_source()
+            )

@@ -33,7 +33,8 @@ from labeler.sharing import split, unshard
 from labeler.solving import hint, noise_choices
 from labeler.tally import AggregateShare, QueryBatch, Round, add_shares, round_of, round_with
 from labeler.task import Task, parse_task
-from tests.one_round import Tallier, agree_on_contributors
+from tests.one_round import tallied
+from tests.oracles.integers import discrete_gaussian, hockey_stick, shifted, sum_of
 from tests.workers.answer import answer as answer_of
 
 KEYS = tuple(bytes([number]) * 32 for number in range(3))
@@ -54,19 +55,18 @@ def batch_of(task: Task, queries: int) -> QueryBatch:
     return QueryBatch(np.ones((queries, 4), np.int16), first_query=0)
 
 
-def sums_of(
-    task: Task, ballots: dict[str, NDArray[np.int64]], *, keys: tuple[bytes, ...] = KEYS, seed: int = 0
-) -> list[AggregateShare]:
+def sums_of(task: Task, ballots: dict[str, NDArray[np.int64]], *, seed: int = 0) -> list[AggregateShare]:
     """What three talliers send of a round, through sharing and tally."""
     queries = len(next(iter(ballots.values())))
     round = round_of(task, batch_of(task, queries))
-    talliers = [Tallier(index, round, noise_key=keys[index]) for index in range(3)]
-    for name, own in ballots.items():
-        source = seeded_source(f"{seed} {name}".encode())
-        for tallier, share in zip(talliers, input_shares(own, task, round, agent_id=name, source=source), strict=True):
-            tallier.receive(share)
-    contributors = agree_on_contributors(talliers)
-    return [tallier.aggregate_share(contributors) for tallier in talliers]
+    return tallied(
+        round,
+        [
+            input_shares(own, task, round, agent_id=name, source=seeded_source(f"{seed} {name}".encode()))
+            for name, own in ballots.items()
+        ],
+        keys=KEYS,
+    )
 
 
 def noise_of(task: Task, number: int, queries: int, names: set[str]) -> NDArray[np.int64]:
@@ -109,18 +109,6 @@ def test_it_holds_against_all_participants_and_says_what_two_talliers_can_do() -
 # The price.
 
 
-def law_of(sigma: float, count: int) -> NDArray[np.float64]:
-    """The law of the sum of so many discrete Gaussians, by convolution."""
-    reach = math.ceil(9 * sigma)
-    x = np.arange(-reach, reach + 1)
-    one = np.exp(-(x**2) / (2 * sigma**2))
-    one /= one.sum()
-    law = np.array([1.0])
-    for _ in range(count):
-        law = np.convolve(law, one)
-    return law
-
-
 @pytest.mark.parametrize("dishonest", [1, 2])
 @pytest.mark.parametrize(("sigma", "level"), [(1.0, "agent"), (3.0, "agent"), (1.5, "instance")])
 def test_the_price_is_what_the_honest_talliers_noise_gives_by_exact_convolution(
@@ -130,13 +118,13 @@ def test_the_price_is_what_the_honest_talliers_noise_gives_by_exact_convolution(
     task = task_of(method="ensemble", k=1, sigma_votes=sigma, max_queries=1, dishonest_talliers=dishonest, delta=1e-3)
     # As coarse as a task may be, so that the oracle is quick; what the honest talliers draw and nobody else.
     task = task.model_copy(update={"grid_scale": math.ceil(100 * math.sqrt(3 - dishonest) / sigma)})
-    law, moved = law_of(task.share_sigma_grid, 3 - dishonest), task.scale
-    p, q = np.pad(law, (moved, 0)), np.pad(law, (0, moved))
+    one = discrete_gaussian(task.share_sigma_grid, math.ceil(9 * task.share_sigma_grid))
+    p, q = shifted(sum_of(one, 3 - dishonest), task.scale)
     claimed = price(task).statement("agent" if level == "agent" else "instance").epsilon
 
     def delta_at(epsilon: float) -> float:
         if level == "agent":
-            return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
+            return hockey_stick(p, q, epsilon)
         # Two independent counts, one up and one down: the chance of each loss of one, against those of the other.
         kept = p > 1e-18
         loss = np.log(np.maximum(p[kept], 1e-300) / np.maximum(q[kept], 1e-300))
@@ -222,22 +210,6 @@ def test_every_way_of_counting_reaches_the_talliers_bare_and_is_opened_under_the
     exact = sum(on_grid(own, task) for own in ballots.values())
     drawn = sum(noise_of(task, number, 4, set(ballots)) for number in range(3))
     assert np.array_equal(unshard([share.words for share in sums], field=field), exact + drawn)
-
-
-@settings(max_examples=25)
-@given(first=st.integers(0, 2), second=st.integers(0, 2), queries=st.integers(1, 5), seed=st.integers(0, 2**32))
-def test_the_noise_is_the_same_whatever_the_ballots_are(first: int, second: int, queries: int, seed: int) -> None:
-    task = task_of()
-    found = []
-    for number in (first, second):
-        ballots = {
-            "x": ballots_for(task, queries, number),
-            "y": ballots_for(task, queries, 0),
-            "z": ballots_for(task, queries, 1),
-        }
-        total = unshard([share.words for share in sums_of(task, ballots, seed=seed)])
-        found.append(total - task.scale * sum(ballots.values(), np.zeros((queries, 3), np.int64)))
-    assert np.array_equal(*found)
 
 
 def test_one_set_has_one_noise_and_another_set_round_or_tallier_an_independent_one() -> None:
@@ -414,7 +386,7 @@ def test_a_model_costs_under_the_talliers_noise_what_it_costs_under_as_many_unkn
     assert "votes" not in price(task).holds_against
 
 
-@settings(max_examples=30, deadline=None)  # the sampler's table of each new parameter takes a while
+@settings(max_examples=30)
 @given(
     agents=st.integers(1, 200), sigma=st.sampled_from([0.05, 2.0, 500.0]), dishonest=st.sampled_from([1, 2]),
     training=st.sampled_from(LEARNERS), seed=st.integers(0, 2**32),
@@ -445,7 +417,7 @@ def test_bare_models_of_any_length_that_is_allowed_are_opened_under_the_talliers
     assert np.array_equal(np.rint(opened * task.scale), sum(models.values(), drawn))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32), training=st.sampled_from(LEARNERS), dishonest=st.sampled_from([1, 2]))
 def test_one_record_moves_a_bare_model_by_no_more_than_the_talliers_noise_is_charged_for(
     seed: int, training: dict[str, Any], dishonest: int

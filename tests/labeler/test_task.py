@@ -7,7 +7,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labeler.errors import InvalidTask, UnsafeGrid
@@ -208,7 +208,6 @@ def test_a_task_that_does_not_bound_records_of_a_person_is_written_and_hashed_as
     assert (found.digest, hashlib.sha256(text.encode()).hexdigest()) == (digest, written)
 
 
-@settings(deadline=None)
 @given(
     agents=st.integers(1, 1000),
     honest=st.floats(0.01, 1),

@@ -48,7 +48,7 @@ def number_or_refusal(step: Any, *, least: float = 0.0, most: float = math.inf) 
     assert least <= found <= most
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200)
 @given(reals, reals)
 @example(0.5, 1e154)
 @example(0.0, 5e-324)
@@ -61,7 +61,7 @@ def test_the_gaussian_answers_or_refuses(first: float, second: float) -> None:
         number_or_refusal(lambda: float(deltas_of_epsilons(np.array([first]), second)[0]), least=-1e-12, most=1.0)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150)
 @given(exact, counts, counts, reals, counts, counts, reals, reals)
 def test_an_event_has_a_price_or_is_none(
     squared: Any, change: int, scale: int, sigma: float, shares: int, coordinates: int, delta: float, variation: float
@@ -78,7 +78,7 @@ def test_an_event_has_a_price_or_is_none(
         )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(EXTREMES),
     st.sampled_from((0, 1, Fraction(1, 2), Fraction(1, 10**400), Fraction(3, 2), -1, 0.5)),
@@ -136,7 +136,7 @@ def test_a_profile_with_a_hole_has_no_gaussian_above_it() -> None:
         assert least_gaussian(epsilons, damaged, 1e-9, 0.1, 2.0) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(-1, 5), st.integers(-1, 5), st.integers(-1, 5), st.integers(-1, 5), reals, reals)
 def test_lower_bounds_are_numbers_or_refused(a: int, b: int, c: int, d: int, delta: float, confidence: float) -> None:
     number_or_refusal(lambda: largest_rate(a, b, confidence), most=1.0)

@@ -115,7 +115,7 @@ def test_among_these_every_way_to_a_bound_is_taken() -> None:
     assert epsilon_bound(event, 1e-5, total_variation=0.5) == float("inf")
 
 
-@pytest.mark.parametrize("bad", [-1e-9, 1.0, 2.0, float("nan")])
+@pytest.mark.parametrize("bad", [-1e-9, 1.0, 2.0, float("inf"), float("nan")])
 def test_a_distance_of_the_sampler_outside_its_range_is_refused(bad: float) -> None:
     with pytest.raises(InvalidSetting, match="total_variation must be at least 0 and below 1"):
         epsilon_bound(EVENTS[0], 1e-5, total_variation=bad)

@@ -32,6 +32,7 @@ from labeler.methods.reverse_knn import reverse_knn_ballots
 from labeler.planning import price
 from labeler.setting import MOST_LIFE_NANO, Life
 from labeler.task import Task, parse_task
+from tests.oracles.integers import discrete_gaussian, hockey_stick
 from workers.agent.policy import BudgetTable
 
 
@@ -82,12 +83,6 @@ def test_the_log_likelihood_of_an_adaptive_history_is_the_one_gaussian_of_its_bu
     assert kstest(present, "norm").pvalue > 1e-6
 
 
-def discrete_gaussian(sigma: float, reach: int) -> NDArray[np.float64]:
-    z = np.arange(-reach, reach + 1)
-    p = np.exp(-(z**2) / (2 * sigma**2))
-    return np.asarray(p / p.sum())
-
-
 @pytest.mark.parametrize("adaptive_choice", [True, False])
 def test_every_transcript_of_a_small_integer_filter_stays_under_the_bound(adaptive_choice: bool) -> None:
     """Exact: all transcripts of three rounds, where the noise of the next hangs on the release before."""
@@ -123,7 +118,7 @@ def test_every_transcript_of_a_small_integer_filter_stays_under_the_bound(adapti
     error = 3 * smoothing_error()
     for epsilon in (0.1, 0.2, 0.5, 1.0, 2.0):
         for one, other in ((p, q), (q, p)):
-            exact = np.maximum(one - math.exp(epsilon) * other, 0).sum()
+            exact = hockey_stick(one, other, epsilon)
             # What lies beyond the reach of 5 sigma is cut off in the enumeration: below 1e-5 of all mass.
             assert exact <= delta_of_epsilon(epsilon - 2 * error, mu) * math.exp(error) + 1e-5
             if epsilon == 0.5:

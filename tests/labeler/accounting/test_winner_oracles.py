@@ -88,7 +88,7 @@ def moment_of(profile: Profile, order: float) -> float:
     queries=st.integers(1, 40),
     order=st.sampled_from([1.5, 2.0, 3.0]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_exact_renyi_divergence_of_noisy_argmax_is_above_what_the_profile_allows(
     change: Change, mu: float, others: list[float], queries: int, order: float
 ) -> None:
@@ -136,7 +136,7 @@ def deltas_of_distributions(p: Floats, q: Floats, queries: int) -> list[float]:
 
 
 COMPOSED = pytest.mark.parametrize(
-    ("change", "mu", "queries"), [(ONE_BIT, 0.04, 500), (ONE_BIT, 0.2, 50), (SWAP, 0.12, 100)]
+    ("change", "mu", "queries"), [(ONE_BIT, 0.06, 200), (ONE_BIT, 0.2, 50), (SWAP, 0.12, 100)]
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from labeler.batching import round_charges
@@ -91,6 +93,21 @@ def facts_of(task: Task, *rounds: Round) -> Facts:
             for name, level in spent
         ),
     )
+
+
+def charging(task: Task, nano: Callable[[int], int]) -> Facts:
+    """Facts of a job of one round, whose every charge is what `nano` makes of the price."""
+    whole = round_of(task)
+    charges = tuple(one.model_copy(update={"nano": nano(one.nano)}) for one in whole.charges)
+    return facts_of(task, whole.model_copy(update={"charges": charges}))
+
+
+def with_first_round(facts: Facts, **changes: object) -> Facts:
+    """The same facts, but for some of the first round."""
+    job = facts.tasks[0].jobs[0]
+    rounds = (job.rounds[0].model_copy(update=changes), *job.rounds[1:])
+    edited = facts.tasks[0].model_copy(update={"jobs": (job.model_copy(update={"rounds": rounds}),)})
+    return facts.model_copy(update={"tasks": (edited,)})
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feature_store.results.evidence import render_page
+from labeler.accounting.lifetime import ROUND_NANO
 from labeler.auditing import Attempt, AuditFacts
 from labeler.batching import round_charges
 from labeler.budget import UNBOUNDED_NANO, epsilon_spent
@@ -30,10 +31,11 @@ from labeler.evidence.derive import (
 )
 from labeler.evidence.document import Evidence, canonical_bytes, parse_evidence
 from labeler.methods import METHODS
-from labeler.planning import price
+from labeler.planning import FOR_LIFE, price
+from labeler.privacy_card import card_in_words, privacy_card
 from labeler.task import Task
 from labeler.untrusted import canonical_json
-from tests.labeler.evidence.conftest import AGENTS, facts_of, round_of, task_with
+from tests.labeler.evidence.conftest import AGENTS, charging, facts_of, round_of, task_with, with_first_round
 
 
 @given(st.floats(min_value=1e-300, max_value=1e9))
@@ -74,21 +76,13 @@ def test_a_person_has_a_guarantee_where_the_task_bounds_its_records() -> None:
 
 
 def test_a_charge_below_todays_price_is_remarked_and_not_believed(task: Task) -> None:
-    whole = round_of(task)
-    cheap = whole.model_copy(
-        update={"charges": tuple(one.model_copy(update={"nano": one.nano // 2}) for one in whole.charges)}
-    )
-    document = derive(facts_of(task, cheap), software("1"))
-    assert document.tasks[0].spent == derive(facts_of(task, whole), software("1")).tasks[0].spent
+    document = derive(charging(task, lambda nano: nano // 2), software("1"))
+    assert document.tasks[0].spent == derive(facts_of(task, round_of(task)), software("1")).tasks[0].spent
     assert any("charged less" in line for line in document.remarks)
 
 
 def test_a_charge_above_the_price_counts_as_it_is(task: Task) -> None:
-    whole = round_of(task)
-    dear = whole.model_copy(
-        update={"charges": tuple(one.model_copy(update={"nano": UNBOUNDED_NANO}) for one in whole.charges)}
-    )
-    [found] = derive(facts_of(task, dear), software("1")).tasks
+    [found] = derive(charging(task, lambda _: UNBOUNDED_NANO), software("1")).tasks
     assert [one.epsilon for one in found.spent] == [None, None]
 
 
@@ -119,7 +113,7 @@ def test_a_document_comes_back_from_its_bytes_as_it_was(evidence: Evidence) -> N
 ROUNDS = st.tuples(st.integers(1, 30), st.sampled_from(["posted", "void", "none"]))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(ROUNDS, max_size=4), st.integers(1, 9))
 def test_any_facts_round_trip_and_agree_with_themselves(rounds: list[tuple[int, str]], k: int) -> None:
     task = task_with(k=k, max_queries=1000)
@@ -204,10 +198,7 @@ def test_a_task_whose_fields_are_not_those_of_its_digest_is_a_contradiction(evid
 )
 def test_facts_that_cannot_all_be_true_are_named(task: Task, change: dict[str, Any], words: str) -> None:
     facts = facts_of(task, round_of(task), round_of(task, number=1, first=20, entry=40))
-    job = facts.tasks[0].jobs[0]
-    rounds = (job.rounds[0].model_copy(update=change), job.rounds[1])
-    edited = facts.tasks[0].model_copy(update={"jobs": (job.model_copy(update={"rounds": rounds}),)})
-    told = contradictions(facts.model_copy(update={"tasks": (edited,)}))
+    told = contradictions(with_first_round(facts, **change))
     assert any(words in line for line in told), told
 
 
@@ -215,9 +206,8 @@ def test_nothing_bounds_what_was_charged_without_an_entry_of_its_level(task: Tas
     facts = facts_of(task, round_of(task))
     accounts = tuple(one.model_copy(update={"is_unpriced": one.level == "agent"}) for one in facts.accounts)
     charges = tuple(one for one in facts.tasks[0].jobs[0].rounds[0].charges if one.level == "instance")
-    job = facts.tasks[0].jobs[0]
-    old = job.model_copy(update={"rounds": (job.rounds[0].model_copy(update={"charges": charges}),)})
-    unknown = facts.tasks[0].model_copy(update={"task": None, "participants": (), "jobs": (old,)})
+    [old] = with_first_round(facts, charges=charges).tasks
+    unknown = old.model_copy(update={"task": None, "participants": ()})
     document = derive(facts.model_copy(update={"accounts": accounts, "tasks": (unknown,)}), software("0"))
     assert {one.level: one.spent_epsilon is None for one in document.accounts} == {"instance": False, "agent": True}
     assert {one.unit: one.epsilon is None for one in document.tasks[0].spent} == {"image": False, "agent": True}
@@ -285,3 +275,67 @@ def test_an_audit_that_refutes_the_promise_is_what_is_read_first(task: Task) -> 
 
 def test_a_document_without_audits_is_signed_over_the_bytes_of_before_there_were_any(evidence: Evidence) -> None:
     assert b"audits" not in canonical_bytes(evidence)
+
+
+# Votes for life: the promise, however little a round was charged.
+
+BUDGET = 71_779_539
+
+
+def for_life() -> Task:
+    life = {"budget_nano": BUDGET, "least_similarity": 0.5}
+    return task_with(method="reverse-knn", k=1, sigma_votes=20.0, lifetime_budget=life)
+
+
+def test_evidence_of_votes_for_life_states_what_was_promised_and_not_what_a_round_was_charged() -> None:
+    asked = for_life()
+    one = round_of(asked)
+    assert {charge.nano for charge in one.charges if charge.level == "instance"} == {ROUND_NANO}
+    (found,) = derive(facts_of(asked, one), software("0.1.0")).tasks
+    stated = bound(epsilon_spent(BUDGET, asked.delta))
+    assert found.spent[0].epsilon == stated
+    (nothing,) = derive(facts_of(asked), software("0.1.0")).tasks
+    assert nothing.spent[0].epsilon == "0"
+    assert found.mechanism is not None
+    assert FOR_LIFE in found.mechanism.holds_against
+
+
+def test_the_card_says_what_the_number_is_of() -> None:
+    asked = for_life()
+    card = privacy_card(asked, price(asked), is_seeded=False)
+    assert FOR_LIFE.removesuffix(".") in card_in_words(card)
+    assert card["lifetime_budget"] == asked.lifetime_budget.model_dump(mode="json") if asked.lifetime_budget else None
+
+
+# Noise by the talliers: by whom, and how many of them may be dishonest.
+
+
+def test_evidence_says_whose_noise_it_was_and_against_whom_it_holds() -> None:
+    task = task_with(dishonest_talliers=1)
+    document = derive(facts_of(task, round_of(task)), software("0.1.0"))
+    (found,) = document.tasks
+    assert found.mechanism is not None
+    assert "a share of each of the three talliers', of whom 1 may be dishonest" in found.mechanism.noise
+    assert "all other participants and one of the three talliers" in found.mechanism.holds_against
+    assert contradictions(document.facts) == []
+    assert differences(document, rebuilt(document)) == []
+
+
+def test_a_card_says_that_the_talliers_added_the_noise_and_another_says_nothing_of_it() -> None:
+    task, plain = task_with(dishonest_talliers=1), task_with()
+    card, other = (privacy_card(one, price(one), is_seeded=False) for one in (task, plain))
+    assert card["dishonest_talliers"] == 1
+    assert "the 3 talliers added the noise, of whom 1 may be dishonest" in card_in_words(card)
+    assert "dishonest_talliers" not in other
+    assert "added the noise" not in card_in_words(other)
+
+
+def test_evidence_of_training_in_steps_names_its_accountant_and_whose_change_the_noise_is_a_multiple_of() -> None:
+    for unit in ("record", "agent"):
+        sampled = {"rate": 0.2, "unit": unit}
+        training = {"min_records": 5, "regularisation": 0.1, "iterations": 4, "sampled": sampled}
+        task = task_with(method="federated", k=1, training=training, max_queries=20)
+        (found,) = derive(facts_of(task, round_of(task)), software("0.1.0")).tasks
+        assert found.mechanism is not None
+        assert f"times what one {unit} can change per number" in found.mechanism.noise
+        assert "labeler.accounting.sampled" in found.mechanism.accounting

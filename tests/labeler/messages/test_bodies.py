@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
@@ -26,128 +25,34 @@ from labeler.errors import (
 from labeler.messages.bodies import (
     MAX_ENTRIES,
     MAX_JSON_BYTES,
-    AnswerSent,
     Ask,
-    Declined,
-    Mail,
     OpenRound,
     Poll,
-    Proposal,
     Refusal,
-    Settled,
-    SumRequest,
-    TallierKey,
-    Willing,
-    Withdrawn,
-    aggregate_from_bytes,
-    aggregate_to_bytes,
-    holdings_from_bytes,
-    holdings_to_bytes,
     share_from_bytes,
     share_to_bytes,
-    winner_from_bytes,
-    winner_to_bytes,
 )
-from labeler.randomness import seeded_source
-from labeler.sharing import ShareVector, Winner, WinnerTerms, split
-from labeler.tally import AggregateShare, BallotShare, QueryBatch, split_ballots
-from labeler.task import parse_task
-
-TASK = parse_task(
-    {
-        "name": "birds",
-        "classes": ["finch", "w\u00fcrger", "wren"],
-        "k": 5,
-        "sigma_votes": 25,
-        "delta": 1e-4,
-        "max_queries": 100,
-        "agents": 3,
-        "backbone_fingerprint": "f" * 64,
-    }
+from labeler.sharing import ShareVector
+from labeler.tally import QueryBatch
+from tests.labeler.messages.examples import (
+    ASK,
+    BATCH,
+    BODIES,
+    FIELD_SHARES,
+    OPEN,
+    PAIRS,
+    POLL,
+    PROPOSAL,
+    REFUSAL,
+    REVERSE_ROUND,
+    ROUND,
+    SHARED,
+    SHARES,
+    TALLIERS,
+    TASK,
+    WINNER_ROUND,
+    WORDS,
 )
-BATCH = QueryBatch(np.arange(-20, 20, dtype=np.int16).reshape(5, 8), first_query=10)
-TALLIERS = tuple(TallierKey(f"tallier-{i}", f"{i}a" * 32, f"{i}b" * 32) for i in range(3))
-ASK = Ask(TASK, BATCH, TALLIERS, 1.8e9)
-ROUND = ASK.round
-SHARES = split(np.arange(15, dtype=np.int64).reshape(5, 3), num_talliers=3, source=seeded_source(1))
-AGGREGATE = AggregateShare(
-    tallier=2,
-    round=ROUND,
-    contributors=frozenset({"agent-1", "agent-2"}),
-    sharings_digest="c" * 64,
-    words=SHARES[2].expand(),
-    is_seeded=True,
-)
-POLL = Poll("1790000000000-3", 20.0, 7, "a" * 64, 0, "", "0.1.0", {"classes": ["a"], "backbone_fingerprint": "f"})
-OPEN = OpenRound(ROUND, 1, {"agent-1": "1a" * 32, "agent-2": "2a" * 32}, 1.8e9)
-SUM = SumRequest(("agent-1", "agent-2"), 5, "d" * 64)
-MAIL = Mail("1790000000000-3", 7, "a" * 64)
-REFUSAL = Refusal("budget-exceeded", "The price is higher than what is left.", True)
-WINNER_TASK = TASK.model_copy(update={"release": "winner", "abstain_below": 2})
-REVERSE_TASK = TASK.model_copy(update={"release": "winner", "method": "reverse-knn", "max_agent_records": 9})
-WINNER_ROUND = replace(ROUND, terms=WINNER_TASK.winner_terms)
-REVERSE_ROUND = replace(ROUND, terms=REVERSE_TASK.winner_terms)
-assert WINNER_ROUND.terms is not None
-assert REVERSE_ROUND.terms is not None
-FIELD = WINNER_ROUND.terms.field
-PAIRS = split_ballots(
-    np.eye(5, 3, dtype=np.int64),
-    np.arange(-7, 8, dtype=np.int64).reshape(5, 3),
-    row_total=5,
-    num_talliers=3,
-    source=seeded_source(2),
-    field=FIELD,
-)
-FIELD_SHARES = split(
-    np.arange(15, dtype=np.int64).reshape(5, 3),
-    num_talliers=3,
-    source=seeded_source(3),
-    field=REVERSE_ROUND.terms.field,
-)
-WINNER_AGGREGATE = replace(
-    AGGREGATE, round=WINNER_ROUND, words=PAIRS[2].noise.expand(), row_sums=PAIRS[2].ballots.expand()[:, :2].T.copy()
-)
-WINNER = Winner(1, WINNER_ROUND.digest, AGGREGATE.contributors, "c" * 64, np.array([0, -1, 2, 1, 0], np.int16), True)
-
-PROPOSAL = Proposal("job-1", TASK, (9, 9, 2), TALLIERS, 2e9)
-WORDS: dict[str, Any] = {
-    "ask": ASK,
-    "open-round": OPEN,
-    "winner open-round": OpenRound(WINNER_ROUND, 1, {"agent-1": "1a" * 32}, 1.8e9),
-    "sum": SUM,
-    "refused": REFUSAL,
-    "poll": POLL,
-    "mail": MAIL,
-    "a party's own mail": Mail("", 0, "", 9, "e" * 64),
-    "proposal": PROPOSAL,
-    "willing": Willing("job-1", 2e9),
-    "declined": Declined("job-1", REFUSAL),
-    "withdrawn": Withdrawn("job-1"),
-    "settled": Settled(),
-    "answered": AnswerSent(7, "a" * 64),
-}
-SHARED: dict[str, tuple[ShareVector | BallotShare, WinnerTerms | None]] = {
-    "seed share": (SHARES[0], None),
-    "word share": (SHARES[2], None),
-    "ballot seed share": (PAIRS[0], WINNER_ROUND.terms),
-    "ballot word share": (PAIRS[2], WINNER_ROUND.terms),
-    "field share": (FIELD_SHARES[2], REVERSE_ROUND.terms),
-}
-Decode = Callable[[bytes], Any]
-
-
-def of_share(terms: WinnerTerms | None) -> tuple[Decode, Callable[[Any], bytes]]:
-    return lambda data: share_from_bytes(data, max_entries=15, terms=terms), share_to_bytes
-
-
-BODIES: dict[str, tuple[bytes, Decode, Callable[[Any], bytes]]] = {
-    "holdings": (holdings_to_bytes({"agent-1": bytes(16)}), holdings_from_bytes, holdings_to_bytes),
-    "aggregate-share": (aggregate_to_bytes(AGGREGATE), aggregate_from_bytes, aggregate_to_bytes),
-    "winner aggregate-share": (aggregate_to_bytes(WINNER_AGGREGATE), aggregate_from_bytes, aggregate_to_bytes),
-    "winner": (winner_to_bytes(WINNER), winner_from_bytes, winner_to_bytes),
-}
-BODIES |= {name: (share_to_bytes(share), *of_share(terms)) for name, (share, terms) in SHARED.items()}
-BODIES |= {name: (body.encode(), type(body).decode, type(body).encode) for name, body in WORDS.items()}
 
 
 def changed(body: bytes, **changes: object) -> bytes:
@@ -199,7 +104,7 @@ def test_a_field_of_another_type_is_refused(name: str) -> None:
     body, decode, _ = BODIES[name]
     for field, value in json.loads(body.partition(b"\n")[0]).items():
         for other in (None, True, 1.5, -1, "\n", [], {"a": []}, [1], 10**400, float("nan"), float("inf")):
-            if type(other) is type(value) or (isinstance(value, float) and isinstance(other, float)):
+            if type(other) is type(value) or (field in ("expires_at", "until") and isinstance(other, float)):
                 continue
             if field == "wait_s" or (field == "facts" and isinstance(other, dict)):
                 continue
@@ -224,7 +129,7 @@ def test_random_bytes_are_refused(name: str, data: bytes) -> None:
 
 @pytest.mark.parametrize("name", BODIES)
 @given(data=st.data())
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=50)
 def test_a_mutated_body_reads_or_is_refused_with_an_error_of_ours(name: str, data: st.DataObject) -> None:
     body, decode, _ = BODIES[name]
     mutated = bytearray(body)
@@ -247,7 +152,6 @@ def test_a_mutated_body_reads_or_is_refused_with_an_error_of_ours(name: str, dat
 
 
 @given(st.dictionaries(st.text(max_size=12), st.lists(st.integers(-3, 2**63), max_size=4), max_size=3), st.data())
-@settings(deadline=None)
 def test_a_hostile_array_header_is_refused_with_an_error_of_ours(
     shapes: dict[str, list[int]], data: st.DataObject
 ) -> None:
@@ -266,9 +170,9 @@ def test_a_hostile_array_header_is_refused_with_an_error_of_ours(
         share_from_bytes(head + b"\n" + length.to_bytes(8, "little") + text + bytes(8), max_entries=15)
 
 
-@pytest.mark.parametrize(
-    "arrays",
-    [
+SEED, WORD_ROWS = np.zeros(32, np.uint8), np.zeros((5, 3), np.uint64)
+ARRAYS: dict[str, list[dict[str, Any]]] = {
+    "ask": [
         {},
         {"features": BATCH.features.astype(np.float32)},
         {"features": np.full((5, 8), np.nan)},
@@ -279,10 +183,48 @@ def test_a_hostile_array_header_is_refused_with_an_error_of_ours(
         {"features": np.zeros((5, 0), np.int16)},
         {"features": np.zeros((0, 8), np.int16)},
     ],
-)
-def test_features_that_are_not_quantised_are_refused(arrays: dict[str, Any]) -> None:
-    with pytest.raises(ProtocolViolation):
-        Ask.decode(with_arrays(ASK.encode(), **arrays))
+    "seed share": [
+        {"seed": SEED[:31]},
+        {"seed": SEED.astype(np.int8)},
+        {"seed": SEED[None]},
+        {"words": WORD_ROWS.reshape(3, 5)},
+        {"words": WORD_ROWS.ravel()},
+        {"words": WORD_ROWS.astype(np.int64)},
+        {"words": np.full((5, 3), np.nan)},
+        {"seed": SEED, "words": WORD_ROWS},
+        {"words": WORD_ROWS, "x": SEED[:1]},
+    ],
+    "ballot word share": [
+        {"ballots_seed": SEED},
+        {"ballots_seed": SEED, "noise_words": WORD_ROWS},
+        {"ballots_seed": SEED[:31], "noise_seed": SEED},
+        {"ballots_words": WORD_ROWS, "noise_words": WORD_ROWS},
+        {"ballots_words": np.zeros((5, 4), np.int64), "noise_words": WORD_ROWS},
+        {"ballots_words": np.full((5, 4), 2**64 - 1, np.uint64), "noise_words": WORD_ROWS},
+    ],
+    "aggregate-share": [{"words": WORD_ROWS, "row_sums": WORD_ROWS[:2]}],
+    "winner aggregate-share": [
+        {"words": WORD_ROWS},
+        {"words": WORD_ROWS, "row_sums": WORD_ROWS.reshape(3, 5)},
+        {"words": WORD_ROWS, "row_sums": np.full((2, 5), 2**64 - 1, np.uint64)},
+        {"words": WORD_ROWS, "row_sums": np.zeros((2, 5), np.int64)},
+    ],
+    "winner": [
+        {"labels": np.zeros(5, np.int32)},
+        {"labels": np.zeros((5, 1), np.int16)},
+        {"labels": np.zeros(0, np.int16)},
+        {"labels": np.full(5, -2, np.int16)},
+    ],
+}
+"""Arrays that no features, share, sum or winners are."""
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_a_body_with_arrays_of_another_form_is_refused(name: str) -> None:
+    body, decode, _ = BODIES[name]
+    for arrays in ARRAYS[name]:
+        with pytest.raises(ProtocolViolation):
+            decode(with_arrays(body, **arrays))
 
 
 def test_features_longer_than_a_normalised_one_are_refused() -> None:
@@ -347,7 +289,7 @@ def test_infinity_written_as_a_large_number_is_refused() -> None:
     with pytest.raises(ProtocolViolation, match="expires_at"):
         Ask.decode(ASK.encode().replace(b'"expires_at":1800000000.0', b'"expires_at":1e999'))
     with pytest.raises(ProtocolViolation, match="finite"):
-        Poll.decode(POLL.encode().replace(b'"f"', b"1e999"))
+        Poll.decode(POLL.encode().replace(b'"b":1', b'"b":1e999'))
 
 
 def test_two_agents_with_one_key_are_refused() -> None:
@@ -364,34 +306,12 @@ def test_a_round_whose_shares_fit_no_message_is_refused() -> None:
     assert len(share_to_bytes(ShareVector(words.shape, bytes(16), False, words=words))) < 64 * 1024 * 1024 - 8192
 
 
-@pytest.mark.parametrize(
-    "arrays",
-    [
-        {"seed": np.zeros(31, np.uint8)},
-        {"seed": np.zeros(32, np.int8)},
-        {"seed": np.zeros((1, 32), np.uint8)},
-        {"words": np.zeros((3, 5), np.uint64)},
-        {"words": np.zeros(15, np.uint64)},
-        {"words": np.zeros((5, 3), np.int64)},
-        {"words": np.full((5, 3), np.nan)},
-        {"seed": np.zeros(32, np.uint8), "words": np.zeros((5, 3), np.uint64)},
-        {"words": np.zeros((5, 3), np.uint64), "x": np.zeros(1, np.uint8)},
-    ],
-)
-def test_a_share_of_another_form_is_refused(arrays: dict[str, Any]) -> None:
-    with pytest.raises(ProtocolViolation):
-        share_from_bytes(with_arrays(share_to_bytes(SHARES[0]), **arrays), max_entries=15)
-
-
 def test_a_seed_cannot_stand_for_more_than_the_round_holds() -> None:
     body = share_to_bytes(SHARES[0])
     with pytest.raises(TooLarge, match="at most 14"):
         share_from_bytes(body, max_entries=14)
     with pytest.raises(TooLarge):
         share_from_bytes(changed(body, shape=[2**40, 2**40]), max_entries=15)
-    for shape in ([], [0, 3], [5, -3], [5, 3.0], [True, 15], [1] * 5):
-        with pytest.raises(ProtocolViolation):
-            share_from_bytes(changed(body, shape=shape), max_entries=15)
 
 
 def test_a_refusal_is_made_of_an_error() -> None:
@@ -431,42 +351,14 @@ def test_a_ballot_share_of_another_shape_or_size_is_refused() -> None:
     for shape in ([5], [5, 3, 1], [3, 5], [5, 4]):
         with pytest.raises((ProtocolViolation, TooLarge)):
             share_from_bytes(changed(body, shape=shape), max_entries=15, terms=terms)
-    for arrays in (
-        {"ballots_seed": np.zeros(32, np.uint8)},
-        {"ballots_seed": np.zeros(32, np.uint8), "noise_words": np.zeros((5, 3), np.uint64)},
-        {"ballots_seed": np.zeros(31, np.uint8), "noise_seed": np.zeros(32, np.uint8)},
-        {"ballots_words": np.zeros((5, 3), np.uint64), "noise_words": np.zeros((5, 3), np.uint64)},
-        {"ballots_words": np.zeros((5, 4), np.int64), "noise_words": np.zeros((5, 3), np.uint64)},
-        {"ballots_words": np.full((5, 4), 2**64 - 1, np.uint64), "noise_words": np.zeros((5, 3), np.uint64)},
-    ):
-        with pytest.raises(ProtocolViolation):
-            share_from_bytes(with_arrays(body, **arrays), max_entries=15, terms=terms)
     same_id = json.loads(body.partition(b"\n")[0])["noise_id"]
     with pytest.raises(ProtocolViolation, match="ids of their own"):
         share_from_bytes(changed(body, ballots_id=same_id), max_entries=15, terms=terms)
 
 
-def test_a_sum_whose_row_sums_do_not_fit_its_round_is_refused() -> None:
-    body, words = aggregate_to_bytes(WINNER_AGGREGATE), np.zeros((5, 3), np.uint64)
-    for rows in (None, np.zeros((3, 5), np.uint64), np.full((2, 5), 2**64 - 1, np.uint64), np.zeros((2, 5), np.int64)):
-        arrays = {"words": words} if rows is None else {"words": words, "row_sums": rows}
-        with pytest.raises(ProtocolViolation):
-            aggregate_from_bytes(with_arrays(body, **arrays))
-    with pytest.raises(ProtocolViolation, match="nowhere else"):
-        aggregate_from_bytes(with_arrays(aggregate_to_bytes(AGGREGATE), words=words, row_sums=words[:2]))
-
-
 def test_terms_are_part_of_the_digest_of_a_round_and_a_round_without_keeps_its_own() -> None:
     assert len({ROUND.digest, WINNER_ROUND.digest, REVERSE_ROUND.digest}) == 3
     assert b"terms" not in OPEN.encode()
-
-
-@pytest.mark.parametrize(
-    "labels", [np.zeros(5, np.int32), np.zeros((5, 1), np.int16), np.zeros(0, np.int16), np.full(5, -2, np.int16)]
-)
-def test_labels_that_are_no_winners_are_refused(labels: np.ndarray[Any, Any]) -> None:
-    with pytest.raises(ProtocolViolation):
-        winner_from_bytes(with_arrays(winner_to_bytes(WINNER), labels=labels))
 
 
 def test_a_round_whose_row_sums_would_not_fit_into_a_message_is_refused() -> None:
@@ -481,7 +373,7 @@ def test_a_round_whose_row_sums_would_not_fit_into_a_message_is_refused() -> Non
 
 
 def test_a_proposal_is_another_one_where_its_job_rounds_or_deadline_differ_and_not_where_keys_do() -> None:
-    others = [replace(PROPOSAL, **changes) for changes in ({"job_id": "j"}, {"sizes": (20,)}, {"expires_at": 1.9e9})]
+    others = [replace(PROPOSAL, **changes) for changes in ({"job_id": "j"}, {"sizes": (8,)}, {"expires_at": 1.9e9})]
     assert len({PROPOSAL.digest, *(one.digest for one in others)}) == 4
     rotated = replace(PROPOSAL, talliers=(replace(TALLIERS[0], seal_key="9" * 64), *TALLIERS[1:]))
     assert rotated.digest == PROPOSAL.digest
@@ -503,7 +395,7 @@ OUT_OF_BOUNDS: dict[str, list[dict[str, Any]]] = {
 } | {
     name: [{"contributors": one} for one in ([], ["b", "a"], ["a", "a"], ["a\n"], [1], "ab")]
     for name in ("sum", "aggregate-share")
-}  # fmt: skip
+} | {"seed share": [{"shape": one} for one in ([], [0, 3], [5, -3], [5, 3.0], [True, 15], [1] * 5)]}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OUT_OF_BOUNDS)

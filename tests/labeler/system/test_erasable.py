@@ -188,4 +188,4 @@ class SeveralObjects(RuleBasedStateMachine):
 
 
 TestSeveralObjects = SeveralObjects.TestCase
-TestSeveralObjects.settings = settings(max_examples=15, stateful_step_count=12, deadline=None, derandomize=True)
+TestSeveralObjects.settings = settings(max_examples=15, stateful_step_count=12, derandomize=True)

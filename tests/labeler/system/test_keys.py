@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from nacl.public import PublicKey, SealedBox
 
 from labeler.errors import BadData, Forged, InvalidSetting, LabelerError, PrivacyRefusal, ProtocolViolation, TooLarge
-from labeler.messages import MAX_MESSAGE_BYTES, Header, Message, frame, read_frames
+from labeler.messages import MAX_MESSAGE_BYTES, Message, frame, read_frames
 from labeler.system.keys import PartyKeys, PublicKeys, verify
 
 AGENT, TALLIER, RELAY = PartyKeys.generate(), PartyKeys.generate(), PartyKeys.generate()
@@ -84,11 +84,19 @@ def test_a_message_of_another_sender_is_forged() -> None:
         {"body_digest": "d" * 64},
     ],
 )
-def test_a_changed_header_is_forged(change: dict[str, Any]) -> None:
+def test_a_message_under_another_header_is_forged(change: dict[str, Any]) -> None:
+    """Also where a relay signs the header around a box that it cannot open: the box fits its own parties and round."""
     message = share_message()
-    forged = Message(replace(message.header, **change), message.signature, message.body)
+    header = replace(message.header, **change)
     with pytest.raises(Forged):
-        verify(forged, AGENT.public.verify_key)
+        verify(Message(header, message.signature, message.body), AGENT.public.verify_key)
+    signature = RELAY._signing.sign(b"labeler-message/1\n" + header.to_bytes()).signature
+    wrapped = Message(header, signature, message.body)
+    if "sequence" in change or "body_digest" in change:
+        return
+    verify(wrapped, RELAY.public.verify_key)
+    with pytest.raises(Forged, match="somebody else's message"):
+        TALLIER.open(wrapped)
 
 
 def test_a_changed_body_is_forged() -> None:
@@ -98,27 +106,6 @@ def test_a_changed_body_is_forged() -> None:
         verify(forged, AGENT.public.verify_key)
     with pytest.raises(Forged, match="not the one that was signed"):
         TALLIER.open(forged)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"sender": "relay"},
-        {"recipient": "tallier-2"},
-        {"kind": "aggregate-share"},
-        {"task_digest": "c" * 64},
-        {"round_digest": "c" * 64},
-    ],
-)
-def test_a_sealed_body_cannot_be_sent_on_under_another_name_or_round(change: dict[str, Any]) -> None:
-    """The relay signs another header around a box it cannot open: the signature holds, the box does not fit."""
-    message = share_message()
-    header: Header = replace(message.header, **change)
-    signature = RELAY._signing.sign(b"labeler-message/1\n" + header.to_bytes()).signature
-    wrapped = Message(header, signature, message.body)
-    verify(wrapped, RELAY.public.verify_key)
-    with pytest.raises(Forged, match="somebody else's message"):
-        TALLIER.open(wrapped)
 
 
 def test_parties_whose_ids_join_to_the_same_text_are_not_confused() -> None:
