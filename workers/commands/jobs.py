@@ -5,7 +5,6 @@ More than 600 lines: most of them are options, with the words that `--help` says
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -149,9 +148,6 @@ def student(
     backbone: Annotated[
         str | None, typer.Option(help="finetune only: the network to start from (file, checkpoint or timm name).")
     ] = None,
-    processes: Annotated[
-        int, typer.Option(min=1, help="finetune only: processes that train together, one for each GPU or a few cores.")
-    ] = 1,
     seed: Annotated[int, typer.Option(min=0, max=4_294_967_295, help="Public seed.")] = 0,
     out: Annotated[
         Path, typer.Option(help="Of a service: the file for the student that labeled the job's images.")
@@ -169,7 +165,7 @@ def student(
 
     `labeler student job --kind pooled --test test.shard`
 
-    `labeler student job --kind finetune --images scans/ --backbone efficientnet-lite0 --processes 2`
+    `labeler student job --kind finetune --images scans/ --backbone efficientnet-lite0`
 
     `labeler student job-5c1e09ab74d2f3186e0a --url https://labels.example.org --out student.safetensors`
     """
@@ -190,21 +186,11 @@ def student(
         result = score_student(out, test=test)
     else:
         from workers.run.student import train_student
-        from workers.students.ranks import is_first_process, run_in_ranks
 
-        if processes > 1 and kind != "finetune":
-            raise InvalidSetting("--processes is for --kind finetune; other students are trained in seconds")
-        if processes > 1:
-            options = {"--images": images, "--backbone": backbone, "--test": test, "--seed": seed}
-            given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-            arguments = ["student", str(folder), "--kind", kind, *given, *(["--json"] if as_json else [])]
-            sys.exit(run_in_ranks(arguments, processes))
-        with progress_bars(quiet=as_json or not is_first_process()) as progress:
+        with progress_bars(quiet=as_json) as progress:
             result = train_student(
                 folder, kind=kind, test=test, images=images, backbone=backbone, seed=seed, progress=progress
             )
-        if not is_first_process():
-            return
     score = (
         "no truth to score against"
         if result.get("accuracy") is None

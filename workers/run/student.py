@@ -36,7 +36,6 @@ from labeler.system.files import replace_file
 from labeler.task import Task
 from workers.progress import ProgressCallback, silent
 from workers.run.preparation import PublicImages
-from workers.students.ranks import Ranks, joined_ranks
 
 FINETUNE = "finetune"
 LEAST_STEPS = 200
@@ -120,10 +119,7 @@ def train_student(
             raise InvalidSetting(
                 "finetune needs --images, the public images, and --backbone, the network to start from"
             )
-        with joined_ranks() as ranks:
-            return _fine_tune(
-                job, folder, images=images, backbone=backbone, test=test, seed=seed, progress=progress, ranks=ranks
-            )
+        return _fine_tune(job, folder, images=images, backbone=backbone, test=test, seed=seed, progress=progress)
     scored = None
     if test is not None:
         shard = Shard.open(test)
@@ -197,16 +193,15 @@ def _fine_tune(
     test: Path | None,
     seed: int,
     progress: ProgressCallback,
-    ranks: Ranks,
 ) -> dict[str, Any]:
     """Train a network on what the best simple student says of every public image."""
     from feature_store.backbones import load_backbone
     from feature_store.backbones.network import NetworkBackbone
     from feature_store.embedding import image_for
     from feature_store.sources import open_source
-    from workers.students.finetune import FineTuning, fine_tune
+    from workers.run.finetune import FineTuning, fine_tune
 
-    network = load_backbone(backbone, device=ranks.device)
+    network = load_backbone(backbone)
     if not isinstance(network, NetworkBackbone):
         raise InvalidSetting(f"backbone {backbone!r} is not a network, so there is nothing to fine-tune")
     source = open_source(images)
@@ -234,11 +229,9 @@ def _fine_tune(
         settings=settings,
         seed=seed,
         on_epoch=lambda epoch, _: progress("Fine-tuning", epoch + 1, epochs),
-        ranks=ranks,
     )
     path = folder / "student-finetune.safetensors"
-    if ranks.is_first:
-        tuned.save(path)
+    tuned.save(path)
     result = {"kind": FINETUNE, "path": str(path), "public_images": len(job.public)}
     if labelled is None:
         return result
