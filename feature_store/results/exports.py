@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 
 from feature_store.results import EXPORT_FORMATS, ExportFormat
 from feature_store.results.image_labels import FILE_HEADINGS, LABEL, ImageStamp, are_attributes, stamp_of
+from feature_store.results.questions import write_parquet
 from labeler.errors import BadData, InvalidSetting
 from labeler.system.files import replace_file, replacing, sync_folder
 
@@ -255,8 +256,7 @@ def write_croissant(wanted: Wanted) -> Path:
     check_new(wanted.out)
     wanted.out.mkdir(parents=True, exist_ok=True)
     labels = wanted.out / LABELS_FILE
-    with replacing(labels) as temporary, temporary.open("wb") as file:
-        pq.write_table(wanted.table, file)
+    write_parquet(wanted.table, labels)
     digest = hashlib.sha256(labels.read_bytes()).hexdigest()
     document = describe(stamp, count=len(wanted.table), sha256=digest, size=labels.stat().st_size)
     replace_file(wanted.out / CROISSANT_FILE, json.dumps(document, ensure_ascii=False, indent=1).encode())

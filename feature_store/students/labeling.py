@@ -90,11 +90,13 @@ class LabeledImages:
         probabilities: float64, shape (num_images, num_classes), rows sum to one. The label is the largest, and that
             probability a calibrated confidence; where noise drowned the votes, no more than a rehearsal allows.
         asked: shape (num_images,), which images were questions themselves, with an answer.
+        answers: the release.
     """
 
     student: Student
     probabilities: NDArray[np.float64]
     asked: NDArray[np.bool_]
+    answers: NoisyAnswers
 
 
 def label_images(
@@ -124,7 +126,7 @@ def label_images(
         asked[rows[(rows >= 0) & answers.answered]] = True
     probabilities = _say(student, answers, public_features, rows)
     if answers.noisy_votes is None or not METHODS[answers.method].counts:
-        return LabeledImages(student, probabilities, asked)
+        return LabeledImages(student, probabilities, asked, answers)
 
     def label(release: NoisyAnswers) -> NDArray[np.float64]:
         again = fit_student(
@@ -143,7 +145,7 @@ def label_images(
     probabilities[~asked] = sharpened(probabilities[~asked], inferred)
     # Of other images the student says no more than of those that were not asked about.
     cooled = student.temperature * (inferred if not asked.all() else own)
-    return LabeledImages(replace(student, temperature=cooled), probabilities, asked)
+    return LabeledImages(replace(student, temperature=cooled), probabilities, asked, answers)
 
 
 def _say(

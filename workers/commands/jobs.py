@@ -235,6 +235,7 @@ def predict(
     """
     from feature_store.results.exports import Wanted, check_new, export_images
     from feature_store.results.models import read_model
+    from feature_store.results.questions import write_parquet
     from feature_store.results.scores import Preference
     from workers.progress import progress_bars
 
@@ -247,7 +248,6 @@ def predict(
     if out is not None and out.suffix == ".csv":
         check_new(out)
     stored = read_model(model)
-    from workers.run.publishing import write_table
     from workers.run.student import predict_images
 
     with progress_bars(quiet=as_json) as progress:
@@ -263,7 +263,7 @@ def predict(
     if out is not None and out.suffix == ".csv":
         export_images("csv", Wanted(found.table, out))
     elif out is not None:
-        write_table(found.table, out)
+        write_parquet(found.table, out)
     if as_json:
         skipped = [{"source": one.source, "reason": one.reason} for one in found.skipped]
         told = {"images": found.table.num_rows, "counts": found.counts, "skipped": skipped}

@@ -18,7 +18,6 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from feature_store.backbones.spec import loadable_name
@@ -29,9 +28,10 @@ from feature_store.results.evaluations import (
     evaluation_document,
     measured_model,
 )
-from feature_store.results.image_labels import ON, ImageStamp, Origin, attribute_label_table, image_label_table
-from feature_store.results.models import ATTRIBUTES, ForStudents, model_file
-from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
+from feature_store.results.image_labels import ON, ImageStamp, Origin, image_label_table
+from feature_store.results.models import ForStudents, model_file
+from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_released, label_table
+from feature_store.results.questions import write_parquet
 from feature_store.results.report.coverage import MAX_PER_QUERY, map_public_set, places_to_show
 from feature_store.results.report.model import (
     MOST_IMAGES,
@@ -49,9 +49,9 @@ from feature_store.results.report.model import (
 )
 from feature_store.results.report.page import report_json, write_report
 from feature_store.results.scores import auroc, score_probabilities
-from feature_store.students import Learners, NoisyAnswers, Student, fit_student
-from feature_store.students.attributes import LabeledAttributes, attributes_of
-from feature_store.students.labeling import LabeledImages, label_images
+from feature_store.students import Learners, fit_student
+from feature_store.students.attributes import LabeledAttributes
+from feature_store.students.labeling import LabeledImages
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import improved_epsilon
@@ -61,9 +61,8 @@ from labeler.linear_model import released_model
 from labeler.methods.evaluate import Scored
 from labeler.planning import PrivacyStatement, instance_epsilon
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
-from labeler.release import Release
 from labeler.rounds.effects import ABSTAINED_LABEL, AnswerStatus, StudentKind
-from labeler.system.files import replace_file, replacing
+from labeler.system.files import replace_file
 from labeler.task import Task
 from workers.progress import ProgressCallback, StageClock, silent
 from workers.run.folder import JobFolder
@@ -88,20 +87,28 @@ def publish(
     Returns:
         The content of report.json.
     """
+    task, public, queries = prepared.task, prepared.public, prepared.queries
     releases = [one.release for one in rounds if one.release is not None]
     is_seeded = any(release.is_seeded for release in releases)
     created_at = datetime.now(UTC)
     with clock.stage("write pseudo-labels"):
-        not_covered = prepared.public.shard.not_covered
-        card = privacy_card(prepared.task, prepared.price, is_seeded=is_seeded, not_covered=not_covered)
+        card = privacy_card(task, prepared.price, is_seeded=is_seeded, not_covered=public.shard.not_covered)
         replace_file(folder.out / "privacy_card.md", card_in_words(card).encode())
-        if prepared.task.traits.asks_for_a_model:
-            model = released_model(prepared.task, releases, prepared.queries.features)
+        if task.traits.asks_for_a_model:
+            model = released_model(task, releases, queries.features)
             _write_model(prepared, model.arrays, kind="linear", card=card, path=folder.out / "model.safetensors")
-        _write_pseudo_labels(prepared, rounds, releases, folder, created_at=created_at)
-        ForStudents(prepared.answered_features, prepared.queries.assignment, prepared.public.shard.path).write(
-            folder.out
+        stamp = JobStamp(
+            job_id=prepared.job_id,
+            backbone=public.backbone_name,
+            created_at=created_at,
+            privacy=guarantee(prepared.price) | {"mu_squared": mu_squared_of(task, task.max_queries)},
+            is_seeded=is_seeded,
         )
+        table = label_table(
+            task, stamp, prepared.query_names, rounds, questions=queries.features, images=public.features
+        )
+        write_parquet(table, folder.out / "pseudo_labels.parquet")
+        ForStudents(prepared.answered_features, queries.assignment, public.shard.path).write(folder.out)
     # Where no question has an answer, that is what was paid for, and nothing follows from it.
     given, votes = np.concatenate([release.labels for release in releases]), None
     labels: pa.Table | None = None
@@ -109,31 +116,32 @@ def publish(
     attributes: AttributeReport | None = None
     curve: tuple[CurvePoint, ...] = ()
     if any((release.labels != ABSTAINED_LABEL).any() for release in releases):
-        answers = collect_answers(prepared, releases)
-        given, votes = answers.labels, answers.noisy_votes
         with clock.stage("train student"):
             progress("Student", 0, 2)
-            said: LabeledImages | LabeledAttributes
-            if prepared.task.attributes_per_record is None:
-                said = label_images(
-                    answers,
-                    prepared.public.features,
-                    rows=None if prepared.task.traits.asks_for_a_model else prepared.queries.rows,
-                    kind=prepared.student,
-                    seed=prepared.job.file.student.seed,
-                )
-                kind = said.student.kind
-            else:
-                said, kind = _attributes_of(prepared, releases), ATTRIBUTES
-                attributes = _attribute_report(prepared, said)
+            said = label_released(
+                table,
+                questions=queries.features,
+                rows=queries.rows,
+                assignment=queries.assignment,
+                images=public.features,
+                contributors=np.repeat(
+                    [len(one.contributors) for one in releases], [len(one.labels) for one in releases]
+                ),
+                kind=prepared.student,
+                seed=prepared.job.file.student.seed,
+            )
             path = folder.out / "student.safetensors"
-            _write_model(prepared, said.student.arrays, kind=kind, card=card, path=path)
+            _write_model(prepared, said.student.arrays, kind=said.student.kind, card=card, path=path)
             labels = _image_labels(prepared, said, created_at=created_at, is_seeded=is_seeded)
-            write_table(labels, folder.out / "student_labels.parquet")
+            write_parquet(labels, folder.out / "student_labels.parquet")
             progress("Student", 1, 2)
-            outcome = _outcome(prepared, said, kind)
+            outcome = _outcome(prepared, said)
             if isinstance(said, LabeledImages):
-                curve = _accuracy_against_epsilon(prepared, answers, said.student)
+                given, votes = said.answers.labels, said.answers.noisy_votes
+                curve = _accuracy_against_epsilon(prepared, said)
+            else:
+                votes = np.concatenate([one.noisy_votes for one in releases if one.noisy_votes is not None])
+                attributes = _attribute_report(prepared, said)
             progress("Student", 2, 2)
     with clock.stage("report"):
         report = job_report(
@@ -180,35 +188,9 @@ def publish_evaluation(prepared: PricedJob, rounds: Sequence[AnsweredRound], fol
     return document
 
 
-def collect_answers(prepared: PreparedJob, releases: Sequence[Release]) -> NoisyAnswers:
-    """Combine the releases of all batches into the shape that students learn from."""
-    task, votes = prepared.task, None
-    if task.traits.asks_for_a_model:
-        labels = released_model(task, releases, prepared.queries.features).predict(prepared.public.features)
-    else:
-        labels = np.concatenate([release.labels for release in releases])
-        if task.release == "histogram":
-            votes = np.concatenate([release.noisy_votes for release in releases if release.noisy_votes is not None])
-    return NoisyAnswers.of(
-        task,
-        features=prepared.answered_features,
-        labels=labels.astype(np.int16),
-        noisy_votes=votes,
-        assignment=prepared.queries.assignment,
-        # Batches may differ in their contributors; expecting the most noise is the cautious guess.
-        contributors=max(len(release.contributors) for release in releases),
-    )
-
-
-def write_table(table: pa.Table, path: Path) -> None:
-    """Write a Parquet file whole or not at all."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        pq.write_table(table, file)
-
-
-def _outcome(prepared: PreparedJob, said: LabeledImages | LabeledAttributes, kind: str) -> StudentOutcome:
+def _outcome(prepared: PreparedJob, said: LabeledImages | LabeledAttributes) -> StudentOutcome:
     """Return the student, scored where truth is known."""
-    outcome, test = StudentOutcome(kind=kind, public_images=len(prepared.public)), prepared.test
+    outcome, test = StudentOutcome(kind=said.student.kind, public_images=len(prepared.public)), prepared.test
     if test is None:
         return outcome
     probabilities = said.student.predict_proba(test.features)
@@ -216,30 +198,6 @@ def _outcome(prepared: PreparedJob, said: LabeledImages | LabeledAttributes, kin
         return replace(outcome, accuracy=float(((probabilities >= ON) == test.labels).mean()), test_images=len(test))
     scores = score_probabilities(test.labels, probabilities, prepared.task.classes)
     return replace(outcome, accuracy=test.share_right(said.student), test_images=len(test), scores=scores)
-
-
-def _write_pseudo_labels(
-    prepared: PreparedJob,
-    rounds: Sequence[AnsweredRound],
-    releases: Sequence[Release],
-    folder: JobFolder,
-    *,
-    created_at: datetime,
-) -> None:
-    stamp = JobStamp(
-        job_id=prepared.job_id,
-        backbone=prepared.public.backbone_name,
-        created_at=created_at,
-        privacy=guarantee(prepared.price) | {"mu_squared": mu_squared_of(prepared.task, prepared.task.max_queries)},
-        is_seeded=any(release.is_seeded for release in releases),
-    )
-    task, names = prepared.task, prepared.query_names
-    if task.traits.asks_for_a_model:
-        model, paid = released_model(task, releases, prepared.queries.features), rounds[0].ledger_seq
-        table = model_label_table(task, stamp, names, model, prepared.public.features, ledger_seq=paid)
-    else:
-        table = label_table(task, stamp, names, rounds)
-    write_table(table, folder.out / "pseudo_labels.parquet")
 
 
 def _write_model(
@@ -279,17 +237,22 @@ def _image_labels(
         is_seeded=is_seeded,
         created_at=created_at.isoformat(),
     )
-    as_table = image_label_table if isinstance(labelled, LabeledImages) else attribute_label_table
-    return as_table(stamp, sources=prepared.public.sources, probabilities=labelled.probabilities, asked=labelled.asked)
+    return image_label_table(
+        stamp,
+        sources=prepared.public.sources,
+        probabilities=labelled.probabilities,
+        asked=labelled.asked,
+        several=isinstance(labelled, LabeledAttributes),
+    )
 
 
-def _accuracy_against_epsilon(prepared: PreparedJob, answers: NoisyAnswers, student: Student) -> tuple[CurvePoint, ...]:
+def _accuracy_against_epsilon(prepared: PreparedJob, said: LabeledImages) -> tuple[CurvePoint, ...]:
     """Fit students of the same answers with more noise on top: what a cheaper job would have given.
 
     Adding noise to a release is post-processing, so the curve costs nothing. It exists where truth is known and the
     histogram was released. The extra noise protects nobody by itself, so any generator will do.
     """
-    test, statement = prepared.test, prepared.price.instance
+    test, statement, answers, student = prepared.test, prepared.price.instance, said.answers, said.student
     if (
         test is None
         or answers.noisy_votes is None
@@ -496,20 +459,6 @@ def _improved(task: Task, statement: PrivacyStatement) -> float:
         return math.inf
     return improved_epsilon(
         GaussianSum(Fraction(statement.squared_sensitivity), task.sigma_votes, statement.level), task.delta
-    )
-
-
-def _attributes_of(prepared: PreparedJob, releases: Sequence[Release]) -> LabeledAttributes:
-    """Fit a head for each attribute to the releases, and label the public images."""
-    opened = [one for one in releases if one.noisy_votes is not None]
-    return attributes_of(
-        prepared.task,
-        np.concatenate([one.noisy_votes for one in opened if one.noisy_votes is not None]),
-        np.concatenate([np.full(len(one.labels), len(one.contributors)) for one in opened]),
-        prepared.queries.features,
-        prepared.public.features,
-        rows=prepared.queries.rows,
-        seed=prepared.job.file.student.seed,
     )
 
 

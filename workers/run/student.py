@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from feature_store.backbones.spec import is_plain_name, loadable_name
 from feature_store.decode import Skipped
-from feature_store.results.image_labels import ON, ImageStamp, attribute_label_table, image_label_table
+from feature_store.results.image_labels import ON, ImageStamp, image_label_table
 from feature_store.results.models import ATTRIBUTES, StoredModel, model_file, read_for_students, read_model
 from feature_store.results.pseudo_labels import answers_of, task_of
 from feature_store.results.scores import Preference, Scores, prefer, score, score_probabilities
@@ -337,7 +337,7 @@ def _predict(
     if model.kind == ATTRIBUTES:
         if preference is not None:
             raise InvalidSetting("--prefer is about one class per image, and this model is of attributes; leave it out")
-        table = attribute_label_table(stamp, sources=images.sources, probabilities=probabilities, asked=asked)
+        table = image_label_table(stamp, sources=images.sources, probabilities=probabilities, asked=asked, several=True)
         counts = (probabilities >= ON).sum(axis=0).tolist()
         return Prediction(table, dict(zip(model.classes, counts, strict=True)), skipped)
     labels, threshold = probabilities.argmax(axis=1), None
