@@ -38,7 +38,9 @@ from feature_store.students.answers import (
     cell_shares,
     check_features,
     fit_temperature,
+    released_counts,
     sharpened,
+    softmax,
     unit_rows,
 )
 from feature_store.students.members import (
@@ -164,10 +166,7 @@ def shares_of(kind: str) -> Mapping[str, float]:
 def _product(said: Sequence[NDArray[np.float64]], shares: Sequence[float]) -> NDArray[np.float64]:
     if len(said) == 1:
         return said[0]
-    scores = np.average([np.log(np.maximum(one, LEAST)) for one in said], axis=0, weights=shares)
-    together = np.exp(scores - scores.max(axis=1, keepdims=True))
-    rows: NDArray[np.float64] = together / together.sum(axis=1, keepdims=True)
-    return rows
+    return softmax(np.average([np.log(np.maximum(one, LEAST)) for one in said], axis=0, weights=shares))
 
 
 class Learners:
@@ -319,9 +318,7 @@ def _on_votes(
     the release, and judged on the second, unbiasedly and without leaving out any query. The mean over a few z takes
     most of the added noise away again.
     """
-    assert answers.noisy_votes is not None  # noqa: S101  # the caller looks
-    sigma = answers.total_sigma_votes
-    votes = np.where(answers.answered[:, None], answers.noisy_votes, 0.0)
+    sigma, votes = answers.total_sigma_votes, released_counts(answers)
     # Below the noise of a sum over all coordinates the total is unknown; a larger one only makes the choice cautious.
     total = max(float(votes.sum()), sigma * math.sqrt(votes.size), 1.0)
     agreed, shares = np.zeros(2), np.zeros((2, *votes.shape))
