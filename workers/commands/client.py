@@ -31,6 +31,7 @@ from workers.commands.console import (
     MaybeUrl,
     Token,
     Url,
+    budget_table,
     connect,
     escaped,
     folder_of,
@@ -178,8 +179,6 @@ def budget(
     if as_json:
         print_json(document)
         return
-    from workers.commands.console import budget_table
-
     console = Console(highlight=False)
     console.print(budget_table(document["accounts"]))
     console.print(f"delta {view.delta:g}, ledger entry {view.head_seq}")

@@ -128,10 +128,15 @@ def _bar(account: Mapping[str, Any]) -> str:
     return "#" * full + "." * (_WIDTH - full)
 
 
-def wrapped(text: str, *, bullet: bool = False) -> None:
+def filled(text: str, *, start: str = "") -> str:
+    """Return an outside text in lines of 80 columns, behind a start that later lines leave room for."""
+    room = " " * len(start)
+    return fill(escaped(text), 80, initial_indent=start, subsequent_indent=room, break_on_hyphens=False)
+
+
+def wrapped(text: str, *, start: str = "") -> None:
     """Print an outside text in lines of 80 columns."""
-    indent = ("- ", "  ") if bullet else ("", "")
-    typer.echo(fill(escaped(text), 80, initial_indent=indent[0], subsequent_indent=indent[1]))
+    typer.echo(filled(text, start=start))
 
 
 _ABSENT_PATIENCE_S = 1.0

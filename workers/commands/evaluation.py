@@ -86,7 +86,13 @@ def evaluate(
         if not shard:
             raise InvalidSetting("name a --shard for each agent, on whose records the model is scored")
         path = here / "student.safetensors" if here.is_dir() else here
-        found = _here(path, shard, out, price=price, counted=counted, seed=seed, as_json=as_json)
+        from workers.progress import progress_bars
+        from workers.run.labeling import run_job
+        from workers.run.preparation import evaluation_job
+
+        job = evaluation_job(path, shard, out, task=price, evaluation=counted, seed=seed)
+        with progress_bars(quiet=as_json) as progress:
+            found = run_job(job, progress=progress, warn=tell_warning)
     else:
         if shard or seed is not None:
             raise InvalidSetting(
@@ -107,25 +113,6 @@ def evaluate(
             service.student(asked.job_id, out / "measured.safetensors")
             replace_file(out / "evaluation.json", evaluation_bytes(found))
     tell_evaluation(found, out, as_json=as_json)
-
-
-def _here(
-    model: Path,
-    shards: list[Path],
-    out: Path,
-    *,
-    price: dict[str, Any],
-    counted: dict[str, Any],
-    seed: int | None,
-    as_json: bool,
-) -> dict[str, Any]:
-    from workers.progress import progress_bars
-    from workers.run.labeling import run_job
-    from workers.run.preparation import evaluation_job
-
-    job = evaluation_job(model, shards, out, task=price, evaluation=counted, seed=seed)
-    with progress_bars(quiet=as_json) as progress:
-        return run_job(job, progress=progress, warn=tell_warning)
 
 
 def tell_evaluation(found: dict[str, Any], out: Path, *, as_json: bool) -> None:

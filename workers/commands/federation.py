@@ -34,9 +34,6 @@ def up(
     instance_epsilon: Annotated[
         str | None, typer.Option(help="Budget per private image at delta 1e-5: a number (default 10), or unlimited.")
     ] = None,
-    agent_epsilon: Annotated[
-        str | None, typer.Option(help="Budget per agent: a number, or unlimited (default).")
-    ] = None,
     life_epsilon: Annotated[
         float | None,
         typer.Option(min=0, help="What of it is set aside for votes for life, which then cost no more. Default: none."),
@@ -59,8 +56,7 @@ def up(
         agents=agents,
         shards=tuple(shard or ()),
         backbone=backbone,
-        instance_epsilon=_epsilon("--instance-epsilon", instance_epsilon),
-        agent_epsilon=_epsilon("--agent-epsilon", agent_epsilon),
+        instance_epsilon=_epsilon(instance_epsilon),
         life_epsilon=life_epsilon,
     )
 
@@ -134,17 +130,17 @@ def _examples(running: Running) -> list[str]:
     return [*lines, f"labeler submit {examples}/digits.zip --task {examples}/task.toml --wait --out labels.parquet"]
 
 
-def _epsilon(option: str, text: str | None) -> float | Literal["unlimited"] | None:
-    if text is None:
-        return None
-    if text == "unlimited":
-        return "unlimited"
+def _epsilon(text: str | None) -> float | Literal["unlimited"] | None:
+    if text is None or text == "unlimited":
+        return None if text is None else "unlimited"
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value <= 1000:
-        raise InvalidSetting(f"{option} must be a number above 0 and at most 1000, or unlimited; found {text!r}")
+        raise InvalidSetting(
+            f"--instance-epsilon must be a number above 0 and at most 1000, or unlimited; found {text!r}"
+        )
     return value
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from labeler.errors import InvalidSetting
-from labeler.methods import METHODS, ReleaseKind
+from labeler.methods import METHODS
 from labeler.rounds.effects import STUDENT_KINDS
 from labeler.system.files import check_file, check_folder
 from workers.commands.console import (
@@ -33,15 +33,6 @@ from workers.commands.console import (
 
 if TYPE_CHECKING:
     from workers.progress import StageClock
-
-Engine = Annotated[
-    str,
-    typer.Option(help="Index: auto, numpy, int16, torch, torch-gpu, ray, ray:HOST:PORT; equal neighbours."),
-]
-MemoryLimit = Annotated[
-    int | None,
-    typer.Option(min=1, help="MiB an index may take; a larger shard is searched in blocks."),
-]
 
 
 def demo(
@@ -89,8 +80,12 @@ def run(
         int | None,
         typer.Option(min=0, help="Simulation: reproducible noise that protects nobody; the release says so."),
     ] = None,
-    engine: Engine = "auto",
-    memory_limit: MemoryLimit = None,
+    engine: Annotated[
+        str, typer.Option(help="Index: auto, numpy, int16, torch, torch-gpu, ray, ray:HOST:PORT; equal neighbours.")
+    ] = "auto",
+    memory_limit: Annotated[
+        int | None, typer.Option(min=1, help="MiB an index may take; a larger shard is searched in blocks.")
+    ] = None,
     winner: Annotated[
         str, typer.Option(help="How winners are found: plain, or secure, as three talliers do; equal labels.")
     ] = "plain",
@@ -377,9 +372,6 @@ def plan(
             min=0, help="Set aside for votes for life (reverse-knn): all such jobs together, ever, cost this."
         ),
     ] = None,
-    least_similarity: Annotated[
-        float, typer.Option(min=-1, max=1, help="How near a query has to be for a vote for life: a cosine.")
-    ] = -1.0,
     attributes_per_record: Annotated[
         int | None,
         typer.Option(min=1, help="knn: classes are attributes, of which a record votes for so many at most."),
@@ -474,28 +466,29 @@ def plan(
     elif min_records is not None:
         training = {"min_records": min_records, "max_records": max_records, "regularisation": regularisation}
     request = PlanRequest(
-        method=one_of("method", method, tuple(METHODS)),
-        k=k,
-        queries=queries * (steps or 1),
-        sigma=sigma,
-        delta=delta,
-        agents=agents,
-        colluding_agents=colluding_agents,
-        max_dropouts=max_dropouts,
-        dishonest_talliers=cast(Any, dishonest_talliers),
+        {
+            "method": one_of("method", method, tuple(METHODS)),
+            "k": k,
+            "max_queries": queries * (steps or 1),
+            "delta": delta,
+            "agents": agents,
+            "colluding_agents": colluding_agents,
+            "max_dropouts": max_dropouts,
+            "max_agent_records": max_agent_records,
+            "release": one_of("release", release, ("histogram", "winner")),
+            "attributes_per_record": attributes_per_record,
+            "records_per_person": records_per_person,
+            "ballot_radius": _radius(ballot_radius),
+            "training": None if training is None else training_of(training),
+        },
         classes=classes,
-        max_agent_records=max_agent_records,
-        release=cast(ReleaseKind, one_of("release", release, ("histogram", "winner"))),
+        sigma=sigma,
         epsilon=epsilon,
-        solve=None if solve is None else cast(Any, one_of("solve", solve, ("sigma", "queries", "k"))),
+        solve=None if solve is None else one_of("solve", solve, ("sigma", "queries", "k")),
         level=one_of("level", level, ("instance", "person", "agent")),
-        attributes_per_record=attributes_per_record,
-        records_per_person=records_per_person,
-        ballot_radius=_radius(ballot_radius),
-        life_epsilon=life_epsilon,
-        least_similarity=least_similarity,
-        training=None if training is None else training_of(training),
+        dishonest_talliers=cast(Literal[1, 2] | None, dishonest_talliers),
         records=records,
+        life_epsilon=life_epsilon,
     )
     result = make_plan(request, public=queries_shard)
     if as_json:

@@ -24,6 +24,7 @@ from workers.commands.console import (
     escaped,
     one_of,
     print_json,
+    prune_service,
     tell,
     wrapped,
 )
@@ -171,8 +172,6 @@ def prune(
             # A named home wins over an address in the environment.
             found = prune_home(home, age, dry_run=dry_run, progress=progress)
         elif url is not None and token is not None:
-            from workers.commands.console import prune_service
-
             found = prune_service(url, token, ca_file, age, dry_run=dry_run, progress=progress)
         else:
             raise InvalidSetting("name a home (--home), or a service and a token (--url, --token)")
@@ -523,7 +522,7 @@ def invite(
         print_json(told | {"file": str(path)})
         return
     what = "--shard SHARD --home HOME" if chosen == "agent" else "--home HOME"
-    wrapped(f"Send {path} to {escaped(name)}, and to nobody else. Its people run")
+    wrapped(f"Send {path} to {name}, and to nobody else. Its people run")
     typer.echo(f"  labeler {chosen} join {path.name} {what}")
     typer.echo("and ask you by telephone for this phrase, which they type in:")
     typer.echo(f"  {made['phrase']}")

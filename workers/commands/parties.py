@@ -251,7 +251,7 @@ def agent_join(
     typer.echo("")
     typer.echo(f"What this site allows, in {home / POLICY_FILE} (change it at any time):")
     for line in words:
-        wrapped(line, bullet=True)
+        wrapped(line, start="- ")
     if not joined.backbone_known:
         typer.echo("")
         wrapped(
