@@ -42,7 +42,6 @@ half is for them. The caller says how many records an agent holds; nothing priva
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -68,6 +67,7 @@ from labeler.errors import InvalidSetting
 from labeler.expectation import ALIKE, UNLIKE, Expectation, assumed_records, expect, votes_per_question, winning_chance
 from labeler.methods import METHODS
 from labeler.methods.reverse_knn import reverse_knn_ballots
+from labeler.rounds.effects import Strategy
 from labeler.task import Task
 
 Label = Callable[[NoisyAnswers], NDArray[np.float64]]
@@ -194,7 +194,7 @@ def temperatures(
     for _ in range(REHEARSALS):
         noisy = rng.poisson(votes) + rng.normal(0.0, answers.total_sigma_votes, votes.shape)
         heard = np.where(answers.answered, noisy.argmax(axis=1), -1)
-        said.append(label(dataclasses.replace(answers, noisy_votes=noisy, labels=heard)))
+        said.append(label(replace(answers, noisy_votes=noisy, labels=heard)))
     return tuple(
         _least(np.concatenate([one[part] for one in said]), np.tile(truth[part], REHEARSALS)) for part in parts
     )
@@ -257,14 +257,21 @@ def expect_on(task: Task, features: NDArray[np.int16], *, records: int | None = 
     rng = np.random.default_rng(seed)
     if len(features) > max(MOST_IMAGES, task.max_queries):
         features = features[np.sort(rng.choice(len(features), max(MOST_IMAGES, task.max_queries), replace=False))]
-    groups = select_queries(features, strategy="clustered", count=task.num_classes, seed=seed).assignment
-    strategy = "all" if task.max_queries == len(features) else "clustered"
-    questions = select_queries(features, strategy=strategy, count=task.max_queries, seed=seed)  # type: ignore[arg-type]
+    groups, questions = _divided(features, classes=task.num_classes, questions=task.max_queries, seed=seed)
     low, high = (
         float(np.mean([_rehearse(task, features, groups, questions, share, records, rng) for _ in range(REHEARSALS)]))
         for share in (UNLIKE, ALIKE)
     )
-    return dataclasses.replace(known, low=round(min(low * UNLIKE / ALIKE, high), 3), high=round(high * ALIKE, 3))
+    return replace(known, low=round(min(low * UNLIKE / ALIKE, high), 3), high=round(high * ALIKE, 3))
+
+
+def _divided(
+    features: NDArray[np.int16], *, classes: int, questions: int, seed: int
+) -> tuple[NDArray[np.int64], QuerySet]:
+    """Return the natural group of each public image, which plays its class, and the questions of a rehearsal."""
+    groups = select_queries(features, strategy="clustered", count=classes, seed=seed).assignment
+    strategy: Strategy = "all" if questions == len(features) else "clustered"
+    return groups, select_queries(features, strategy=strategy, count=questions, seed=seed)
 
 
 def _rehearse(
@@ -318,10 +325,8 @@ def propose_radius(
             f"a radius is proposed from at least one record and {max(questions, num_classes)} public images (as many "
             f"as questions and classes), found {records} and {len(features)}"
         )
-    groups = select_queries(features, strategy="clustered", count=num_classes, seed=seed).assignment
-    strategy = "all" if questions == len(features) else "clustered"
-    asked = select_queries(features, strategy=strategy, count=questions, seed=seed).features  # type: ignore[arg-type]
-    index = build_index(asked, np.arange(questions))
+    groups, asked = _divided(features, classes=num_classes, questions=questions, seed=seed)
+    index = build_index(asked.features, np.arange(questions))
     rng = np.random.default_rng(seed)
     squares = []
     for _ in range(RADIUS_REHEARSALS):

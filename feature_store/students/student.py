@@ -23,7 +23,6 @@ References:
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -324,9 +323,7 @@ def _on_votes(
     agreed, shares = np.zeros(2), np.zeros((2, *votes.shape))
     for _ in range(_DRAWS):
         extra = sigma * rng.standard_normal(votes.shape)
-        seen = dataclasses.replace(
-            answers, noisy_votes=votes + _TAU * extra, total_sigma_votes=sigma * math.hypot(1, _TAU)
-        )
+        seen = replace(answers, noisy_votes=votes + _TAU * extra, total_sigma_votes=sigma * math.hypot(1, _TAU))
         for number, predict in enumerate(predictors):
             share = cell_shares(predict(seen), assignment, votes.shape) * answers.answered[:, None]
             agreed[number] += float(((votes - extra / _TAU) * share).sum()) / _DRAWS
@@ -354,7 +351,7 @@ def _on_winners(
     for held_out in np.array_split(rng.permutation(answered), _FOLDS):
         labels = answers.labels.copy()
         labels[held_out] = -1
-        seen = dataclasses.replace(answers, labels=labels)
+        seen = replace(answers, labels=labels)
         for number, predict in enumerate(predictors):
             share = cell_shares(predict(seen), assignment, shape)
             wrong[number][held_out] = 1.0 - share[held_out, answers.labels[held_out]]

@@ -6,7 +6,7 @@ import sys
 from datetime import UTC, datetime, time
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -28,9 +28,6 @@ from workers.commands.console import (
     tell,
     wrapped,
 )
-
-if TYPE_CHECKING:
-    from feature_store.results.evidence import SignedEvidence
 
 Home = Annotated[Path, typer.Option(help="Home folder of a coordinator, an agent or a tallier.")]
 Reason = Annotated[str, typer.Option(help="Why; kept in the ledger.")]
@@ -236,10 +233,11 @@ def evidence(
     if context.invoked_subcommand is not None:
         return
     chosen = one_of("format", kind, ("signed", "dp-registry"))
-    from feature_store.results.evidence import render_page
+    from feature_store.results.evidence import read_signed, render_page
     from labeler.evidence.registry import as_yaml, registry_record
-    from labeler.system.files import replace_file
+    from labeler.system.files import read_named, replace_file
 
+    begins, ends = _moment("since", since), _moment("until", until)
     check_file(out)
     page = out.with_suffix(".html")
     if page == out:
@@ -248,12 +246,19 @@ def evidence(
     record = out.with_suffix(".yaml") if chosen == "dp-registry" else None
     check_file(record)
     if home is not None:
-        signed = _made(home, task, since, until, audit or [])
+        from labeler.auditing import read_audit
+        from labeler.ledger.evidence import Wanted
+        from workers.homes.evidence import make_evidence
+
+        counted = [read_audit(read_named(path)) for path in audit or []]
+        signed = make_evidence(home, Wanted(task, begins, ends), counted)
         replace_file(out, signed.to_bytes(), mode=0o600)
     elif audit:
         raise InvalidSetting("an audit goes into evidence that is made and signed here: name the home (--home)")
     elif url is not None and token is not None:
-        signed = _asked(url, token, ca_file, out, task, since, until)
+        with connect(url, token, ca_file) as service:
+            service.evidence(out, task=task, since=begins, until=ends)
+        signed = read_signed(out.read_bytes())
     else:
         raise InvalidSetting("name a home to make evidence from (--home), or a service (--url and --token)")
     shown = render_page(signed.evidence, verify_key=signed.verify_key, signature=signed.signature)
@@ -302,24 +307,6 @@ def verify_evidence(
             typer.echo(f"Does not hold: {escaped(line)}")
     if checked.wrong:
         sys.exit(1)
-
-
-def _made(home: Path, task: str, since: str, until: str, audits: list[Path]) -> SignedEvidence:
-    from labeler.auditing import read_audit
-    from labeler.ledger.evidence import Wanted
-    from labeler.system.files import read_named
-    from workers.homes.evidence import make_evidence
-
-    counted = [read_audit(read_named(path)) for path in audits]
-    return make_evidence(home, Wanted(task, _moment("since", since), _moment("until", until)), counted)
-
-
-def _asked(url: str, token: str, ca_file: Path | None, out: Path, task: str, since: str, until: str) -> SignedEvidence:
-    from feature_store.results.evidence import read_signed
-
-    with connect(url, token, ca_file) as service:
-        service.evidence(out, task=task, since=_moment("since", since), until=_moment("until", until))
-    return read_signed(out.read_bytes())
 
 
 def _moment(name: str, text: str) -> datetime | None:

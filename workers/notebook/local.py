@@ -395,7 +395,7 @@ def _questions(task: Mapping[str, Any], shards: Sequence[PathLike[str] | str], i
     if not shards:
         return None
     public = len(Shard.open(images, verify=False)) if (images / "manifest.json").exists() else None
-    count = JobFolder(out).agreed("max_queries")
+    count = JobFolder(out).questions()
     if count is None:
         first = Shard.open(Path(shards[0]), verify=False)
         classes = tuple(task.get("classes") or first.classes)
