@@ -141,17 +141,19 @@ def wrapped(text: str, *, start: str = "") -> None:
 
 _ABSENT_PATIENCE_S = 1.0
 
-Url = Annotated[str, typer.Option(envvar="LABELER_URL", help="Of the service, for example https://labels.example.org.")]
-Token = Annotated[str, typer.Option(envvar="LABELER_TOKEN", help="Access token. Better in LABELER_TOKEN than here.")]
-MaybeUrl = Annotated[
-    str | None, typer.Option(envvar="LABELER_URL", help="Of the service, for example https://labels.example.org.")
-]
-MaybeToken = Annotated[
-    str | None, typer.Option(envvar="LABELER_TOKEN", help="Access token. Better in LABELER_TOKEN than here.")
-]
+_URL = typer.Option(envvar="LABELER_URL", help="Of the service, for example https://labels.example.org.")
+_TOKEN = typer.Option(envvar="LABELER_TOKEN", help="Access token. Better in LABELER_TOKEN than here.")
+Url = Annotated[str, _URL]
+Token = Annotated[str, _TOKEN]
+MaybeUrl = Annotated[str | None, _URL]
+MaybeToken = Annotated[str | None, _TOKEN]
 CaFile = Annotated[
     Path | None, typer.Option(envvar="LABELER_CA_FILE", help="PEM file of the authority behind its certificate.")
 ]
+
+_HOME = typer.Option(help="Home folder of this coordinator, agent or tallier.")
+Home = Annotated[Path, _HOME]
+MaybeHome = Annotated[Path | None, _HOME]
 
 JOB = "Folder of a finished job here, or a job's id at a service."
 

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from labeler.errors import InvalidSetting
-from workers.commands.console import Json, complain, print_json, tell
+from workers.commands.console import Home, Json, complain, print_json, tell
 from workers.serve import Certificates, Edge
 
 if TYPE_CHECKING:
@@ -142,9 +142,6 @@ def _epsilon(text: str | None) -> float | Literal["unlimited"] | None:
             f"--instance-epsilon must be a number above 0 and at most 1000, or unlimited; found {text!r}"
         )
     return value
-
-
-Home = Annotated[Path, typer.Option(help="Home folder of this role.")]
 
 
 def serve(

@@ -15,6 +15,7 @@ from labeler.system.files import check_file
 from workers.commands.console import (
     ROLES,
     CaFile,
+    Home,
     Json,
     MaybeToken,
     MaybeUrl,
@@ -29,7 +30,6 @@ from workers.commands.console import (
     wrapped,
 )
 
-Home = Annotated[Path, typer.Option(help="Home folder of a coordinator, an agent or a tallier.")]
 Reason = Annotated[str, typer.Option(help="Why; kept in the ledger.")]
 
 journal_app = typer.Typer(
@@ -114,7 +114,7 @@ def accept_restored(home: Home, reason: Reason, as_json: Json = False) -> None:
 
 @journal_app.command("trust-restored")
 def trust_restored(
-    home: Annotated[Path, typer.Option(help="Home folder of an agent or a tallier.")],
+    home: Home,
     head: Annotated[str, typer.Option(help="ENTRY:HASH, as `accept-restored` printed it at the coordinator.")],
     as_json: Json = False,
 ) -> None:
@@ -189,7 +189,7 @@ def _tell_pruned(found: dict[str, Any]) -> None:
         typer.echo(f"Room    {found['bytes']} bytes")
 
 
-MaybeHome = Annotated[Path | None, typer.Option(help="Home folder of a coordinator or of an agent; it may run.")]
+JournalHome = Annotated[Path | None, typer.Option(help="Home folder of a coordinator or of an agent; it may run.")]
 
 evidence_app = typer.Typer(invoke_without_command=True, no_args_is_help=True, rich_markup_mode="markdown")
 
@@ -197,7 +197,7 @@ evidence_app = typer.Typer(invoke_without_command=True, no_args_is_help=True, ri
 @evidence_app.callback()
 def evidence(
     context: typer.Context,
-    home: MaybeHome = None,
+    home: JournalHome = None,
     url: MaybeUrl = None,
     token: MaybeToken = None,
     task: Annotated[str, typer.Option(help="Digest of one task.")] = "",
@@ -281,7 +281,7 @@ def evidence(
 def verify_evidence(
     file: Annotated[Path, typer.Argument(help="The file that `labeler evidence` wrote.")],
     key: Annotated[str | None, typer.Option(help="The party's verify_key, 64 hexadecimal digits.")] = None,
-    home: MaybeHome = None,
+    home: JournalHome = None,
     as_json: Json = False,
 ) -> None:
     """Check a file of evidence: its signature, every price by a new computation, and with --home the journal.
@@ -322,8 +322,6 @@ def _moment(name: str, text: str) -> datetime | None:
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
-PartyHome = Annotated[Path, typer.Option(help="Home folder of the party.")]
-
 keys_app = typer.Typer(
     help="Make, show, enrol, rotate and revoke keys; make access tokens.",
     no_args_is_help=True,
@@ -332,7 +330,7 @@ keys_app = typer.Typer(
 
 
 @keys_app.command()
-def make(home: PartyHome, as_json: Json = False) -> None:
+def make(home: Home, as_json: Json = False) -> None:
     """Make keys for a home that has none, and write its public ones to keys.public.json.
 
     Example: `labeler keys make --home coordinator`
@@ -343,7 +341,7 @@ def make(home: PartyHome, as_json: Json = False) -> None:
 
 
 @keys_app.command()
-def show(home: PartyHome, as_json: Json = False) -> None:
+def show(home: Home, as_json: Json = False) -> None:
     """Show the public keys of a home and their fingerprint, and write them to keys.public.json.
 
     Example: `labeler keys show --home hospital-a`
@@ -354,7 +352,7 @@ def show(home: PartyHome, as_json: Json = False) -> None:
 
 
 @keys_app.command()
-def rotate(home: PartyHome, as_json: Json = False) -> None:
+def rotate(home: Home, as_json: Json = False) -> None:
     """Replace the keys of a home; stop its process first, then have the new ones enrolled with --rotate.
 
     The old keys stay in the same folder, as keys.json.SOME_DATE, until you delete them.

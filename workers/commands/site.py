@@ -16,10 +16,9 @@ from rich.console import Console
 
 from labeler.errors import InvalidSetting, NotFound
 from labeler.system.files import check_file
-from workers.commands.console import Json, budget_table, filled, one_of, print_json, tell, wrapped
+from workers.commands.console import Home, Json, budget_table, filled, one_of, print_json, tell, wrapped
 from workers.commands.federation import stop_signal
 
-Home = Annotated[Path, typer.Option(help="Home folder of this agent.")]
 Named = Annotated[
     str, typer.Argument(help="The task, or as many of its first digits as tell it apart.", metavar="TASK")
 ]

@@ -8,19 +8,17 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feature_store.backbones.spec import loadable_name
 from feature_store.results.evaluations import (
     EVALUATION,
     MEASURED,
@@ -29,7 +27,7 @@ from feature_store.results.evaluations import (
     measured_model,
 )
 from feature_store.results.image_labels import ON, ImageStamp, Origin, image_label_table
-from feature_store.results.models import ForStudents, model_file
+from feature_store.results.models import LINEAR, ForStudents
 from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_released, label_table
 from feature_store.results.questions import write_parquet
 from feature_store.results.report.coverage import MAX_PER_QUERY, map_public_set, places_to_show
@@ -96,7 +94,8 @@ def publish(
         replace_file(folder.out / "privacy_card.md", card_in_words(card).encode())
         if task.traits.asks_for_a_model:
             model = released_model(task, releases, queries.features)
-            _write_model(prepared, model.arrays, kind="linear", card=card, path=folder.out / "model.safetensors")
+            file = public.model_file(model.arrays, kind=LINEAR, task=task, card=card, job_id=prepared.job_id)
+            replace_file(folder.out / "model.safetensors", file)
         stamp = JobStamp(
             job_id=prepared.job_id,
             backbone=public.backbone_name,
@@ -130,8 +129,9 @@ def publish(
                 kind=prepared.student,
                 seed=prepared.job.file.student.seed,
             )
-            path = folder.out / "student.safetensors"
-            _write_model(prepared, said.student.arrays, kind=said.student.kind, card=card, path=path)
+            student = said.student
+            file = public.model_file(student.arrays, kind=student.kind, task=task, card=card, job_id=prepared.job_id)
+            replace_file(folder.out / "student.safetensors", file)
             labels = _image_labels(prepared, said, created_at=created_at, is_seeded=is_seeded)
             write_parquet(labels, folder.out / "student_labels.parquet")
             progress("Student", 1, 2)
@@ -144,17 +144,43 @@ def publish(
                 attributes = _attribute_report(prepared, said)
             progress("Student", 2, 2)
     with clock.stage("report"):
-        report = job_report(
-            prepared,
-            given,
-            votes,
-            outcome,
-            curve,
-            None if attributes is not None else labels,
-            created_at=created_at,
-            is_seeded=is_seeded,
+        is_about_a_model = task.traits.asks_for_a_model
+        files = [
+            (
+                "pseudo_labels.parquet",
+                "the released counts, one row per question"
+                if attributes is not None
+                else f"every label, one row per {'image' if is_about_a_model else 'question'}",
+            ),
+            *([] if outcome is None else [("student_labels.parquet", "what the student says of every public image")]),
+            *([("model.safetensors", "the released model, with its privacy card")] if is_about_a_model else []),
+            *([] if outcome is None else [("student.safetensors", "the student, with the privacy card")]),
+            ("privacy_card.md", "what these files may tell of one private image, in words"),
+            ("report.json", "the numbers of this page, for programs"),
+        ]
+        report = JobReport(
+            task=task,
+            queries=_answered_queries(prepared, given, votes),
+            privacy=_privacy(prepared),
             contributors=min(len(release.contributors) for release in releases),
+            public_images=len(public),
+            student=outcome,
+            curve=curve,
+            images=None if labels is None or attributes is not None else _shown_labels(prepared, labels),
             attributes=attributes,
+            coverage=map_public_set(
+                public.features,
+                prepared.answered_features,
+                given >= 0,
+                cells=queries.assignment if prepared.asks_clusters else None,
+            ),
+            versions={name: version(name) for name in PACKAGES},
+            is_seeded=is_seeded,
+            not_covered=public.shard.not_covered,
+            backbone=public.backbone_name,
+            job_id=prepared.job_id,
+            created_at=created_at.isoformat(timespec="seconds"),
+            downloads=tuple(files),
         )
         write_report(report, folder.out)
         summary = report_json(report)
@@ -198,26 +224,6 @@ def _outcome(prepared: PreparedJob, said: LabeledImages | LabeledAttributes) -> 
         return replace(outcome, accuracy=float(((probabilities >= ON) == test.labels).mean()), test_images=len(test))
     scores = score_probabilities(test.labels, probabilities, prepared.task.classes)
     return replace(outcome, accuracy=test.share_right(said.student), test_images=len(test), scores=scores)
-
-
-def _write_model(
-    prepared: PreparedJob,
-    arrays: Mapping[str, NDArray[np.generic]],
-    *,
-    kind: str,
-    card: Mapping[str, object],
-    path: Path,
-) -> None:
-    data = model_file(
-        arrays,
-        kind=kind,
-        classes=prepared.task.classes,
-        card=card,
-        backbone=loadable_name(prepared.public.shard.backbone),
-        probe=prepared.public.shard.probe,
-        job_id=prepared.job_id,
-    )
-    replace_file(path, data)
 
 
 def _image_labels(
@@ -283,67 +289,6 @@ def _accuracy_against_epsilon(prepared: PreparedJob, said: LabeledImages) -> tup
 
 POINTS_OF_SPENDING = 100
 PACKAGES = ("private-labeler", "torch", "timm", "numpy")
-
-
-def job_report(
-    prepared: PreparedJob,
-    answers: NDArray[np.integer],
-    noisy_votes: NDArray[np.float64] | None,
-    student: StudentOutcome | None,
-    curve: tuple[CurvePoint, ...],
-    labels: pa.Table | None,
-    *,
-    created_at: datetime,
-    is_seeded: bool,
-    contributors: int,
-    attributes: AttributeReport | None = None,
-) -> JobReport:
-    """Return everything the report of a job shows, except the seconds it took.
-
-    Args:
-        answers: what was released of each question, -1 where it was left without an answer.
-        noisy_votes: the noisy sums behind it; None where only winners were released.
-        student: None where nothing was answered.
-        labels: of every public image, as `student_labels.parquet` holds them; None where they have attributes, or no
-            labels because nothing was answered.
-    """
-    is_about_a_model = prepared.task.traits.asks_for_a_model
-    return JobReport(
-        task=prepared.task,
-        queries=_answered_queries(prepared, answers, noisy_votes),
-        privacy=_privacy(prepared),
-        contributors=contributors,
-        public_images=len(prepared.public),
-        student=student,
-        curve=curve,
-        images=None if labels is None else _shown_labels(prepared, labels),
-        attributes=attributes,
-        coverage=map_public_set(
-            prepared.public.features,
-            prepared.answered_features,
-            answers >= 0,
-            cells=prepared.queries.assignment if prepared.asks_clusters else None,
-        ),
-        versions={name: version(name) for name in PACKAGES},
-        is_seeded=is_seeded,
-        not_covered=prepared.public.shard.not_covered,
-        backbone=prepared.public.backbone_name,
-        job_id=prepared.job_id,
-        created_at=created_at.isoformat(timespec="seconds"),
-        downloads=(
-            (
-                "pseudo_labels.parquet",
-                "the released counts, one row per question"
-                if attributes is not None
-                else f"every label, one row per {'image' if is_about_a_model else 'question'}",
-            ),
-            *(() if student is None else (("student_labels.parquet", "what the student says of every public image"),)),
-            *((("model.safetensors", "the released model, with its privacy card"),) if is_about_a_model else ()),
-            *(() if student is None else (("student.safetensors", "the student, with the privacy card"),)),
-            ("privacy_card.md", "what these files may tell of one private image, in words"),
-            ("report.json", "the numbers of this page, for programs"),
-        ),
-    )
 
 
 def finite(value: float) -> float | None:

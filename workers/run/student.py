@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from feature_store.backbones.spec import is_plain_name, loadable_name
+from feature_store.backbones.spec import is_plain_name
 from feature_store.decode import Skipped
 from feature_store.results.image_labels import ON, ImageStamp, image_label_table
-from feature_store.results.models import ATTRIBUTES, StoredModel, model_file, read_for_students, read_model
+from feature_store.results.models import ATTRIBUTES, StoredModel, read_for_students, read_model
 from feature_store.results.pseudo_labels import answers_of, task_of
 from feature_store.results.scores import Preference, Scores, prefer, score, score_probabilities
 from feature_store.rows import refuse_other_probe
@@ -129,15 +129,7 @@ def train_student(
     path = folder / f"student-{kind}.safetensors"
     not_covered = job.public.shard.not_covered
     card = privacy_card(job.task, price(job.task), is_seeded=job.is_seeded, not_covered=not_covered)
-    exported = model_file(
-        student.arrays,
-        kind=student.kind,
-        classes=job.task.classes,
-        card=card,
-        backbone=loadable_name(job.public.shard.backbone),
-        probe=job.public.shard.probe,
-    )
-    replace_file(path, exported)
+    replace_file(path, job.public.model_file(student.arrays, kind=student.kind, task=job.task, card=card))
     result = {"kind": student.kind, "path": str(path), "public_images": len(job.public)}
     if scored is None:
         return result
