@@ -393,9 +393,7 @@ def _tell_job(job: JobView, *, out: Path | None, as_json: bool, skipped: Mapping
         lines.append(f"Labels     labeler export {job.job_id} --out labels.parquet")
     elif not _is_over(job):
         lines.append(f"Follow     labeler status {job.job_id}")
-    console = Console(highlight=False, soft_wrap=True)
-    for line in lines:
-        console.print(escaped(line), markup=False, emoji=False)
+    typer.echo("\n".join(map(escaped, lines)))
 
 
 def _costs(job: JobView) -> list[str]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from labeler.errors import InvalidSetting, JobNotCompleted
 from labeler.methods.evaluate import LAYOUTS, MOST_BANDS
@@ -123,16 +122,14 @@ def tell_evaluation(found: dict[str, Any], out: Path, *, as_json: bool) -> None:
     from labeler.budget import say_epsilon
     from labeler.evaluation import say
 
-    console = Console(highlight=False, soft_wrap=True)
     card = found["privacy"]
     each = {level: one["epsilon"] for level, one in card["guarantees"].items()}
     agent = "none" if each["agent"] is None else say_epsilon(each["agent"])
-    lines = [
+    lines = (
         *say(found),
         f"Privacy   epsilon {say_epsilon(each['instance'])} per private image, {agent} per agent "
         f"(delta {card['delta']:g}), on top of the model's own cost",
         f"          {card['holds_against']}",
         f"Files     {out / 'evaluation.json'}, {out / 'measured.safetensors'}",
-    ]
-    for line in lines:
-        console.print(line, markup=False, emoji=False)
+    )
+    typer.echo("\n".join(lines))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from labeler.errors import InvalidSetting
 from workers.commands.console import Home, Json, complain, print_json, tell
@@ -61,7 +60,7 @@ def up(
     )
 
     if not as_json:
-        Console(stderr=True).print(f"Starting the federation in {home} ...", markup=False, highlight=False)
+        typer.echo(f"Starting the federation in {home} ...", err=True)
     run_up(
         home,
         plan,
@@ -109,9 +108,7 @@ def _tell_people(running: Running) -> None:
     lines += [f"Logs       {federation.logs}", "", "Try, in another terminal:", ""]
     lines += [f"  {line}" for line in _examples(running)]
     lines += ["", "Ctrl-C stops everything."]
-    console = Console(highlight=False, soft_wrap=True)
-    for line in lines:
-        console.print(line, markup=False, emoji=False)
+    typer.echo("\n".join(lines))
 
 
 def _dashboard(running: Running) -> str:

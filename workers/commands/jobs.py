@@ -484,7 +484,7 @@ def plan(
         classes=classes,
         sigma=sigma,
         epsilon=epsilon,
-        solve=None if solve is None else one_of("solve", solve, ("sigma", "queries", "k")),
+        solve=None if solve is None else cast(Any, one_of("solve", solve, ("sigma", "queries", "k"))),
         level=one_of("level", level, ("instance", "person", "agent")),
         dishonest_talliers=cast(Literal[1, 2] | None, dishonest_talliers),
         records=records,

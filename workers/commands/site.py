@@ -311,11 +311,13 @@ def exposure(
         config.agent_id, asked, batch, records, NeighborIndexes(dimension=own.dimension, engine=config.engine)
     )
     told = losses.told_to(config.agent_id)
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"Asked       {len(batch):,} of {asked.max_queries:,} questions, {asked.method}", markup=False)
-    console.print(f"Your images {told.records:,}; of {told.untouched:,} the answers would tell nothing")
-    console.print(f"Most told   epsilon at most {say_epsilon(told.largest_epsilon, digits=3)}, of one image")
-    console.print(f"Half of them at most {say_epsilon(told.median_epsilon, digits=3)}")
     priced = say_epsilon(told.priced_epsilon, digits=3)
-    console.print(f"The price   {priced}, for any image there could be (delta {asked.delta:g})")
-    console.print("For your eyes alone: these numbers depend on your images. Tell others the price.")
+    lines = (
+        f"Asked       {len(batch):,} of {asked.max_queries:,} questions, {asked.method}",
+        f"Your images {told.records:,}; of {told.untouched:,} the answers would tell nothing",
+        f"Most told   epsilon at most {say_epsilon(told.largest_epsilon, digits=3)}, of one image",
+        f"Half of them at most {say_epsilon(told.median_epsilon, digits=3)}",
+        f"The price   {priced}, for any image there could be (delta {asked.delta:g})",
+        "For your eyes alone: these numbers depend on your images. Tell others the price.",
+    )
+    typer.echo("\n".join(lines))
