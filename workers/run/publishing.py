@@ -57,7 +57,7 @@ from labeler.batching import mu_squared_of
 from labeler.errors import NotReady
 from labeler.linear_model import released_model
 from labeler.methods.evaluate import Scored
-from labeler.planning import PrivacyStatement, instance_epsilon
+from labeler.planning import PrivacyStatement, finite, instance_epsilon
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
 from labeler.rounds.effects import ABSTAINED_LABEL, AnswerStatus, StudentKind
 from labeler.system.files import replace_file
@@ -289,11 +289,6 @@ def _accuracy_against_epsilon(prepared: PreparedJob, said: LabeledImages) -> tup
 
 POINTS_OF_SPENDING = 100
 PACKAGES = ("private-labeler", "torch", "timm", "numpy")
-
-
-def finite(value: float) -> float | None:
-    """Return None for infinity, which JSON and report pages do not have."""
-    return value if math.isfinite(value) else None
 
 
 def _answered_queries(
