@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from pydantic import ValidationError
-
 from labeler.accounting.lifetime import set_aside_nano
 from labeler.budget import budget_for
 from labeler.errors import InvalidSetting
@@ -16,7 +14,7 @@ from labeler.expectation import RECORDS_EACH, Expectation, expect, questions_for
 from labeler.methods.sensitivity import unit_in_words
 from labeler.planning import price, resolve_colluding_agents
 from labeler.solving import hint, noise_choices, solve_k, solve_queries, solve_sigma
-from labeler.task import MOST_CLASSES, Life, StatedLevel, Task, Training, describe_validation, parse_task
+from labeler.task import MOST_CLASSES, Life, StatedLevel, Task, parse_task
 
 if TYPE_CHECKING:
     import numpy as np
@@ -167,23 +165,11 @@ def _advised(task: Task, request: PlanRequest, public: Path | None) -> int | Non
     return questions_for(task, public_images=images, records=request.records)
 
 
-def training_of(fields: Mapping[str, Any]) -> Training:
-    """Return the settings with which agents train, with defaults for those that hardly change the price.
-
-    Raises:
-        InvalidSetting: a number is out of bounds.
-    """
-    try:
-        return Training.model_validate(fields)
-    except ValidationError as error:
-        raise InvalidSetting(describe_validation(error, "training")) from None
-
-
 def _life(request: PlanRequest) -> Life | None:
     """Return the lifetime budget of a record, made from the epsilon that the request sets aside.
 
     Raises:
-        InvalidSetting: the epsilon is out of bounds, or the request also asks to solve for sigma.
+        InvalidSetting: the request also asks to solve for sigma.
     """
     if request.life_epsilon is None:
         return None
@@ -192,10 +178,7 @@ def _life(request: PlanRequest) -> Life | None:
             "life_epsilon is the price whatever the noise: give `sigma`, which decides how many votes a record has"
         )
     budget = set_aside_nano(budget_for(request.life_epsilon, request.task["delta"]))
-    try:
-        return Life(budget_nano=budget, least_similarity=-1.0)
-    except ValidationError as error:
-        raise InvalidSetting(describe_validation(error, "lifetime_budget")) from None
+    return Life(budget_nano=budget, least_similarity=-1.0)
 
 
 def solve_request(request: PlanRequest) -> Task:

@@ -309,19 +309,19 @@ def _task(
     from pydantic import ValidationError
 
     from api.client import image_parts, is_shard
-    from api.schema import TaskRequest
+    from api.schema import Selection, TaskRequest
     from labeler.task import describe_validation
     from workers.run.task_file import BudgetTable, read_task_file
 
     given = {field: value for field, value in changes.items() if value is not None}
     path = Path(task)
     if not path.suffix and not path.exists():
-        selection = _selection(given)
+        selection = Selection.model_validate(given)
         if _TASK_ID.fullmatch(task) is None:
             raise InvalidSetting(f"--task {task!r} is neither a file nor a task's id, which has 64 hexadecimal digits")
         return task, selection
     file = read_task_file(path)
-    selection = _selection(file.queries.model_dump() | given)
+    selection = Selection.model_validate(file.queries.model_dump() | given)
     ours = file.task.model_fields_set & {"talliers", "grid_scale"}
     if file.budget != BudgetTable():
         ours |= {"[budget]"}
@@ -339,18 +339,6 @@ def _task(
     if not is_shard(images):
         image_parts(images, left_out)  # no task is made for images that could not be sent
     return service.create_task(request).task_id, selection
-
-
-def _selection(fields: dict[str, Any]) -> Selection:
-    from pydantic import ValidationError
-
-    from api.schema import Selection
-    from labeler.task import describe_validation
-
-    try:
-        return Selection.model_validate(fields)
-    except ValidationError as error:
-        raise InvalidSetting(describe_validation(error, "the choice of questions")) from None
 
 
 def _count(images: Path) -> int:

@@ -448,7 +448,8 @@ def plan(
     For blind-average and federated, --queries is the number of rows of the model: one more than the features have
     numbers, or than the axes. Each step of federated asks for all of them.
     """
-    from workers.plan import PlanRequest, make_plan, training_of
+    from labeler.setting import Training
+    from workers.plan import PlanRequest, make_plan
 
     if max_records is not None and min_records is None and axes is None:
         raise InvalidSetting("--max-records bounds the records that agents train with; give --min-records as well")
@@ -479,7 +480,7 @@ def plan(
             "attributes_per_record": attributes_per_record,
             "records_per_person": records_per_person,
             "ballot_radius": _radius(ballot_radius),
-            "training": None if training is None else training_of(training),
+            "training": None if training is None else Training.model_validate(training),
         },
         classes=classes,
         sigma=sigma,
