@@ -43,7 +43,7 @@ from feature_store.results.questions import (
     EmbedBoard,
     EmbedRequest,
     read_failure,
-    read_stored_questions,
+    read_questions,
     write_failure,
 )
 from labeler.driver.coordinator import CoordinatorDriver
@@ -186,7 +186,7 @@ class Preparation:
         self._check_failure(job)
         if not path.exists():
             self.ask(job, task)
-        return read_stored_questions(path).features if path.exists() else None
+        return read_questions(path) if path.exists() else None
 
     def has_features(self, job: JobRecord, task: Task) -> bool:
         """Return whether a job's upload has features; request them if not.
@@ -206,7 +206,7 @@ class Preparation:
         Raises:
             BadData: the file cannot be read.
         """
-        return read_stored_questions(self._jobs / job_id / QUESTIONS).features
+        return read_questions(self._jobs / job_id / QUESTIONS)
 
     def ask(self, job: JobRecord, task: Task) -> None:
         """Request what is missing; from a few vectors, choose before returning. A repeated request changes nothing.

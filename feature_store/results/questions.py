@@ -93,15 +93,12 @@ def read_stored_questions(path: Path) -> StoredQuestions:
     """Everything that is stored of a job's questions.
 
     Raises:
-        BadData: the file cannot be read, something is missing in it, or it holds no quantized features.
+        BadData: the file cannot be read, or something is missing in it.
     """
     try:
         arrays, metadata = arrays_from_bytes(path.read_bytes())
-        features = arrays["features"]
-        if features.dtype != np.int16 or features.ndim != 2:
-            raise ValueError("no quantized features")
         return StoredQuestions(
-            features=features,
+            features=arrays["features"],
             rows=arrays["rows"].astype(np.int64),
             assignment=arrays["assignment"].astype(np.int64),
             images=arrays.get("images"),
@@ -109,7 +106,22 @@ def read_stored_questions(path: Path) -> StoredQuestions:
             backbone=metadata.get("backbone", ""),
         )
     except (OSError, ValueError, KeyError) as error:
-        raise BadData(f"the prepared questions cannot be read ({type(error).__name__}); submit the job again") from None
+        raise BadData(f"stored questions cannot be read ({type(error).__name__})") from None
+
+
+def read_questions(path: Path) -> NDArray[np.int16]:
+    """The questions alone, as they are asked, shape (queries, dimension).
+
+    Raises:
+        BadData: the file cannot be read, or holds no quantized features.
+    """
+    try:
+        features: NDArray[np.int16] = arrays_from_bytes(path.read_bytes())[0]["features"]
+    except (OSError, ValueError, KeyError):
+        raise BadData("the prepared questions cannot be read; submit the job again") from None
+    if features.dtype != np.int16 or features.ndim != 2:
+        raise BadData("the prepared questions are not quantised features; submit the job again")
+    return features
 
 
 def unasked(images: Sequence[Skipped], *, all_were_looked_at: bool = True) -> UnreadableImage:
