@@ -56,9 +56,7 @@ def _run() -> None:
 
 def _complain(sentence: str) -> None:
     from workers.commands.console import complain
-    from workers.students.ranks import leave_it_to_the_first
 
-    leave_it_to_the_first()
     complain(sentence)
 
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
+from feature_store.results.questions import write_parquet
 from labeler.errors import InvalidSetting, Unavailable
 from labeler.system.files import replacing
 
@@ -99,5 +100,4 @@ def _write_images(path: Path, images: NDArray[np.float64], labels: NDArray[np.in
         pictures.append(buffer.getvalue())
     names = [f"digit-{row:04d}" for row in rows.tolist()]
     columns = {"id": names, "image": pa.array(pictures, pa.binary()), "label": [CLASSES[one] for one in labels]}
-    with replacing(path) as temporary:
-        pq.write_table(pa.table(columns), temporary)
+    write_parquet(pa.table(columns), path)

@@ -7,17 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from pydantic import ValidationError
-
 from labeler.accounting.lifetime import set_aside_nano
 from labeler.budget import budget_for
 from labeler.errors import InvalidSetting
 from labeler.expectation import RECORDS_EACH, Expectation, expect, questions_for
-from labeler.methods import MethodName, ReleaseKind
 from labeler.methods.sensitivity import unit_in_words
 from labeler.planning import price, resolve_colluding_agents
 from labeler.solving import hint, noise_choices, solve_k, solve_queries, solve_sigma
-from labeler.task import MOST_CLASSES, Life, StatedLevel, Task, Training, describe_validation, parse_task
+from labeler.task import MOST_CLASSES, Life, StatedLevel, Task, parse_task
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,38 +27,27 @@ _MOST_RECORDS: Final = 2**60
 class PlanRequest:
     """A setting to price, with at most one field left open: with `epsilon`, sigma or the field that `solve` names.
 
-    Attributes are those of a task, but `classes` is a number, since names do not change the price. If
-    `colluding_agents` is None, it gets the value of a new task (`resolve_colluding_agents`).
+    Attributes:
+        task: fields of a task, but classes and noise. If `colluding_agents` is None, it gets the value of a new task
+            (`resolve_colluding_agents`). If `ballot_radius` is "auto", `with_radius` proposes one from public images.
+        classes: how many there are, since names do not change the price.
+        sigma: the noise, in votes.
+        epsilon: the price wanted, at this `level`.
+        dishonest_talliers: of three talliers. If given, the plan chooses who adds the noise (labeler.solving). Else the
+            agents add it.
+        records: of all agents together, as far as their number is public. It serves to estimate accuracy.
+        life_epsilon: set aside for votes for life (reverse-knn), for all such jobs together, ever.
     """
 
-    method: MethodName
-    k: int
-    queries: int
-    sigma: float | None
-    delta: float
-    agents: int
-    colluding_agents: int | None
-    max_dropouts: int
+    task: Mapping[str, Any]
     classes: int
-    max_agent_records: int | None
-    release: ReleaseKind
+    sigma: float | None
     epsilon: float | None
     solve: Literal["sigma", "queries", "k"] | None
     level: StatedLevel
-    training: Training | None = None
-    records_per_person: int | None = None
-    attributes_per_record: int | None = None
-    """If given, classes are attributes, and a record votes for at most this many of them."""
     dishonest_talliers: Literal[1, 2] | None = None
-    """Of three talliers. If given, the plan chooses who adds the noise (labeler.solving). Else the agents add it."""
     records: int | None = None
-    """Number of private records of all agents together, as far as it is public. It serves to estimate accuracy."""
-    ballot_radius: int | Literal["auto"] | None = None
-    """Radius of the ball for ballots (reverse-knn). For "auto", `with_radius` proposes one from public images."""
     life_epsilon: float | None = None
-    """Epsilon set aside for votes for life (reverse-knn), for all such jobs together, ever."""
-    least_similarity: float = -1.0
-    """With votes for life, a record votes only at queries at least this similar to it."""
 
     def __post_init__(self) -> None:
         # These checks concern the request alone; the task checks its own fields.
@@ -136,7 +122,8 @@ def with_radius(request: PlanRequest, public: Path | None) -> PlanRequest:
     Raises:
         InvalidSetting: it asks for a radius, and there are no public images or too few.
     """
-    if request.ballot_radius != "auto":
+    asked = request.task
+    if asked.get("ballot_radius") != "auto":
         return request
     if public is None:
         raise InvalidSetting(
@@ -144,11 +131,14 @@ def with_radius(request: PlanRequest, public: Path | None) -> PlanRequest:
         )
     from feature_store.students.labeling import propose_radius
 
-    each = RECORDS_EACH if request.records is None else max(1, request.records // request.agents)
     radius = propose_radius(
-        _public_features(public), questions=request.queries, num_classes=request.classes, k=request.k, records=each
+        _public_features(public),
+        questions=asked["max_queries"],
+        num_classes=request.classes,
+        k=asked["k"],
+        records=RECORDS_EACH if request.records is None else max(1, request.records // asked["agents"]),
     )
-    return replace(request, ballot_radius=radius)
+    return replace(request, task={**asked, "ballot_radius": radius})
 
 
 def _public_features(public: Path) -> NDArray[np.int16]:
@@ -175,23 +165,11 @@ def _advised(task: Task, request: PlanRequest, public: Path | None) -> int | Non
     return questions_for(task, public_images=images, records=request.records)
 
 
-def training_of(fields: Mapping[str, Any]) -> Training:
-    """Return the settings with which agents train, with defaults for those that hardly change the price.
-
-    Raises:
-        InvalidSetting: a number is out of bounds.
-    """
-    try:
-        return Training.model_validate(fields)
-    except ValidationError as error:
-        raise InvalidSetting(describe_validation(error, "training")) from None
-
-
 def _life(request: PlanRequest) -> Life | None:
     """Return the lifetime budget of a record, made from the epsilon that the request sets aside.
 
     Raises:
-        InvalidSetting: the epsilon is out of bounds, or the request also asks to solve for sigma.
+        InvalidSetting: the request also asks to solve for sigma.
     """
     if request.life_epsilon is None:
         return None
@@ -199,11 +177,8 @@ def _life(request: PlanRequest) -> Life | None:
         raise InvalidSetting(
             "life_epsilon is the price whatever the noise: give `sigma`, which decides how many votes a record has"
         )
-    budget = set_aside_nano(budget_for(request.life_epsilon, request.delta))
-    try:
-        return Life(budget_nano=budget, least_similarity=request.least_similarity)
-    except ValidationError as error:
-        raise InvalidSetting(describe_validation(error, "lifetime_budget")) from None
+    budget = set_aside_nano(budget_for(request.life_epsilon, request.task["delta"]))
+    return Life(budget_nano=budget, least_similarity=-1.0)
 
 
 def solve_request(request: PlanRequest) -> Task:
@@ -218,28 +193,18 @@ def solve_request(request: PlanRequest) -> Task:
         raise InvalidSetting("`solve` sigma finds the noise for `epsilon`, so do not give `sigma` as well")
     if request.solve != "sigma" and request.sigma is None:
         raise InvalidSetting("give a price as `epsilon`, or the noise as `sigma`")
-    fields: dict[str, Any] = {
+    asked = request.task
+    fields = {
+        **asked,
         "name": "plan",
         "classes": [f"class {number}" for number in range(request.classes)],
-        "method": request.method,
-        "k": request.k,
         "sigma_votes": 1.0 if request.sigma is None else request.sigma,
-        "delta": request.delta,
-        "max_queries": request.queries,
-        "release": request.release,
-        "agents": request.agents,
         "colluding_agents": resolve_colluding_agents(
-            request.colluding_agents,
-            agents=request.agents,
-            max_dropouts=request.max_dropouts,
-            method=request.method,
+            asked["colluding_agents"],
+            agents=asked["agents"],
+            max_dropouts=asked["max_dropouts"],
+            method=asked["method"],
         ),
-        "max_dropouts": request.max_dropouts,
-        "max_agent_records": request.max_agent_records,
-        "ballot_radius": request.ballot_radius,
-        "training": request.training,
-        "records_per_person": request.records_per_person,
-        "attributes_per_record": request.attributes_per_record,
         "lifetime_budget": _life(request),
     }
     if request.dishonest_talliers is None:

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from labeler.errors import InvalidSetting, Unavailable
 from labeler.system.http_client import is_loopback
 from workers.service_process import tell_ready
-from workers.up.supervisor import die_with_parent
+from workers.up.supervisor import die_with_parent, end_process
 
 if TYPE_CHECKING:
     from api.coordinator.config import CoordinatorConfig
@@ -340,11 +340,7 @@ def running(
             raise Unavailable(f"the edge has ended by itself (caddy, status {process.returncode}); its log says why")
     finally:
         is_over.set()
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        end_process(process, within_s=STOP_S)
         watcher.join()
 
 

@@ -162,8 +162,7 @@ def lifetime_ballots(
     shard: Shard,
     spends: Callable[[NDArray[np.int64]], Spent],
     *,
-    engine: str = "numpy",
-    memory_limit_bytes: int | None = None,
+    indexes: NeighborIndexes | None = None,
 ) -> tuple[NDArray[np.int64], CastVotes]:
     """Return the votes of the images that are near enough and can pay for them, and what each image spends.
 
@@ -171,7 +170,7 @@ def lifetime_ballots(
         batch: the public queries, all of the task.
         shard: the agent's, which recognizes its images.
         spends: what images have spent, by their digests, each once.
-        engine, memory_limit_bytes: see feature_store.index.build_index; the queries are searched in this process.
+        indexes: of the agent; with numpy where absent.
 
     Returns:
         Votes, int64, shape (num_queries, num_classes), and what is to be written with the answer.
@@ -189,14 +188,8 @@ def lifetime_ballots(
     digests = shard.image_digests[rows]
     spent = spends(digests)
     k = min(task.k, len(batch))
-    queries = build_index(
-        batch.features,
-        np.arange(len(batch)),
-        engine=here(engine),
-        memory_limit_bytes=memory_limit_bytes,
-        searches=records.max_records or UNDECLARED_RECORDS,
-        max_records=len(batch),
-    )
+    indexes = indexes or NeighborIndexes(dimension=batch.features.shape[1], engine="numpy")
+    queries = indexes.of_questions(batch.features, searches=records.max_records or UNDECLARED_RECORDS)
     votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
     paid = np.zeros(len(rows), dtype=np.int64)
     # Only its own label decides: a record of another class is silent, and pays nothing.

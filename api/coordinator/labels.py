@@ -36,7 +36,6 @@ from feature_store.results.pseudo_labels import (
     JobStamp,
     QuestionNames,
     label_table,
-    model_label_table,
     query_rows,
     question_share,
 )
@@ -89,13 +88,7 @@ def job_label_table(job_id: str, *, stores: Stores, config: CoordinatorConfig) -
         | {"mu_squared": mu_squared_of(task, job.num_queries)},
         is_seeded=any(one.is_seeded for one in releases if one is not None),
     )
-    if not task.traits.asks_for_a_model or releases[0] is None:
-        return label_table(task, stamp, names, rounds)
-    if questions.images is None:
-        raise BadData(f"the images of job {job_id} cannot be read; restore its folder in jobs/ from a backup")
-    opened = [one for one in releases if one is not None]
-    model = released_model(task, opened, questions.features)
-    return model_label_table(task, stamp, names, model, questions.images, ledger_seq=rounds[0].ledger_seq)
+    return label_table(task, stamp, names, rounds, questions=questions.features, images=questions.images)
 
 
 def _read(job_id: str, stores: Stores) -> tuple[JobRecord, Task, list[RoundRecord], list[Release | None]]:

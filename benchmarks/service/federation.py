@@ -76,7 +76,7 @@ BUDGET_EPSILON: Final = 100.0
 def new_federation(home: Path, agents: int) -> LocalFederation:
     """Make a federation of digits in a new folder."""
     home.mkdir(mode=0o700)
-    return make_federation(home, Plan(agents=agents, instance_epsilon=BUDGET_EPSILON, agent_epsilon="unlimited"))
+    return make_federation(home, Plan(agents=agents, instance_epsilon=BUDGET_EPSILON))
 
 
 def embed_public(folder: Path) -> Shard:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from jinja2 import Environment
 
-from feature_store.results.page_templates import page_templates
+from feature_store.results.page_templates import count, figure_card, page_templates
 from labeler.errors import Forged, ProtocolViolation, TooLarge
 from labeler.evidence.document import (
     FORMAT,
@@ -181,13 +181,13 @@ def _cards(document: Evidence) -> list[dict[str, str]]:
     """Cards of the promises of the one task, or of how much several hold."""
     asked = sum(one.cadence.questions_charged for one in document.tasks)
     rounds = sum(one.cadence.rounds_charged for one in document.tasks)
-    paid = _card("questions paid for", f"{asked:,}", f"in {_count(rounds, 'round')}")
+    paid = figure_card("questions paid for", f"{asked:,}", f"in {count(rounds, 'round')}")
     if len(document.tasks) != 1:
-        tasks = _card("tasks", f"{len(document.tasks):,}", "each with a guarantee of its own")
+        tasks = figure_card("tasks", f"{len(document.tasks):,}", "each with a guarantee of its own")
         return [tasks, paid] if document.tasks else []
     [found] = document.tasks
     promised = [
-        _card(
+        figure_card(
             f"epsilon, {_UNITS[one.unit]}",
             "no bound" if one.epsilon is None else one.epsilon,
             "of all that may ever be asked" if one.epsilon is not None else "the reason is below",
@@ -196,12 +196,8 @@ def _cards(document: Evidence) -> list[dict[str, str]]:
     ]
     cohort = found.cohort
     behind = _fewest_and_most(cohort.fewest_contributors, cohort.most_contributors)
-    together = _card("agents behind an answer", behind, f"of {cohort.participants:,}")
+    together = figure_card("agents behind an answer", behind, f"of {cohort.participants:,}")
     return [*promised, paid, *([together] if cohort.most_contributors else [])]
-
-
-def _card(name: str, figure: str, unit: str) -> dict[str, str]:
-    return {"name": name, "figure": figure, "unit": unit}
 
 
 def _made(document: Evidence, who: str) -> _Pairs:
@@ -284,11 +280,11 @@ def _cadence(facts: TaskFacts, found: TaskFindings) -> _Pairs:
     cadence, cohort = found.cadence, found.cohort
     asked = sorted({agent for job in facts.jobs for agent in job.asked})
     refused = ", ".join(f"{agent} ({times}×)" for agent, times in found.refused)
-    often = f"{_count(cadence.jobs, 'job')}; nothing was charged"
+    often = f"{count(cadence.jobs, 'job')}; nothing was charged"
     if cadence.rounds_charged:
         often = (
-            f"{_count(cadence.jobs, 'job')}, {_count(cadence.rounds_charged, 'round')} on "
-            f"{_count(cadence.days, 'day')}, at most {cadence.most_rounds_in_a_day:,} a day; "
+            f"{count(cadence.jobs, 'job')}, {count(cadence.rounds_charged, 'round')} on "
+            f"{count(cadence.days, 'day')}, at most {cadence.most_rounds_in_a_day:,} a day; "
             f"{_moment(cadence.first_at)} to {_moment(cadence.last_at)}"
         )
     together = "no round was summed"
@@ -303,7 +299,7 @@ def _cadence(facts: TaskFacts, found: TaskFindings) -> _Pairs:
         *([("Summed together", _Value(together))] if cohort.participants else []),
         ("How often", _Value(often)),
         ("Questions", _Value(questions)),
-        ("Released", _Value(f"{_count(cadence.releases, 'round')} opened, once each")),
+        ("Released", _Value(f"{count(cadence.releases, 'round')} opened, once each")),
     ]
 
 
@@ -321,7 +317,7 @@ def _job(job: Job) -> dict[str, Any]:
         "state": job.state if not job.problem else f"{job.state}: {job.problem.rpartition(':')[2]}",
         "questions": f"{job.questions:,}",
         "asked": f"{len(job.asked):,}",
-        "charged": f"{len(posted):,} of {_count(len(job.rounds), 'round')}{last}" if posted else "nothing",
+        "charged": f"{len(posted):,} of {count(len(job.rounds), 'round')}{last}" if posted else "nothing",
         "refusals": [
             f"{one.agent} {one.said}{': ' * bool(one.sentence or one.reason)}{one.sentence or one.reason}"
             for one in refusals
@@ -339,10 +335,6 @@ def _accounts(document: Evidence) -> list[dict[str, str]]:
         }
         for one in document.accounts
     ]
-
-
-def _count(number: int, one: str) -> str:
-    return f"{number:,} {one if number == 1 else one + 's'}"
 
 
 def _moment(text: str) -> str:

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 
 from feature_store.results import EXPORT_FORMATS, ExportFormat
 from feature_store.results.image_labels import FILE_HEADINGS, LABEL, ImageStamp, are_attributes, stamp_of
+from feature_store.results.questions import write_parquet
 from labeler.errors import BadData, InvalidSetting
 from labeler.system.files import replace_file, replacing, sync_folder
 
@@ -255,8 +256,7 @@ def write_croissant(wanted: Wanted) -> Path:
     check_new(wanted.out)
     wanted.out.mkdir(parents=True, exist_ok=True)
     labels = wanted.out / LABELS_FILE
-    with replacing(labels) as temporary, temporary.open("wb") as file:
-        pq.write_table(wanted.table, file)
+    write_parquet(wanted.table, labels)
     digest = hashlib.sha256(labels.read_bytes()).hexdigest()
     document = describe(stamp, count=len(wanted.table), sha256=digest, size=labels.stat().st_size)
     replace_file(wanted.out / CROISSANT_FILE, json.dumps(document, ensure_ascii=False, indent=1).encode())
@@ -335,9 +335,14 @@ def _properties(stamp: ImageStamp) -> list[tuple[str, object]]:
     return [*found, ("simulation with a known seed", stamp.is_seeded)]
 
 
-def _guarantee_in_words(stamp: ImageStamp) -> str:
+def _epsilon(stamp: ImageStamp) -> float | None:
+    """Return the price per private image; None where nothing bounds it."""
     instance: Any = stamp.privacy.get("instance", {})
-    epsilon = instance.get("epsilon") if isinstance(instance, dict) else None
+    return instance.get("epsilon") if isinstance(instance, dict) else None
+
+
+def _guarantee_in_words(stamp: ImageStamp) -> str:
+    epsilon = _epsilon(stamp)
     bound = "no bound" if epsilon is None else f"epsilon {epsilon:.6g} at delta {stamp.privacy.get('delta')}"
     return (
         "No private image is in this data set. What its labels reveal about any one of them is bounded by differential "
@@ -383,9 +388,7 @@ def card(stamp: ImageStamp, count: int, *, with_pictures: bool) -> str:
     classes = "\n".join(f"          '{number}': {_quoted(name)}" for number, name in enumerate(stamp.classes))
     picture = "image" if with_pictures else "file_name"
     kind = "image" if with_pictures else "string"
-    guarantee = stamp.privacy
-    instance: Any = guarantee.get("instance", {})
-    epsilon = instance.get("epsilon") if isinstance(instance, dict) else None
+    guarantee, epsilon = stamp.privacy, _epsilon(stamp)
     said = "no bound" if epsilon is None else f"epsilon {epsilon:.4g}"
     # A name from elsewhere inside a table of Markdown, in which it marks nothing up.
     task = stamp.task_name.replace("`", "'").replace("|", "/")

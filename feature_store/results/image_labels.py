@@ -85,15 +85,21 @@ def image_label_table(
     probabilities: NDArray[np.floating],
     asked: NDArray[np.bool_],
     labels: NDArray[np.integer] | None = None,
+    several: bool = False,
 ) -> pa.Table:
-    """Put what a student says of every public image into the schema.
+    """Put what a student says of every public image into a table.
+
+    Where an image has one class, the table has IMAGE_SCHEMA. Of attributes it has `source`; `labels`, the names of the
+    attributes that the image has; for each attribute NAME `label.NAME`, true or false, and `confidence.NAME`, the
+    probability that this is right; `origin`, `task_digest` and `job_id`.
 
     Args:
         stamp: of the job.
         sources: names of the images.
-        probabilities: shape (num_images, num_classes), rows sum to one.
+        probabilities: shape (num_images, num_classes); rows sum to one, but of attributes.
         asked: shape (num_images,), which images were questions with an answer.
         labels: shape (num_images,), where they are not the most probable (feature_store.results.scores).
+        several: whether the classes are attributes, any number per image.
 
     Raises:
         BadData: lengths differ.
@@ -101,17 +107,25 @@ def image_label_table(
     count = len(sources)
     if probabilities.shape != (count, len(stamp.classes)) or asked.shape != (count,):
         raise BadData(f"there are {count} images, and probabilities of shape {probabilities.shape}")
-    labels = probabilities.argmax(axis=1) if labels is None else labels
-    columns = [
-        pa.array(sources, pa.string()),
-        pa.array(labels, pa.int16()),
-        pa.array(stamp.classes, pa.string()).take(pa.array(labels)),
-        pa.array(probabilities[np.arange(count), labels], pa.float32()),
-        pa.array(np.where(asked, str(Origin.ASKED), str(Origin.INFERRED)), pa.string()),
-        pa.repeat(pa.scalar(stamp.task_digest, pa.string()), count),
-        pa.repeat(pa.scalar(stamp.job_id, pa.string()), count),
-    ]
-    return pa.Table.from_arrays(columns, schema=IMAGE_SCHEMA.with_metadata(stamp.metadata()))
+    columns = {"source": pa.array(sources, pa.string())}
+    if several:
+        has = probabilities >= ON
+        names = [[stamp.classes[place] for place in np.flatnonzero(row)] for row in has]
+        columns[SEVERAL] = pa.array(names, pa.list_(pa.string()))
+        for place, name in enumerate(stamp.classes):
+            sure = np.where(has[:, place], probabilities[:, place], 1 - probabilities[:, place])
+            columns[LABEL + name] = pa.array(has[:, place], pa.bool_())
+            columns[CONFIDENCE + name] = pa.array(sure, pa.float32())
+    else:
+        labels = probabilities.argmax(axis=1) if labels is None else labels
+        columns["label"] = pa.array(labels, pa.int16())
+        columns["label_name"] = pa.array(stamp.classes, pa.string()).take(pa.array(labels))
+        columns["confidence"] = pa.array(probabilities[np.arange(count), labels], pa.float32())
+    columns["origin"] = pa.array(np.where(asked, str(Origin.ASKED), str(Origin.INFERRED)), pa.string())
+    for column, value in (("task_digest", stamp.task_digest), ("job_id", stamp.job_id)):
+        columns[column] = pa.repeat(pa.scalar(value, pa.string()), count)
+    kind = {"attributes": json.dumps(True)} if several else {}
+    return pa.table(columns).replace_schema_metadata(stamp.metadata() | kind)
 
 
 def stamp_of(table: pa.Table) -> ImageStamp:
@@ -155,37 +169,6 @@ FILE_HEADINGS: Final = ("file", "image_id")
 LABEL: Final = "label."
 SEVERAL: Final = "labels"
 CONFIDENCE: Final = "confidence."
-
-
-def attribute_label_table(
-    stamp: ImageStamp, *, sources: Sequence[str], probabilities: NDArray[np.floating], asked: NDArray[np.bool_]
-) -> pa.Table:
-    """A row per public image: `source`; `labels`, the names of the attributes that it has; for each attribute NAME
-    `label.NAME`, true or false, and `confidence.NAME`, the probability that this is right; where it comes from.
-
-    Args:
-        stamp: of the job; its classes are the attributes.
-        sources: names of the images.
-        probabilities: shape (num_images, num_attributes), each from 0 to 1.
-        asked: shape (num_images,), which images were questions.
-
-    Raises:
-        BadData: lengths differ.
-    """
-    count = len(sources)
-    if probabilities.shape != (count, len(stamp.classes)) or asked.shape != (count,):
-        raise BadData(f"there are {count} images, and probabilities of shape {probabilities.shape}")
-    has = probabilities >= ON
-    names = [[stamp.classes[place] for place in np.flatnonzero(row)] for row in has]
-    columns = {"source": pa.array(sources, pa.string()), SEVERAL: pa.array(names, pa.list_(pa.string()))}
-    for place, name in enumerate(stamp.classes):
-        sure = np.where(has[:, place], probabilities[:, place], 1 - probabilities[:, place])
-        columns[LABEL + name] = pa.array(has[:, place], pa.bool_())
-        columns[CONFIDENCE + name] = pa.array(sure, pa.float32())
-    columns["origin"] = pa.array(np.where(asked, str(Origin.ASKED), str(Origin.INFERRED)), pa.string())
-    for column, value in (("task_digest", stamp.task_digest), ("job_id", stamp.job_id)):
-        columns[column] = pa.repeat(pa.scalar(value, pa.string()), count)
-    return pa.table(columns).replace_schema_metadata(stamp.metadata() | {"attributes": json.dumps(True)})
 
 
 def are_attributes(table: pa.Table) -> bool:

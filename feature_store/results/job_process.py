@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import select
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -34,7 +33,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from feature_store.decode import Skipped
 from feature_store.query_selection import select_queries
 from feature_store.results.image_labels import ImageStamp, image_label_table
-from feature_store.results.models import ATTRIBUTES, model_file
+from feature_store.results.models import model_file
+from feature_store.results.pseudo_labels import label_released, task_of
 from feature_store.results.questions import (
     IMAGE_FAILURE,
     IMAGE_LABELS,
@@ -48,12 +48,13 @@ from feature_store.results.questions import (
     read_stored_questions,
     unasked,
     write_failure,
+    write_parquet,
 )
 from feature_store.shard import Shard, check_features
 from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady
 from labeler.methods.evaluate import Scored
 from labeler.rounds.effects import Strategy
-from labeler.system.files import is_full, replace_file, replacing
+from labeler.system.files import is_full, replace_file
 from labeler.system.process_pool import bound_process
 from labeler.task import Task, describe_validation
 
@@ -209,12 +210,6 @@ def label_job(order: LabelingOrder) -> None:
     Raises:
         BadData: nothing was answered, or a file cannot be read.
     """
-    # Here: a process that only makes orders loads no learning library.
-    from feature_store.results.image_labels import attribute_label_table
-    from feature_store.results.pseudo_labels import answers_of, task_of
-    from feature_store.students.attributes import attributes_of
-    from feature_store.students.labeling import label_images
-
     folder = Path(order.folder)
     questions = read_stored_questions(folder / QUESTIONS)
     features = questions.images
@@ -231,6 +226,18 @@ def label_job(order: LabelingOrder) -> None:
     if task.traits.evaluates:
         _write_evaluation(folder, order, task, questions.features, table)
         return
+    is_several = task.attributes_per_record is not None
+    contributors = np.array([order.contributors])
+    if is_several:
+        contributors = np.repeat([own for _, own in order.rounds], [asked for asked, _ in order.rounds])
+    said = label_released(
+        table,
+        questions=questions.features,
+        rows=questions.rows,
+        assignment=questions.assignment,
+        images=features,
+        contributors=contributors,
+    )
     stamp = ImageStamp(
         task_digest=order.task_digest,
         task_name=task.name,
@@ -240,45 +247,19 @@ def label_job(order: LabelingOrder) -> None:
         is_seeded=order.is_seeded,
         created_at=order.created_at,
     )
-    if task.attributes_per_record is not None:
-        contributors = np.repeat([own for _, own in order.rounds], [asked for asked, _ in order.rounds])
-        read = attributes_of(
-            task,
-            [row or [0.0] * task.num_classes for row in table["noisy_votes"].to_pylist()],
-            contributors,
-            questions.features,
-            features,
-            rows=questions.rows,
-        )
-        has = attribute_label_table(stamp, sources=sources, probabilities=read.probabilities, asked=read.asked)
-        _write(folder, order, read.student.arrays, ATTRIBUTES, has)
-        return
-    asks_for_a_model = task.traits.asks_for_a_model
-    answers = answers_of(
-        table,
-        features=features if asks_for_a_model else questions.features,
-        assignment=questions.assignment,
-        contributors=order.contributors,
+    rows = image_label_table(
+        stamp, sources=sources, probabilities=said.probabilities, asked=said.asked, several=is_several
     )
-    labeled = label_images(answers, features, rows=None if asks_for_a_model else questions.rows)
-    rows = image_label_table(stamp, sources=sources, probabilities=labeled.probabilities, asked=labeled.asked)
-    _write(folder, order, labeled.student.arrays, labeled.student.kind, rows)
-
-
-def _write(
-    folder: Path, order: LabelingOrder, arrays: Mapping[str, NDArray[np.generic]], kind: str, rows: pa.Table
-) -> None:
     student = model_file(
-        arrays,
-        kind=kind,
+        said.student.arrays,
+        kind=said.student.kind,
         classes=order.classes,
         card=order.card,
         backbone=order.backbone,
         job_id=order.job_id,
     )
     replace_file(folder / STUDENT, student, mode=0o600)
-    with replacing(folder / IMAGE_LABELS, mode=0o600) as temporary, temporary.open("wb") as file:
-        pq.write_table(rows, file)
+    write_parquet(rows, folder / IMAGE_LABELS, mode=0o600)
 
 
 def _write_evaluation(

@@ -1,7 +1,8 @@
 """The pseudo-label set, a table of the questions that a job asked and the answers that it released.
 
-`label_table` and `model_label_table` make the table from what a job opened. `answers_of` reads it back for a student.
-The service and `labeler run` name a question after an image by the same rule (`QuestionNames`, `query_rows`).
+`label_table` makes the table from what a job opened. `answers_of` reads it back, and `label_released` labels the public
+images by it. The service and `labeler run` both go this way. They name a question after an image by the same rule
+(`QuestionNames`, `query_rows`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +19,14 @@ from numpy.typing import NDArray
 
 from feature_store.students.answers import NoisyAnswers
 from labeler.errors import BadData, InvalidSetting
-from labeler.linear_model import LinearModel
+from labeler.linear_model import released_model
 from labeler.release import Release
 from labeler.rounds.effects import ABSTAINED_LABEL, AnswerStatus
 from labeler.task import Task, parse_task
+
+if TYPE_CHECKING:
+    from feature_store.students.attributes import LabeledAttributes
+    from feature_store.students.labeling import LabeledImages
 
 SCHEMA = pa.schema(
     [
@@ -82,19 +87,40 @@ class AnsweredRound:
     release: Release | None
 
 
-def label_table(task: Task, stamp: JobStamp, names: QuestionNames, rounds: Sequence[AnsweredRound]) -> pa.Table:
+def label_table(
+    task: Task,
+    stamp: JobStamp,
+    names: QuestionNames,
+    rounds: Sequence[AnsweredRound],
+    *,
+    questions: NDArray[np.int16] | None = None,
+    images: NDArray[np.int16] | None = None,
+) -> pa.Table:
     """Return the releases of a job's rounds as a table of the fixed schema.
 
-    If a round was not opened, its queries get no label.
+    If a round was not opened, its queries get no label. A released model labels every image, and the charge of the
+    first round pays for it. Then the table has no votes, because none were counted.
+
+    Args:
+        names: of every question; of every image if a model was asked for.
+        questions: what was asked, int16, shape (queries, dimension); needed for a model along axes.
+        images: int16, shape (images, dimension); needed for a model. None if they were deleted.
 
     Raises:
-        BadData: a release does not have the shape of its round.
+        BadData: a release does not have the shape of its round, or the images for a model are gone.
     """
     count = len(names.query_ids)
     labels = np.full(count, ABSTAINED_LABEL, dtype=np.int16)
     votes = None if task.release == "winner" else np.full((count, task.num_classes), np.nan)
     statuses = [AnswerStatus.FAILED_QUORUM] * count
     sequence = np.zeros(count, dtype=np.int64)
+    if task.traits.asks_for_a_model and rounds[0].release is not None:
+        if images is None:
+            raise BadData(f"the images of job {stamp.job_id} cannot be read; restore its folder in jobs/ from a backup")
+        opened = [one.release for one in rounds if one.release is not None]
+        labels, votes = released_model(task, opened, questions).predict(images), None
+        statuses, sequence = [AnswerStatus.ANSWERED] * len(labels), np.full(len(labels), rounds[0].ledger_seq)
+        rounds = ()
     for number, one in enumerate(rounds):
         place = slice(one.start, one.start + one.num_queries)
         sequence[place] = one.ledger_seq
@@ -119,39 +145,6 @@ def label_table(task: Task, stamp: JobStamp, names: QuestionNames, rounds: Seque
         statuses=statuses,
         ledger_seq=sequence,
         noisy_votes=votes,
-    )
-
-
-def model_label_table(
-    task: Task,
-    stamp: JobStamp,
-    names: QuestionNames,
-    model: LinearModel,
-    features: NDArray[np.int16],
-    *,
-    ledger_seq: int,
-) -> pa.Table:
-    """Return the labels that a released model gives to every image, in the fixed schema.
-
-    The table has no votes, because none were counted.
-
-    Args:
-        task: of a method that asks for a model.
-        names: the name of every image.
-        model: the release of the job's only round. That round's charge pays for every label that the model gives.
-        features: int16, shape (images, dimension).
-        ledger_seq: ledger entry of the charge that paid for the model.
-    """
-    labels = model.predict(features)
-    return pseudo_label_table(
-        task,
-        stamp,
-        query_ids=names.query_ids,
-        sources=names.sources,
-        labels=labels,
-        statuses=[AnswerStatus.ANSWERED] * len(labels),
-        ledger_seq=np.full(len(labels), ledger_seq, dtype=np.int64),
-        noisy_votes=None,
     )
 
 
@@ -357,3 +350,47 @@ def answers_of(
         assignment=assignment,
         contributors=contributors,
     )
+
+
+def label_released(
+    table: pa.Table,
+    *,
+    questions: NDArray[np.int16],
+    rows: NDArray[np.int64],
+    assignment: NDArray[np.int64],
+    images: NDArray[np.int16],
+    contributors: NDArray[np.integer],
+    kind: str = "planned",
+    seed: int = 0,
+) -> LabeledImages | LabeledAttributes:
+    """Label every public image from what a job released. Post-processing: costs no privacy.
+
+    Args:
+        table: of the job's questions.
+        questions: features of what was asked, shape (num_questions, dimension).
+        rows: shape (num_questions,), the image that each question is, or -1 for the center of a cluster.
+        assignment: shape (num_images,), the question that stands for each image.
+        images: features of all images, shape (num_images, dimension).
+        contributors: of how many agents sums were opened: of each question's, for a task about attributes; of any.
+        kind, seed: see `feature_store.students.fit_student`.
+
+    Raises:
+        NotReady, BadData: nothing was answered, or shapes do not fit.
+    """
+    # Imported on use: a process that only makes tables loads no learning library.
+    from feature_store.students.attributes import attributes_of
+    from feature_store.students.labeling import label_images
+
+    task = task_of(table)[0]
+    if task.attributes_per_record is not None:
+        votes = [row or [0.0] * task.num_classes for row in table["noisy_votes"].to_pylist()]
+        return attributes_of(task, votes, contributors, questions, images, rows=rows, seed=seed)
+    is_model = task.traits.asks_for_a_model
+    answers = answers_of(
+        table,
+        features=images if is_model else questions,
+        assignment=assignment,
+        # Rounds may differ in their contributors; expecting the most noise is the cautious guess.
+        contributors=int(contributors.max()),
+    )
+    return label_images(answers, images, rows=None if is_model else rows, kind=kind, seed=seed)

@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from labeler.errors import BadData, LabelerError, OutputInUse, TryAgain, UnreadableImage
 from labeler.release import arrays_from_bytes, arrays_to_bytes
-from labeler.system.files import exclusive, replace_file
+from labeler.system.files import exclusive, replace_file, replacing
 
 if TYPE_CHECKING:
     from feature_store.decode import Skipped
@@ -339,3 +339,9 @@ def read_parquet(path: Path, *, columns: Sequence[str] | None = None) -> pa.Tabl
     with path.open("rb") as opened, pq.ParquetFile(opened) as file:
         found = file.read(columns=None if columns is None else list(columns), use_threads=False)
     return found if columns is None else found.select(list(columns))
+
+
+def write_parquet(table: pa.Table, path: Path, *, mode: int = 0o644) -> None:
+    """Write a Parquet file whole or not at all."""
+    with replacing(path, mode=mode) as temporary, temporary.open("wb") as file:
+        pq.write_table(table, file)

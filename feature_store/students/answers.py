@@ -377,10 +377,7 @@ def sharpened(probabilities: NDArray[np.floating], temperature: float) -> NDArra
         probabilities: shape (n, num_classes), rows sum to one.
         temperature: above 1 makes less sure, below 1 surer.
     """
-    scores = np.log(np.maximum(probabilities, _LEAST)) / temperature
-    shifted = np.where(probabilities > 0, np.exp(scores - scores.max(axis=1, keepdims=True)), 0.0)
-    rows: NDArray[np.float64] = shifted / shifted.sum(axis=1, keepdims=True)
-    return rows
+    return softmax(np.where(probabilities > 0, np.log(np.maximum(probabilities, _LEAST)) / temperature, -np.inf))
 
 
 def fit_temperature(
@@ -449,8 +446,7 @@ def mean_votes(answers: NoisyAnswers) -> float:
 
 def vote_agreement(labels: NDArray[np.integer], answers: NoisyAnswers, assignment: NDArray[np.integer]) -> float:
     """The share of released votes that agree with a student's labels, between guessing and certainty."""
-    assert answers.noisy_votes is not None  # noqa: S101  # the caller looks
-    votes = np.where(answers.answered[:, None], answers.noisy_votes, 0.0)
+    votes = released_counts(answers)
     shares = cell_shares(labels, assignment, votes.shape)
     total = mean_votes(answers) * int(answers.answered.sum())
     guessing = 1.0 / answers.num_classes
@@ -508,10 +504,7 @@ def majority_posterior(
     Returns:
         Shape (num_queries, num_classes), rows sum to one.
     """
-    scores = log_density(noisy_votes, most, sigma) - log_density(noisy_votes, others, sigma)
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    posterior: NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
-    return posterior
+    return softmax(log_density(noisy_votes, most, sigma) - log_density(noisy_votes, others, sigma))
 
 
 def asked_posterior(

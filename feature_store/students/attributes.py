@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,8 @@ class AttributeHeads:
         weights: float64, shape (num_attributes, reduced).
         biases: float64, shape (num_attributes,).
     """
+
+    kind: ClassVar[str] = "attributes"
 
     projection: Projection
     weights: NDArray[np.float64]

@@ -73,6 +73,7 @@ from labeler.errors import InvalidSetting
 from labeler.expectation import ALIKE, UNLIKE, Expectation, assumed_records, expect, votes_per_question, winning_chance
 from labeler.methods import METHODS
 from labeler.methods.reverse_knn import reverse_knn_ballots
+from labeler.rounds.effects import Strategy
 from labeler.task import Task
 
 Label = Callable[[NoisyAnswers], NDArray[np.float64]]
@@ -95,11 +96,13 @@ class LabeledImages:
         probabilities: float64, shape (num_images, num_classes), rows sum to one. The label is the largest, and that
             probability a calibrated confidence; where noise drowned the votes, no more than two bounds allow.
         asked: shape (num_images,), which images were questions themselves, with an answer.
+        answers: the release.
     """
 
     student: Student
     probabilities: NDArray[np.float64]
     asked: NDArray[np.bool_]
+    answers: NoisyAnswers
 
 
 def label_images(
@@ -129,7 +132,7 @@ def label_images(
         asked[rows[(rows >= 0) & answers.answered]] = True
     probabilities = _say(student, answers, public_features, rows)
     if answers.noisy_votes is None or not METHODS[answers.method].counts:
-        return LabeledImages(student, probabilities, asked)
+        return LabeledImages(student, probabilities, asked, answers)
 
     def label(release: NoisyAnswers) -> NDArray[np.float64]:
         again = fit_student(
@@ -148,7 +151,7 @@ def label_images(
     probabilities[~asked] = sharpened(probabilities[~asked], inferred)
     # Of other images the student says no more than of those that were not asked about.
     cooled = student.temperature * (inferred if not asked.all() else own)
-    return LabeledImages(replace(student, temperature=cooled), probabilities, asked)
+    return LabeledImages(replace(student, temperature=cooled), probabilities, asked, answers)
 
 
 def _say(
@@ -272,14 +275,21 @@ def expect_on(task: Task, features: NDArray[np.int16], *, records: int | None = 
     rng = np.random.default_rng(seed)
     if len(features) > max(MOST_IMAGES, task.max_queries):
         features = features[np.sort(rng.choice(len(features), max(MOST_IMAGES, task.max_queries), replace=False))]
-    groups = select_queries(features, strategy="clustered", count=task.num_classes, seed=seed).assignment
-    strategy = "all" if task.max_queries == len(features) else "clustered"
-    questions = select_queries(features, strategy=strategy, count=task.max_queries, seed=seed)  # type: ignore[arg-type]
+    groups, questions = _divided(features, classes=task.num_classes, questions=task.max_queries, seed=seed)
     low, high = (
         float(np.mean([_rehearse(task, features, groups, questions, share, records, rng) for _ in range(REHEARSALS)]))
         for share in (UNLIKE, ALIKE)
     )
     return replace(known, low=round(min(low * UNLIKE / ALIKE, high), 3), high=round(high * ALIKE, 3))
+
+
+def _divided(
+    features: NDArray[np.int16], *, classes: int, questions: int, seed: int
+) -> tuple[NDArray[np.int64], QuerySet]:
+    """Return the natural group of each public image, which plays its class, and the questions of a rehearsal."""
+    groups = select_queries(features, strategy="clustered", count=classes, seed=seed).assignment
+    strategy: Strategy = "all" if questions == len(features) else "clustered"
+    return groups, select_queries(features, strategy=strategy, count=questions, seed=seed)
 
 
 def _rehearse(
@@ -333,10 +343,8 @@ def propose_radius(
             f"a radius is proposed from at least one record and {max(questions, num_classes)} public images (as many "
             f"as questions and classes), found {records} and {len(features)}"
         )
-    groups = select_queries(features, strategy="clustered", count=num_classes, seed=seed).assignment
-    strategy = "all" if questions == len(features) else "clustered"
-    asked = select_queries(features, strategy=strategy, count=questions, seed=seed).features  # type: ignore[arg-type]
-    index = build_index(asked, np.arange(questions))
+    groups, asked = _divided(features, classes=num_classes, questions=questions, seed=seed)
+    index = build_index(asked.features, np.arange(questions))
     rng = np.random.default_rng(seed)
     squares = []
     for _ in range(RADIUS_REHEARSALS):

@@ -132,17 +132,9 @@ class PrototypeLearner:
         self._rows = self._projection(public_features)
 
     def learn(self, answers: NoisyAnswers, assignment: NDArray[np.integer]) -> Prototypes:
-        """Fit to a release."""
-        return self.fit(soft_labels(answers)[assignment], answers.answered[assignment].astype(np.float64))
-
-    def fit(self, evidence: NDArray[np.float64], weights: NDArray[np.float64]) -> Prototypes:
-        """Fit to what is known about each image.
-
-        Args:
-            evidence: shape (num_images, num_classes), rows sum to one.
-            weights: shape (num_images,), 0 for images about which nothing is known; they join after the start.
-        """
-        start = evidence * weights[:, None]
+        """Fit to a release; images about which nothing is known join after the start."""
+        evidence = soft_labels(answers)[assignment]
+        start = evidence * answers.answered[assignment][:, None]
         supported = start.sum(axis=0) > 0
         prototypes = unit_rows(start.T @ self._rows)
         kept = np.maximum(evidence, _LEAST_EVIDENCE) ** EVIDENCE_KEPT
@@ -304,7 +296,7 @@ class SpreadingLearner:
     """
 
     def __init__(self, public_features: NDArray[np.generic], *, num_classes: int, seed: int) -> None:
-        self._projection = fit_projection(public_features, dimensions=min(max(40, 4 * num_classes), 256), seed=seed)
+        self._projection = fit_projection(public_features, dimensions=most_axes(num_classes), seed=seed)
         self._rows = self._projection(public_features).astype(np.float32)
         self._graph = _normalized_graph(self._rows)
 

@@ -23,7 +23,6 @@ References:
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,7 +37,9 @@ from feature_store.students.answers import (
     cell_shares,
     check_features,
     fit_temperature,
+    released_counts,
     sharpened,
+    softmax,
     unit_rows,
 )
 from feature_store.students.members import (
@@ -164,10 +165,7 @@ def shares_of(kind: str) -> Mapping[str, float]:
 def _product(said: Sequence[NDArray[np.float64]], shares: Sequence[float]) -> NDArray[np.float64]:
     if len(said) == 1:
         return said[0]
-    scores = np.average([np.log(np.maximum(one, LEAST)) for one in said], axis=0, weights=shares)
-    together = np.exp(scores - scores.max(axis=1, keepdims=True))
-    rows: NDArray[np.float64] = together / together.sum(axis=1, keepdims=True)
-    return rows
+    return softmax(np.average([np.log(np.maximum(one, LEAST)) for one in said], axis=0, weights=shares))
 
 
 class Learners:
@@ -319,17 +317,13 @@ def _on_votes(
     the release, and judged on the second, unbiasedly and without leaving out any query. The mean over a few z takes
     most of the added noise away again.
     """
-    assert answers.noisy_votes is not None  # noqa: S101  # the caller looks
-    sigma = answers.total_sigma_votes
-    votes = np.where(answers.answered[:, None], answers.noisy_votes, 0.0)
+    sigma, votes = answers.total_sigma_votes, released_counts(answers)
     # Below the noise of a sum over all coordinates the total is unknown; a larger one only makes the choice cautious.
     total = max(float(votes.sum()), sigma * math.sqrt(votes.size), 1.0)
     agreed, shares = np.zeros(2), np.zeros((2, *votes.shape))
     for _ in range(_DRAWS):
         extra = sigma * rng.standard_normal(votes.shape)
-        seen = dataclasses.replace(
-            answers, noisy_votes=votes + _TAU * extra, total_sigma_votes=sigma * math.hypot(1, _TAU)
-        )
+        seen = replace(answers, noisy_votes=votes + _TAU * extra, total_sigma_votes=sigma * math.hypot(1, _TAU))
         for number, predict in enumerate(predictors):
             share = cell_shares(predict(seen), assignment, votes.shape) * answers.answered[:, None]
             agreed[number] += float(((votes - extra / _TAU) * share).sum()) / _DRAWS
@@ -357,7 +351,7 @@ def _on_winners(
     for held_out in np.array_split(rng.permutation(answered), _FOLDS):
         labels = answers.labels.copy()
         labels[held_out] = -1
-        seen = dataclasses.replace(answers, labels=labels)
+        seen = replace(answers, labels=labels)
         for number, predict in enumerate(predictors):
             share = cell_shares(predict(seen), assignment, shape)
             wrong[number][held_out] = 1.0 - share[held_out, answers.labels[held_out]]

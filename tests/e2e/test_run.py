@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from safetensors.torch import load_file
 
 import workers.run.preparation
 from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
@@ -305,19 +304,9 @@ def test_a_network_can_be_fine_tuned_on_the_answers(labeler, federation, tmp_pat
     assert tuned["accuracy"] > 0.7
     assert Path(tuned["path"]).exists()
     assert labeler("student", out, "--kind", "finetune").code == 2
-    alone = load_file(tuned["path"])
-    command = [sys.executable, "-m", "workers.cli", "student", out, *arguments, "--test", federation.root / "test"]
-    both = subprocess.run([*command, "--processes", "2"], capture_output=True, text=True, check=True)
-    assert json.loads(both.stdout)["accuracy"] == pytest.approx(tuned["accuracy"], abs=0.05)
-    together = load_file(tuned["path"])
-    assert list(together) == list(alone)
-    assert max(float((together[name] - alone[name]).abs().max()) for name in alone) < 0.05
-    wrong = subprocess.run(
-        [*command, "--processes", "2", "--images", tmp_path / "none"], capture_output=True, text=True, check=False
-    )
-    assert wrong.returncode == 2
-    assert "check the path" in wrong.stderr
-    assert "Traceback" not in wrong.stderr
+    wrong = labeler("student", out, *arguments[:2], "--images", tmp_path / "none", *arguments[4:])
+    assert wrong.code == 2
+    assert "check the path" in wrong.err
 
 
 def test_a_job_whose_questions_were_all_left_without_an_answer_writes_what_was_paid_for(

@@ -324,4 +324,3 @@ def test_the_shell_does_the_same_at_80_columns(
     assert f"{spent:.1%}" in shown  # the share beside a bar says what the bar shows
     assert f"{1 - spent:.1%}" not in shown
     assert labeler("refuse", digest[:8], "--reason", "")[0] == 2
-    assert labeler("desk", "--host", "0.0.0.0")[0] == 2

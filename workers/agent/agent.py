@@ -123,9 +123,7 @@ class Agent:
             dimension=shard.dimension, engine=engine, memory_limit_bytes=memory_limit_bytes
         )
         self._models = ModelStore() if models is None else models
-        self._engine = engine
         self._trainer = Trainer()
-        self._memory_limit_bytes = memory_limit_bytes
         self._spends = spends
         if goes_to_device(products_of(shard.dimension, max_records=shard.max_records), engine):
             # A device's effects on the process come before a charge; the processor replaces one that fails.
@@ -211,10 +209,7 @@ class Agent:
         elif self._spends is None:
             raise PrivacyRefusal(f"agent {self.agent_id}: {NO_SPENDS}")
         else:
-            limit = self._memory_limit_bytes
-            ballots, cast = lifetime_ballots(
-                task, batch, self._shard, self._spends.spent, engine=self._engine, memory_limit_bytes=limit
-            )
+            ballots, cast = lifetime_ballots(task, batch, self._shard, self._spends.spent, indexes=self._neighbors)
         source = self._source(key, NOISE, task, batch, self._shard.version)
         shares = input_shares(ballots, task, round_of(task, batch), agent_id=self.agent_id, source=source)
         return Answer(tuple(seal(number, share_to_bytes(share.share)) for number, share in enumerate(shares)), cast)

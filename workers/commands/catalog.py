@@ -199,7 +199,7 @@ def in_option_words(message: str, options: Mapping[str, str]) -> str:
         else:
             places.append(rf"(?<=\bneeds ){inner}(?=[,;])")
         message = re.sub("|".join(places), option, message)
-    return re.sub(r"^(?:task|plan) refused: (?=--)", "", message)
+    return re.sub(r"^(?:task|plan|what was typed) refused: (?=--)", "", message)
 
 
 def worded(callback: Callable[..., Any], options: Mapping[str, str]) -> Callable[..., Any]:

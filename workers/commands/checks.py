@@ -118,8 +118,9 @@ def audit(
     Every run is a whole job: index, votes, integer noise, shares, journal, release. Adversaries are those of Chadha et
     al. (2024): natural or poisoned records, questions chosen or not; and one run with many canaries. Bounds are exact,
     at a stated confidence. Exits with 1 if the promise is broken. No private record is read: canaries and other records
-    are made up or public. "moved" is how far the canary moves the observed result, measured without noise. No number of
-    runs could prove a larger epsilon; the rest of the promise is slack of its bound, or of the attack.
+    are made up or public. "moved" is how far the canary moves the observed result, measured without noise. The attack
+    cannot prove a larger epsilon than that, whatever the number of runs. If the promise is larger, its bound is loose,
+    or the attack is weak.
 
     Examples:
 
@@ -220,13 +221,19 @@ def bench(
     out: Annotated[
         Path | None, typer.Option(help="Papers, answers, curves: folder for documents and pictures.")
     ] = None,
-    agents: Annotated[str | None, typer.Option(help="For scale: 1000,100000, how many answer one round.")] = None,
+    agents: Annotated[
+        str | None,
+        typer.Option(help="For scale: how many agents answer one round. Separate several numbers by commas: 100,1000."),
+    ] = None,
     method: Annotated[str | None, typer.Option(help="For scale: what those agents answer by (knn).")] = None,
-    seeds: Annotated[str | None, typer.Option(help="For simulate: A:B, the schedules to run, without B.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="For simulate: which schedules to run. 0:2000 runs those from 0 to 1999.")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="For simulate: file to go on with and to write into.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="For simulate: every step of one schedule.")] = False,
     minutes: Annotated[
-        float | None, typer.Option("--minutes", help="For simulate: begin nothing after so many (45).", min=0, max=45)
+        float | None,
+        typer.Option(help="For simulate: start no new schedule after this many minutes. Default: 45.", min=0, max=45),
     ] = None,
     as_json: Json = False,
 ) -> None:

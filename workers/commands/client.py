@@ -31,6 +31,7 @@ from workers.commands.console import (
     MaybeUrl,
     Token,
     Url,
+    budget_table,
     connect,
     escaped,
     folder_of,
@@ -178,8 +179,6 @@ def budget(
     if as_json:
         print_json(document)
         return
-    from workers.commands.console import budget_table
-
     console = Console(highlight=False)
     console.print(budget_table(document["accounts"]))
     console.print(f"delta {view.delta:g}, ledger entry {view.head_seq}")
@@ -310,19 +309,19 @@ def _task(
     from pydantic import ValidationError
 
     from api.client import image_parts, is_shard
-    from api.schema import TaskRequest
+    from api.schema import Selection, TaskRequest
     from labeler.task import describe_validation
     from workers.run.task_file import BudgetTable, read_task_file
 
     given = {field: value for field, value in changes.items() if value is not None}
     path = Path(task)
     if not path.suffix and not path.exists():
-        selection = _selection(given)
+        selection = Selection.model_validate(given)
         if _TASK_ID.fullmatch(task) is None:
             raise InvalidSetting(f"--task {task!r} is neither a file nor a task's id, which has 64 hexadecimal digits")
         return task, selection
     file = read_task_file(path)
-    selection = _selection(file.queries.model_dump() | given)
+    selection = Selection.model_validate(file.queries.model_dump() | given)
     ours = file.task.model_fields_set & {"talliers", "grid_scale"}
     if file.budget != BudgetTable():
         ours |= {"[budget]"}
@@ -340,18 +339,6 @@ def _task(
     if not is_shard(images):
         image_parts(images, left_out)  # no task is made for images that could not be sent
     return service.create_task(request).task_id, selection
-
-
-def _selection(fields: dict[str, Any]) -> Selection:
-    from pydantic import ValidationError
-
-    from api.schema import Selection
-    from labeler.task import describe_validation
-
-    try:
-        return Selection.model_validate(fields)
-    except ValidationError as error:
-        raise InvalidSetting(describe_validation(error, "the choice of questions")) from None
 
 
 def _count(images: Path) -> int:
@@ -394,9 +381,7 @@ def _tell_job(job: JobView, *, out: Path | None, as_json: bool, skipped: Mapping
         lines.append(f"Labels     labeler export {job.job_id} --out labels.parquet")
     elif not _is_over(job):
         lines.append(f"Follow     labeler status {job.job_id}")
-    console = Console(highlight=False, soft_wrap=True)
-    for line in lines:
-        console.print(escaped(line), markup=False, emoji=False)
+    typer.echo("\n".join(map(escaped, lines)))
 
 
 def _costs(job: JobView) -> list[str]:

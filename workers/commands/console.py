@@ -128,25 +128,32 @@ def _bar(account: Mapping[str, Any]) -> str:
     return "#" * full + "." * (_WIDTH - full)
 
 
-def wrapped(text: str, *, bullet: bool = False) -> None:
+def filled(text: str, *, start: str = "") -> str:
+    """Return an outside text in lines of 80 columns, behind a start that later lines leave room for."""
+    room = " " * len(start)
+    return fill(escaped(text), 80, initial_indent=start, subsequent_indent=room, break_on_hyphens=False)
+
+
+def wrapped(text: str, *, start: str = "") -> None:
     """Print an outside text in lines of 80 columns."""
-    indent = ("- ", "  ") if bullet else ("", "")
-    typer.echo(fill(escaped(text), 80, initial_indent=indent[0], subsequent_indent=indent[1]))
+    typer.echo(filled(text, start=start))
 
 
 _ABSENT_PATIENCE_S = 1.0
 
-Url = Annotated[str, typer.Option(envvar="LABELER_URL", help="Of the service, for example https://labels.example.org.")]
-Token = Annotated[str, typer.Option(envvar="LABELER_TOKEN", help="Access token. Better in LABELER_TOKEN than here.")]
-MaybeUrl = Annotated[
-    str | None, typer.Option(envvar="LABELER_URL", help="Of the service, for example https://labels.example.org.")
-]
-MaybeToken = Annotated[
-    str | None, typer.Option(envvar="LABELER_TOKEN", help="Access token. Better in LABELER_TOKEN than here.")
-]
+_URL = typer.Option(envvar="LABELER_URL", help="Of the service, for example https://labels.example.org.")
+_TOKEN = typer.Option(envvar="LABELER_TOKEN", help="Access token. Better in LABELER_TOKEN than here.")
+Url = Annotated[str, _URL]
+Token = Annotated[str, _TOKEN]
+MaybeUrl = Annotated[str | None, _URL]
+MaybeToken = Annotated[str | None, _TOKEN]
 CaFile = Annotated[
     Path | None, typer.Option(envvar="LABELER_CA_FILE", help="PEM file of the authority behind its certificate.")
 ]
+
+_HOME = typer.Option(help="Home folder of this coordinator, agent or tallier.")
+Home = Annotated[Path, _HOME]
+MaybeHome = Annotated[Path | None, _HOME]
 
 JOB = "Folder of a finished job here, or a job's id at a service."
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from labeler.errors import InvalidSetting, JobNotCompleted
 from labeler.methods.evaluate import LAYOUTS, MOST_BANDS
@@ -86,7 +85,13 @@ def evaluate(
         if not shard:
             raise InvalidSetting("name a --shard for each agent, on whose records the model is scored")
         path = here / "student.safetensors" if here.is_dir() else here
-        found = _here(path, shard, out, price=price, counted=counted, seed=seed, as_json=as_json)
+        from workers.progress import progress_bars
+        from workers.run.labeling import run_job
+        from workers.run.preparation import evaluation_job
+
+        job = evaluation_job(path, shard, out, task=price, evaluation=counted, seed=seed)
+        with progress_bars(quiet=as_json) as progress:
+            found = run_job(job, progress=progress, warn=tell_warning)
     else:
         if shard or seed is not None:
             raise InvalidSetting(
@@ -109,25 +114,6 @@ def evaluate(
     tell_evaluation(found, out, as_json=as_json)
 
 
-def _here(
-    model: Path,
-    shards: list[Path],
-    out: Path,
-    *,
-    price: dict[str, Any],
-    counted: dict[str, Any],
-    seed: int | None,
-    as_json: bool,
-) -> dict[str, Any]:
-    from workers.progress import progress_bars
-    from workers.run.labeling import run_job
-    from workers.run.preparation import evaluation_job
-
-    job = evaluation_job(model, shards, out, task=price, evaluation=counted, seed=seed)
-    with progress_bars(quiet=as_json) as progress:
-        return run_job(job, progress=progress, warn=tell_warning)
-
-
 def tell_evaluation(found: dict[str, Any], out: Path, *, as_json: bool) -> None:
     """Print evaluation.json in words: each number with its intervals, its price, and the files."""
     if as_json:
@@ -136,16 +122,14 @@ def tell_evaluation(found: dict[str, Any], out: Path, *, as_json: bool) -> None:
     from labeler.budget import say_epsilon
     from labeler.evaluation import say
 
-    console = Console(highlight=False, soft_wrap=True)
     card = found["privacy"]
     each = {level: one["epsilon"] for level, one in card["guarantees"].items()}
     agent = "none" if each["agent"] is None else say_epsilon(each["agent"])
-    lines = [
+    lines = (
         *say(found),
         f"Privacy   epsilon {say_epsilon(each['instance'])} per private image, {agent} per agent "
         f"(delta {card['delta']:g}), on top of the model's own cost",
         f"          {card['holds_against']}",
         f"Files     {out / 'evaluation.json'}, {out / 'measured.safetensors'}",
-    ]
-    for line in lines:
-        console.print(line, markup=False, emoji=False)
+    )
+    typer.echo("\n".join(lines))

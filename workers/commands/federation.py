@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from labeler.errors import InvalidSetting
-from workers.commands.console import Json, complain, print_json, tell
+from workers.commands.console import Home, Json, complain, print_json, tell
 from workers.serve import Certificates, Edge
 
 if TYPE_CHECKING:
@@ -33,9 +32,6 @@ def up(
     ] = None,
     instance_epsilon: Annotated[
         str | None, typer.Option(help="Budget per private image at delta 1e-5: a number (default 10), or unlimited.")
-    ] = None,
-    agent_epsilon: Annotated[
-        str | None, typer.Option(help="Budget per agent: a number, or unlimited (default).")
     ] = None,
     life_epsilon: Annotated[
         float | None,
@@ -59,13 +55,12 @@ def up(
         agents=agents,
         shards=tuple(shard or ()),
         backbone=backbone,
-        instance_epsilon=_epsilon("--instance-epsilon", instance_epsilon),
-        agent_epsilon=_epsilon("--agent-epsilon", agent_epsilon),
+        instance_epsilon=_epsilon(instance_epsilon),
         life_epsilon=life_epsilon,
     )
 
     if not as_json:
-        Console(stderr=True).print(f"Starting the federation in {home} ...", markup=False, highlight=False)
+        typer.echo(f"Starting the federation in {home} ...", err=True)
     run_up(
         home,
         plan,
@@ -113,9 +108,7 @@ def _tell_people(running: Running) -> None:
     lines += [f"Logs       {federation.logs}", "", "Try, in another terminal:", ""]
     lines += [f"  {line}" for line in _examples(running)]
     lines += ["", "Ctrl-C stops everything."]
-    console = Console(highlight=False, soft_wrap=True)
-    for line in lines:
-        console.print(line, markup=False, emoji=False)
+    typer.echo("\n".join(lines))
 
 
 def _dashboard(running: Running) -> str:
@@ -134,21 +127,18 @@ def _examples(running: Running) -> list[str]:
     return [*lines, f"labeler submit {examples}/digits.zip --task {examples}/task.toml --wait --out labels.parquet"]
 
 
-def _epsilon(option: str, text: str | None) -> float | Literal["unlimited"] | None:
-    if text is None:
-        return None
-    if text == "unlimited":
-        return "unlimited"
+def _epsilon(text: str | None) -> float | Literal["unlimited"] | None:
+    if text is None or text == "unlimited":
+        return None if text is None else "unlimited"
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value <= 1000:
-        raise InvalidSetting(f"{option} must be a number above 0 and at most 1000, or unlimited; found {text!r}")
+        raise InvalidSetting(
+            f"--instance-epsilon must be a number above 0 and at most 1000, or unlimited; found {text!r}"
+        )
     return value
-
-
-Home = Annotated[Path, typer.Option(help="Home folder of this role.")]
 
 
 def serve(

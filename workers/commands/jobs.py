@@ -5,7 +5,6 @@ More than 600 lines: most of them are options, with the words that `--help` says
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from labeler.errors import InvalidSetting
-from labeler.methods import METHODS, ReleaseKind
+from labeler.methods import METHODS
 from labeler.rounds.effects import STUDENT_KINDS
 from labeler.system.files import check_file, check_folder
 from workers.commands.console import (
@@ -34,15 +33,6 @@ from workers.commands.console import (
 
 if TYPE_CHECKING:
     from workers.progress import StageClock
-
-Engine = Annotated[
-    str,
-    typer.Option(help="Index: auto, numpy, int16, torch, torch-gpu, ray, ray:HOST:PORT; equal neighbours."),
-]
-MemoryLimit = Annotated[
-    int | None,
-    typer.Option(min=1, help="MiB an index may take; a larger shard is searched in blocks."),
-]
 
 
 def demo(
@@ -90,8 +80,12 @@ def run(
         int | None,
         typer.Option(min=0, help="Simulation: reproducible noise that protects nobody; the release says so."),
     ] = None,
-    engine: Engine = "auto",
-    memory_limit: MemoryLimit = None,
+    engine: Annotated[
+        str, typer.Option(help="Index: auto, numpy, int16, torch, torch-gpu, ray, ray:HOST:PORT; equal neighbours.")
+    ] = "auto",
+    memory_limit: Annotated[
+        int | None, typer.Option(min=1, help="MiB an index may take; a larger shard is searched in blocks.")
+    ] = None,
     winner: Annotated[
         str, typer.Option(help="How winners are found: plain, or secure, as three talliers do; equal labels.")
     ] = "plain",
@@ -149,9 +143,6 @@ def student(
     backbone: Annotated[
         str | None, typer.Option(help="finetune only: the network to start from (file, checkpoint or timm name).")
     ] = None,
-    processes: Annotated[
-        int, typer.Option(min=1, help="finetune only: processes that train together, one for each GPU or a few cores.")
-    ] = 1,
     seed: Annotated[int, typer.Option(min=0, max=4_294_967_295, help="Public seed.")] = 0,
     out: Annotated[
         Path, typer.Option(help="Of a service: the file for the student that labeled the job's images.")
@@ -169,7 +160,7 @@ def student(
 
     `labeler student job --kind pooled --test test.shard`
 
-    `labeler student job --kind finetune --images scans/ --backbone efficientnet-lite0 --processes 2`
+    `labeler student job --kind finetune --images scans/ --backbone efficientnet-lite0`
 
     `labeler student job-5c1e09ab74d2f3186e0a --url https://labels.example.org --out student.safetensors`
     """
@@ -190,21 +181,11 @@ def student(
         result = score_student(out, test=test)
     else:
         from workers.run.student import train_student
-        from workers.students.ranks import is_first_process, run_in_ranks
 
-        if processes > 1 and kind != "finetune":
-            raise InvalidSetting("--processes is for --kind finetune; other students are trained in seconds")
-        if processes > 1:
-            options = {"--images": images, "--backbone": backbone, "--test": test, "--seed": seed}
-            given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-            arguments = ["student", str(folder), "--kind", kind, *given, *(["--json"] if as_json else [])]
-            sys.exit(run_in_ranks(arguments, processes))
-        with progress_bars(quiet=as_json or not is_first_process()) as progress:
+        with progress_bars(quiet=as_json) as progress:
             result = train_student(
                 folder, kind=kind, test=test, images=images, backbone=backbone, seed=seed, progress=progress
             )
-        if not is_first_process():
-            return
     score = (
         "no truth to score against"
         if result.get("accuracy") is None
@@ -249,6 +230,7 @@ def predict(
     """
     from feature_store.results.exports import Wanted, check_new, export_images
     from feature_store.results.models import read_model
+    from feature_store.results.questions import write_parquet
     from feature_store.results.scores import Preference
     from workers.progress import progress_bars
 
@@ -261,7 +243,6 @@ def predict(
     if out is not None and out.suffix == ".csv":
         check_new(out)
     stored = read_model(model)
-    from workers.run.publishing import write_table
     from workers.run.student import predict_images
 
     with progress_bars(quiet=as_json) as progress:
@@ -277,7 +258,7 @@ def predict(
     if out is not None and out.suffix == ".csv":
         export_images("csv", Wanted(found.table, out))
     elif out is not None:
-        write_table(found.table, out)
+        write_parquet(found.table, out)
     if as_json:
         skipped = [{"source": one.source, "reason": one.reason} for one in found.skipped]
         told = {"images": found.table.num_rows, "counts": found.counts, "skipped": skipped}
@@ -391,9 +372,6 @@ def plan(
             min=0, help="Set aside for votes for life (reverse-knn): all such jobs together, ever, cost this."
         ),
     ] = None,
-    least_similarity: Annotated[
-        float, typer.Option(min=-1, max=1, help="How near a query has to be for a vote for life: a cosine.")
-    ] = -1.0,
     attributes_per_record: Annotated[
         int | None,
         typer.Option(min=1, help="knn: classes are attributes, of which a record votes for so many at most."),
@@ -470,7 +448,8 @@ def plan(
     For blind-average and federated, --queries is the number of rows of the model: one more than the features have
     numbers, or than the axes. Each step of federated asks for all of them.
     """
-    from workers.plan import PlanRequest, make_plan, training_of
+    from labeler.setting import Training
+    from workers.plan import PlanRequest, make_plan
 
     if max_records is not None and min_records is None and axes is None:
         raise InvalidSetting("--max-records bounds the records that agents train with; give --min-records as well")
@@ -488,28 +467,29 @@ def plan(
     elif min_records is not None:
         training = {"min_records": min_records, "max_records": max_records, "regularisation": regularisation}
     request = PlanRequest(
-        method=one_of("method", method, tuple(METHODS)),
-        k=k,
-        queries=queries * (steps or 1),
-        sigma=sigma,
-        delta=delta,
-        agents=agents,
-        colluding_agents=colluding_agents,
-        max_dropouts=max_dropouts,
-        dishonest_talliers=cast(Any, dishonest_talliers),
+        {
+            "method": one_of("method", method, tuple(METHODS)),
+            "k": k,
+            "max_queries": queries * (steps or 1),
+            "delta": delta,
+            "agents": agents,
+            "colluding_agents": colluding_agents,
+            "max_dropouts": max_dropouts,
+            "max_agent_records": max_agent_records,
+            "release": one_of("release", release, ("histogram", "winner")),
+            "attributes_per_record": attributes_per_record,
+            "records_per_person": records_per_person,
+            "ballot_radius": _radius(ballot_radius),
+            "training": None if training is None else Training.model_validate(training),
+        },
         classes=classes,
-        max_agent_records=max_agent_records,
-        release=cast(ReleaseKind, one_of("release", release, ("histogram", "winner"))),
+        sigma=sigma,
         epsilon=epsilon,
         solve=None if solve is None else cast(Any, one_of("solve", solve, ("sigma", "queries", "k"))),
         level=one_of("level", level, ("instance", "person", "agent")),
-        attributes_per_record=attributes_per_record,
-        records_per_person=records_per_person,
-        ballot_radius=_radius(ballot_radius),
-        life_epsilon=life_epsilon,
-        least_similarity=least_similarity,
-        training=None if training is None else training_of(training),
+        dishonest_talliers=cast(Literal[1, 2] | None, dishonest_talliers),
         records=records,
+        life_epsilon=life_epsilon,
     )
     result = make_plan(request, public=queries_shard)
     if as_json:

@@ -6,7 +6,7 @@ import sys
 from datetime import UTC, datetime, time
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ from labeler.system.files import check_file
 from workers.commands.console import (
     ROLES,
     CaFile,
+    Home,
     Json,
     MaybeToken,
     MaybeUrl,
@@ -24,14 +25,11 @@ from workers.commands.console import (
     escaped,
     one_of,
     print_json,
+    prune_service,
     tell,
     wrapped,
 )
 
-if TYPE_CHECKING:
-    from feature_store.results.evidence import SignedEvidence
-
-Home = Annotated[Path, typer.Option(help="Home folder of a coordinator, an agent or a tallier.")]
 Reason = Annotated[str, typer.Option(help="Why; kept in the ledger.")]
 
 journal_app = typer.Typer(
@@ -116,7 +114,7 @@ def accept_restored(home: Home, reason: Reason, as_json: Json = False) -> None:
 
 @journal_app.command("trust-restored")
 def trust_restored(
-    home: Annotated[Path, typer.Option(help="Home folder of an agent or a tallier.")],
+    home: Home,
     head: Annotated[str, typer.Option(help="ENTRY:HASH, as `accept-restored` printed it at the coordinator.")],
     as_json: Json = False,
 ) -> None:
@@ -171,8 +169,6 @@ def prune(
             # A named home wins over an address in the environment.
             found = prune_home(home, age, dry_run=dry_run, progress=progress)
         elif url is not None and token is not None:
-            from workers.commands.console import prune_service
-
             found = prune_service(url, token, ca_file, age, dry_run=dry_run, progress=progress)
         else:
             raise InvalidSetting("name a home (--home), or a service and a token (--url, --token)")
@@ -193,7 +189,7 @@ def _tell_pruned(found: dict[str, Any]) -> None:
         typer.echo(f"Room    {found['bytes']} bytes")
 
 
-MaybeHome = Annotated[Path | None, typer.Option(help="Home folder of a coordinator or of an agent; it may run.")]
+JournalHome = Annotated[Path | None, typer.Option(help="Home folder of a coordinator or of an agent; it may run.")]
 
 evidence_app = typer.Typer(invoke_without_command=True, no_args_is_help=True, rich_markup_mode="markdown")
 
@@ -201,7 +197,7 @@ evidence_app = typer.Typer(invoke_without_command=True, no_args_is_help=True, ri
 @evidence_app.callback()
 def evidence(
     context: typer.Context,
-    home: MaybeHome = None,
+    home: JournalHome = None,
     url: MaybeUrl = None,
     token: MaybeToken = None,
     task: Annotated[str, typer.Option(help="Digest of one task.")] = "",
@@ -237,10 +233,11 @@ def evidence(
     if context.invoked_subcommand is not None:
         return
     chosen = one_of("format", kind, ("signed", "dp-registry"))
-    from feature_store.results.evidence import render_page
+    from feature_store.results.evidence import read_signed, render_page
     from labeler.evidence.registry import as_yaml, registry_record
-    from labeler.system.files import replace_file
+    from labeler.system.files import read_named, replace_file
 
+    begins, ends = _moment("since", since), _moment("until", until)
     check_file(out)
     page = out.with_suffix(".html")
     if page == out:
@@ -249,12 +246,19 @@ def evidence(
     record = out.with_suffix(".yaml") if chosen == "dp-registry" else None
     check_file(record)
     if home is not None:
-        signed = _made(home, task, since, until, audit or [])
+        from labeler.auditing import read_audit
+        from labeler.ledger.evidence import Wanted
+        from workers.homes.evidence import make_evidence
+
+        counted = [read_audit(read_named(path)) for path in audit or []]
+        signed = make_evidence(home, Wanted(task, begins, ends), counted)
         replace_file(out, signed.to_bytes(), mode=0o600)
     elif audit:
         raise InvalidSetting("an audit goes into evidence that is made and signed here: name the home (--home)")
     elif url is not None and token is not None:
-        signed = _asked(url, token, ca_file, out, task, since, until)
+        with connect(url, token, ca_file) as service:
+            service.evidence(out, task=task, since=begins, until=ends)
+        signed = read_signed(out.read_bytes())
     else:
         raise InvalidSetting("name a home to make evidence from (--home), or a service (--url and --token)")
     shown = render_page(signed.evidence, verify_key=signed.verify_key, signature=signed.signature)
@@ -277,7 +281,7 @@ def evidence(
 def verify_evidence(
     file: Annotated[Path, typer.Argument(help="The file that `labeler evidence` wrote.")],
     key: Annotated[str | None, typer.Option(help="The party's verify_key, 64 hexadecimal digits.")] = None,
-    home: MaybeHome = None,
+    home: JournalHome = None,
     as_json: Json = False,
 ) -> None:
     """Check a file of evidence: its signature, every price by a new computation, and with --home the journal.
@@ -305,24 +309,6 @@ def verify_evidence(
         sys.exit(1)
 
 
-def _made(home: Path, task: str, since: str, until: str, audits: list[Path]) -> SignedEvidence:
-    from labeler.auditing import read_audit
-    from labeler.ledger.evidence import Wanted
-    from labeler.system.files import read_named
-    from workers.homes.evidence import make_evidence
-
-    counted = [read_audit(read_named(path)) for path in audits]
-    return make_evidence(home, Wanted(task, _moment("since", since), _moment("until", until)), counted)
-
-
-def _asked(url: str, token: str, ca_file: Path | None, out: Path, task: str, since: str, until: str) -> SignedEvidence:
-    from feature_store.results.evidence import read_signed
-
-    with connect(url, token, ca_file) as service:
-        service.evidence(out, task=task, since=_moment("since", since), until=_moment("until", until))
-    return read_signed(out.read_bytes())
-
-
 def _moment(name: str, text: str) -> datetime | None:
     """Parse a day or a time of ISO 8601. The default zone is UTC; a day alone means its start."""
     if not text:
@@ -336,8 +322,6 @@ def _moment(name: str, text: str) -> datetime | None:
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
-PartyHome = Annotated[Path, typer.Option(help="Home folder of the party.")]
-
 keys_app = typer.Typer(
     help="Make, show, enrol, rotate and revoke keys; make access tokens.",
     no_args_is_help=True,
@@ -346,7 +330,7 @@ keys_app = typer.Typer(
 
 
 @keys_app.command()
-def make(home: PartyHome, as_json: Json = False) -> None:
+def make(home: Home, as_json: Json = False) -> None:
     """Make keys for a home that has none, and write its public ones to keys.public.json.
 
     Example: `labeler keys make --home coordinator`
@@ -357,7 +341,7 @@ def make(home: PartyHome, as_json: Json = False) -> None:
 
 
 @keys_app.command()
-def show(home: PartyHome, as_json: Json = False) -> None:
+def show(home: Home, as_json: Json = False) -> None:
     """Show the public keys of a home and their fingerprint, and write them to keys.public.json.
 
     Example: `labeler keys show --home hospital-a`
@@ -368,7 +352,7 @@ def show(home: PartyHome, as_json: Json = False) -> None:
 
 
 @keys_app.command()
-def rotate(home: PartyHome, as_json: Json = False) -> None:
+def rotate(home: Home, as_json: Json = False) -> None:
     """Replace the keys of a home; stop its process first, then have the new ones enrolled with --rotate.
 
     The old keys stay in the same folder, as keys.json.SOME_DATE, until you delete them.
@@ -523,7 +507,7 @@ def invite(
         print_json(told | {"file": str(path)})
         return
     what = "--shard SHARD --home HOME" if chosen == "agent" else "--home HOME"
-    wrapped(f"Send {path} to {escaped(name)}, and to nobody else. Its people run")
+    wrapped(f"Send {path} to {name}, and to nobody else. Its people run")
     typer.echo(f"  labeler {chosen} join {path.name} {what}")
     typer.echo("and ask you by telephone for this phrase, which they type in:")
     typer.echo(f"  {made['phrase']}")

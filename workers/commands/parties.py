@@ -11,14 +11,12 @@ import typer
 
 from labeler.errors import InvalidSetting
 from workers.commands import site
-from workers.commands.console import Json, escaped, print_json, tell, wrapped
+from workers.commands.console import Home, Json, MaybeHome, escaped, print_json, tell, wrapped
 from workers.commands.federation import stop_signal
 
 if TYPE_CHECKING:
     from labeler.invitation import Invitation
 
-Home = Annotated[Path, typer.Option(help="Home folder of this party.")]
-OptionalHome = Annotated[Path | None, typer.Option(help="Home folder of this party.")]
 CoordinatorUrl = Annotated[str, typer.Option(help="Where the coordinator is: https://..., or http:// on this machine.")]
 
 Invited = Annotated[Path, typer.Argument(help="The invitation that the operator has sent.", metavar="FILE")]
@@ -36,7 +34,7 @@ site.add_to_agent(agent_app)
 
 
 @agent_app.callback(invoke_without_command=True)
-def agent(context: typer.Context, home: OptionalHome = None) -> None:
+def agent(context: typer.Context, home: MaybeHome = None) -> None:
     """Run an agent, and review and decide its answers.
 
     Example: `labeler agent --home hospital-a` is short for `labeler agent run --home hospital-a`
@@ -80,7 +78,7 @@ def agent_init(
 
 
 @tallier_app.callback(invoke_without_command=True)
-def tallier(context: typer.Context, home: OptionalHome = None) -> None:
+def tallier(context: typer.Context, home: MaybeHome = None) -> None:
     """Run a tallier, which adds up secret shares.
 
     Example: `labeler tallier --home tallier-0` is short for `labeler tallier run --home tallier-0`
@@ -251,7 +249,7 @@ def agent_join(
     typer.echo("")
     typer.echo(f"What this site allows, in {home / POLICY_FILE} (change it at any time):")
     for line in words:
-        wrapped(line, bullet=True)
+        wrapped(line, start="- ")
     if not joined.backbone_known:
         typer.echo("")
         wrapped(

@@ -32,9 +32,15 @@ def embed(
         Path | None, typer.Option(help="With --features: the published probe's features, by the same backbone.")
     ] = None,
     ids: Annotated[
-        str | None, typer.Option(help="With --features: an array of its file, or a file of its own (.npy, or lines).")
+        str | None,
+        typer.Option(
+            help="With --features: where the ids of its rows are. Name an array of that file, or another file: .npy, "
+            "or a text with one id on each line. Default: the array ids, if the file has one."
+        ),
     ] = None,
-    labels: Annotated[str | None, typer.Option(help="With --features: likewise.")] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="With --features: where the labels of its rows are. Name them as for --ids.")
+    ] = None,
     backbone: Annotated[
         str | None,
         typer.Option(
@@ -77,7 +83,10 @@ def embed(
     ] = None,
     duplicates: Annotated[
         str | None,
-        typer.Option(help="Private images that are there twice: keep-first (default), refuse or keep-all."),
+        typer.Option(
+            help="What to do with identical private images. keep-first, the default, keeps the first of them; refuse "
+            "stops; keep-all keeps all of them."
+        ),
     ] = None,
     site_key: Annotated[
         Path | None, typer.Option(help="The site's key for digests of people and images. Default: beside the shard.")
@@ -91,7 +100,8 @@ def embed(
         typer.Option(help="Several labels per image: a CSV of file and attributes as 1 and 0, or CelebA's own table."),
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="Only images that CelebA's list beside that table calls train, valid or test.")
+        str | None,
+        typer.Option(help="With CelebA's table: embed one part only, train, valid or test. CelebA's list names it."),
     ] = None,
     ray: Annotated[
         bool, typer.Option("--ray", help="Embed by Ray, on all processors and GPUs of this machine.")
@@ -110,9 +120,10 @@ def embed(
     Say whose images are whose, so that a task can bound how many of one person's vote (records_per_person). Names of
     people are stored as digests under the site's key. Back up the key, and use one for all shards of a site.
 
-    An agent of a service needs a bound on its records (--max-records), by which the time of its answers is planned. It
-    is public: choose a round number, with room, before you count. Tasks that train models (blind-average, aux-distill)
-    need half the noise if every site keeps one.
+    An agent of a service needs a bound on its records (--max-records). The agent answers as late as that many records
+    would need, so the time of an answer does not tell how many it has. The bound is public: choose a round number, with
+    room, before you count. Tasks that train models (blind-average, aux-distill) need half the noise if every site keeps
+    one.
 
     Images may have several labels each: attributes, from a table (--attributes) or a folder in CelebA's layout.
 
@@ -251,8 +262,9 @@ def declare(
 ) -> None:
     """Declare a public bound on the records of a shard that was embedded without one.
 
-    It cannot be changed later. An agent of a service needs one: the time of its answers is planned by it, not by the
-    number of records (docs/public-clock.md). It is a public number: do not derive it from a count.
+    It cannot be changed later. An agent of a service needs one. The agent answers as late as that many records would
+    need, so the time of an answer does not tell how many it has (docs/public-clock.md). The bound is a public number:
+    do not derive it from a count.
 
     Example: `labeler declare hospital-a.shard --max-records 10000`
     """

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from textwrap import fill
 from typing import Annotated, Any
 
 import typer
@@ -17,14 +16,12 @@ from rich.console import Console
 
 from labeler.errors import InvalidSetting, NotFound
 from labeler.system.files import check_file
-from workers.commands.console import Json, escaped, one_of, print_json, tell
+from workers.commands.console import Home, Json, budget_table, filled, one_of, print_json, tell, wrapped
 from workers.commands.federation import stop_signal
 
-Home = Annotated[Path, typer.Option(help="Home folder of this agent.")]
 Named = Annotated[
     str, typer.Argument(help="The task, or as many of its first digits as tell it apart.", metavar="TASK")
 ]
-_WIDTH = 80
 _LABEL = 12
 FORMATS = ("table", "json", "csv")
 
@@ -48,10 +45,8 @@ def waiting(home: Home, as_json: Json = False) -> None:
         print_json(found)
         return
     if no := stopped(home):
-        typer.echo(
-            _filled(
-                f"This agent has stopped answering since {_minute(no.at)}. To go on: labeler agent resume --home {home}"
-            )
+        wrapped(
+            f"This agent has stopped answering since {_minute(no.at)}. To go on: labeler agent resume --home {home}"
         )
     if not found:
         typer.echo("No task waits for approval.")
@@ -92,7 +87,7 @@ def refuse(
 
     whole = _known(digest, home)
     decisions.refuse(home, whole, reason)
-    said = _filled(f"is refused: {reason}. Approving it takes this back.")
+    said = filled(f"is refused: {reason}. Approving it takes this back.")
     tell({"task_id": whole, "refused": True, "reason": reason}, f"Task {whole}", said, as_json=as_json)
 
 
@@ -109,7 +104,7 @@ def stop(
 
     _check_agents(home)
     no = decisions.stop(home, reason)
-    said = _filled(f"Stopped: nothing new is answered. To go on: labeler agent resume --home {home}")
+    said = filled(f"Stopped: nothing new is answered. To go on: labeler agent resume --home {home}")
     tell({"stopped": True, "reason": no.reason, "at": no.at}, said, as_json=as_json)
 
 
@@ -136,8 +131,6 @@ def budget(home: Home, as_json: Json = False) -> None:
     if as_json:
         print_json(accounts)
         return
-    from workers.commands.console import budget_table
-
     Console(highlight=False).print(budget_table(accounts))
     for name, part in shares_taken(home):
         who = name or "Whoever asks without a name"
@@ -177,7 +170,6 @@ def history(
 def desk(
     home: Home,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
-    host: Annotated[str, typer.Option(help="A loopback address: 127.0.0.1 or ::1.")] = "127.0.0.1",
     as_json: Json = False,
 ) -> None:
     """Open this site's own page, only on this machine: waiting tasks, approve or refuse, budget, stop.
@@ -193,7 +185,7 @@ def desk(
         said = "The desk is open, until Ctrl-C, for whoever has this address:"
         tell({"url": address}, said, f"  {address}", as_json=as_json)
 
-    serve_desk(SiteConsole(home), host=host, port=port, stop=stop_signal(), on_ready=ready)
+    serve_desk(SiteConsole(home), host="127.0.0.1", port=port, stop=stop_signal(), on_ready=ready)
 
 
 def _check_agents(home: Path) -> None:
@@ -253,7 +245,7 @@ def _say_history(jobs: Sequence[Mapping[str, Any]]) -> None:
     if not jobs:
         typer.echo("Nothing was answered yet.")
     for job in jobs:
-        typer.echo(_filled(f"{_minute(job['last_at'])}  {job['name'] or 'a task of an earlier version'}"))
+        wrapped(f"{_minute(job['last_at'])}  {job['name'] or 'a task of an earlier version'}")
         _line("job", job["job_id"] or "not told")
         _line("task", str(job["task_id"]))
         _line(
@@ -268,13 +260,7 @@ def _say_history(jobs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _line(label: str, text: str) -> None:
-    start = f"  {label}".ljust(_LABEL)
-    words = fill(escaped(text), _WIDTH, initial_indent=start, subsequent_indent=" " * _LABEL, break_on_hyphens=False)
-    typer.echo(words)
-
-
-def _filled(text: str) -> str:
-    return fill(escaped(text), _WIDTH, break_on_hyphens=False)
+    wrapped(text, start=f"  {label}".ljust(_LABEL))
 
 
 def _rounds(count: int) -> str:
@@ -306,7 +292,6 @@ def exposure(
     """
     from feature_store.shard import Shard
     from labeler.budget import say_epsilon
-    from labeler.errors import InvalidSetting
     from labeler.per_instance_privacy import own_losses
     from labeler.tally import QueryBatch
     from workers.audit.adversaries import read_task
@@ -326,11 +311,13 @@ def exposure(
         config.agent_id, asked, batch, records, NeighborIndexes(dimension=own.dimension, engine=config.engine)
     )
     told = losses.told_to(config.agent_id)
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"Asked       {len(batch):,} of {asked.max_queries:,} questions, {asked.method}", markup=False)
-    console.print(f"Your images {told.records:,}; of {told.untouched:,} the answers would tell nothing")
-    console.print(f"Most told   epsilon at most {say_epsilon(told.largest_epsilon, digits=3)}, of one image")
-    console.print(f"Half of them at most {say_epsilon(told.median_epsilon, digits=3)}")
     priced = say_epsilon(told.priced_epsilon, digits=3)
-    console.print(f"The price   {priced}, for any image there could be (delta {asked.delta:g})")
-    console.print("For your eyes alone: these numbers depend on your images. Tell others the price.")
+    lines = (
+        f"Asked       {len(batch):,} of {asked.max_queries:,} questions, {asked.method}",
+        f"Your images {told.records:,}; of {told.untouched:,} the answers would tell nothing",
+        f"Most told   epsilon at most {say_epsilon(told.largest_epsilon, digits=3)}, of one image",
+        f"Half of them at most {say_epsilon(told.median_epsilon, digits=3)}",
+        f"The price   {priced}, for any image there could be (delta {asked.delta:g})",
+        "For your eyes alone: these numbers depend on your images. Tell others the price.",
+    )
+    typer.echo("\n".join(lines))

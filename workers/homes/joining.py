@@ -24,21 +24,22 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from ssl import PEM_cert_to_DER_cert
-from typing import Any, Final
+from typing import Any
 
 from feature_store.shard import Shard, check_served
 from labeler.errors import BadData, Forged, Interrupted, InvalidSetting, JournalInUse, NotEnrolled, Unavailable
 from labeler.invitation import MAX_INVITATION_BYTES, Invitation, Role, enrolment_statement, read_document, token_digest
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Ledger
-from labeler.methods import METHODS
 from labeler.system.clock import now_utc
 from labeler.system.files import read_named, replace_file
 from labeler.system.keys import PartyKeys, PublicKeys, verify_statement
 from workers.agent.policy import Policy, policy_toml, read_policy, toml_value
 from workers.homes.new import (
+    CHOICES,
     UNNAMED_AGENTS,
     add_winner_identity,
+    commented_policy,
     exchange_keys,
     public_document,
     write_public,
@@ -385,16 +386,6 @@ def _open(home: Path) -> Database:
         ) from None
 
 
-CHOICES: Final[Mapping[str, Any]] = {
-    "instance_epsilon": 1.0,
-    "agent_epsilon": "unlimited",
-    "delta": 1e-5,
-    "max_queries_per_day": 1000,
-    "max_noise_contributors": 1,
-}
-"""The choices that `labeler agent join` leaves to a site, with their defaults."""
-
-
 def joined_policy(invitation: Invitation, fingerprint: str, wanted: Mapping[str, Any]) -> str:
     """Return the commented policy file of a site that joins; `read_policy` reads it back. The site can answer with it
     at once.
@@ -411,33 +402,12 @@ def joined_policy(invitation: Invitation, fingerprint: str, wanted: Mapping[str,
         InvalidSetting: a wish is outside its bounds.
     """
     chosen = {name: value if wanted.get(name) is None else wanted[name] for name, value in CHOICES.items()}
-    text = f"""# What this site allows its agent to answer. It belongs to the site alone; nobody else can widen it.
-# It is read again at every ask, and as long as it cannot be read, everything is refused. Every field: docs/policy.md.
-
-[budget]
-# The most that all answers of this agent together may ever cost, at this delta. A number, or "unlimited".
-instance_epsilon = {toml_value(chosen["instance_epsilon"])}    # about one private image
-agent_epsilon = {toml_value(chosen["agent_epsilon"])}    # about this site as a whole
-delta = {toml_value(chosen["delta"])}    # well below one over the number of private images
-
-[allow]
-backbones = [{toml_value(fingerprint)}]    # the backbone this agent's shard was made with
-tasks = "any"    # or the digests of the tasks that may be answered
-methods = {toml_value(tuple(name for name, method in METHODS.items() if method.has_k))}
-releases = ["histogram"]    # "winner" shows ballots to all talliers together
-max_queries_per_day = {toml_value(chosen["max_queries_per_day"])}
-# Agents known to be real and honest, this one included.
-max_noise_contributors = {toml_value(chosen["max_noise_contributors"])}
-approval = true    # a person approves each task: labeler agent desk, or agent approve TASK
-
-[talliers]
-# Whom this site trusts with one share of its noised votes each, from the invitation: id = public sealing key.
-{_pins(invitation)}
-
-[coordinator]
-# Whose questions are answered at all: its public signing key, from the invitation.
-verify_key = {toml_value(invitation.verify_key)}
-"""
+    text = commented_policy(
+        fingerprint,
+        chosen=chosen,
+        pins={one.party_id: one.seal_key for one in invitation.talliers},
+        verify_key=invitation.verify_key,
+    )
     _checked(text)
     return text
 
@@ -455,7 +425,8 @@ def repinned_policy(path: Path, invitation: Invitation) -> str:
             "coordinator": known.coordinator.model_copy(update={"verify_key": invitation.verify_key}),
         }
     )
-    text = _replaced(path.read_text(), "talliers", _pins(invitation))
+    pins = "\n".join(f"{toml_value(one.party_id)} = {toml_value(one.seal_key)}" for one in invitation.talliers)
+    text = _replaced(path.read_text(), "talliers", pins)
     text = _replaced(text, "coordinator", f"verify_key = {toml_value(invitation.verify_key)}")
     try:
         is_meant = _checked(text) == wanted
@@ -463,10 +434,6 @@ def repinned_policy(path: Path, invitation: Invitation) -> str:
         is_meant = False
     # A file that says the same in some other way, such as dotted names, loses its words but keeps its meaning.
     return text if is_meant else policy_toml(wanted)
-
-
-def _pins(invitation: Invitation) -> str:
-    return "\n".join(f"{toml_value(one.party_id)} = {toml_value(one.seal_key)}" for one in invitation.talliers)
 
 
 def _replaced(text: str, table: str, lines: str) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from feature_store.backbones.spec import DEFAULT_BACKBONE, DEFAULT_FINGERPRINT
 from feature_store.shard import Shard, check_served
@@ -106,7 +106,7 @@ def make_agent_home(home: Path, *, agent_id: str, coordinator_url: str, shard: P
     _private(home)
     told = b"# Who this agent is and what it answers from. What it is allowed to answer stands in policy.toml.\n"
     document = make_keys(home, party_id=agent_id, role="agent")
-    replace_file(home / POLICY_FILE, unfinished_policy(records.fingerprint).encode(), mode=0o600)
+    replace_file(home / POLICY_FILE, commented_policy(records.fingerprint).encode(), mode=0o600)
     replace_file(home / AGENT_FILE, told + settings_toml(config), mode=0o600)
     return document
 
@@ -169,39 +169,78 @@ def add_winner_identity(home: Path, *, listen: str) -> dict[str, Any]:
     return write_public(home, document)
 
 
-def unfinished_policy(fingerprint: str) -> str:
-    """Return a commented policy that is refused, and so allows nothing, until the site fills in the open fields."""
+CHOICES: Final[Mapping[str, Any]] = {
+    "instance_epsilon": 1.0,
+    "agent_epsilon": "unlimited",
+    "delta": 1e-5,
+    "max_queries_per_day": 1000,
+    "max_noise_contributors": 1,
+}
+"""The choices that a policy leaves to a site, with their defaults where a site joins by an invitation."""
+
+_KEY = "64 hexadecimal digits"
+
+
+def commented_policy(
+    fingerprint: str,
+    *,
+    chosen: Mapping[str, Any] = CHOICES,
+    pins: Mapping[str, str] | None = None,
+    verify_key: str | None = None,
+) -> str:
+    """Return the commented policy file of a site.
+
+    Without pins it is unfinished: its fields are commented out, so it is refused, and so allows nothing, until the site
+    fills them in.
+
+    Args:
+        fingerprint: of the backbone of the agent's shard.
+        chosen: the fields of CHOICES.
+        pins: the talliers, id to public sealing key.
+        verify_key: of the coordinator.
+    """
+    is_open = pins is None
+    mark = "# " * is_open
+    how = "# Remove the # in front of a line and fill it in. There are no defaults: what is not said is not allowed.\n"
+    warning = (
+        "# All of the federation's, and no others: every task is shared among exactly these. Compare fingerprints by\n"
+        "# phone. Whoever holds the keys of all of them could read this agent's noised votes.\n"
+    )
+    named = (
+        {f"tallier-{number}": _KEY for number in range(3)}
+        if pins is None
+        else {toml_value(name): key for name, key in pins.items()}
+    )
+    pinned = "\n".join(f"{mark}{name} = {toml_value(key)}" for name, key in named.items())
+    # Only the way that costs least, until a person widens it.
+    methods = ("reverse-knn",) if is_open else tuple(name for name, method in METHODS.items() if method.has_k)
     return f"""# What this site allows its agent to answer. It belongs to the site alone; nobody else can widen it.
 # It is read again at every ask, and as long as it cannot be read, everything is refused. Every field: docs/policy.md.
-# Remove the # in front of a line and fill it in. There are no defaults: what is not said is not allowed.
-
+{how * is_open}
 [budget]
 # The most that all answers of this agent together may ever cost, at this delta. A number, or "unlimited".
-# instance_epsilon = 1.0          # about one private image
-# agent_epsilon = "unlimited"     # about this site as a whole
-# delta = 1e-5                    # well below one over the number of private images
+{mark}instance_epsilon = {toml_value(chosen["instance_epsilon"])}    # about one private image
+{mark}agent_epsilon = {toml_value(chosen["agent_epsilon"])}    # about this site as a whole
+{mark}delta = {toml_value(chosen["delta"])}    # well below one over the number of private images
 
 [allow]
 backbones = [{toml_value(fingerprint)}]    # the backbone this agent's shard was made with
-# tasks = "any"                   # or the digests of the tasks that may be answered
-# methods = ["reverse-knn"]       # or several of {", ".join(METHODS)}
-# releases = ["histogram"]        # and, or or, "winner"
-# max_queries_per_day = 1000
-# max_noise_contributors = 1      # agents known to be real and honest, this one included
-# max_noise_talliers = 0          # 1 or 2: talliers below may add the noise in their place, so many of them are honest
-# approval = true                 # a person approves each task: labeler agent approve DIGEST --home HOME
+{mark}tasks = "any"    # or the digests of the tasks that may be answered
+{mark}methods = {toml_value(methods)}    # of {", ".join(METHODS)}
+{mark}releases = ["histogram"]    # "winner" shows ballots to all talliers together
+{mark}max_queries_per_day = {toml_value(chosen["max_queries_per_day"])}
+# Agents known to be real and honest, this one included.
+{mark}max_noise_contributors = {toml_value(chosen["max_noise_contributors"])}
+{mark}max_noise_talliers = 0    # 1 or 2: talliers below may add the noise instead, and so many of them are honest
+{mark}approval = true    # a person approves each task: labeler agent desk, or labeler agent approve TASK
 
 [talliers]
-# Whom this site trusts with one share of its noised votes each: id = public sealing key (seal_key). All of the
-# federation's, and no others: every task is shared among exactly these.
-# Compare fingerprints over the phone. Whoever holds the keys of all of them could read this agent's noised votes.
-# tallier-0 = "64 hexadecimal digits"
-# tallier-1 = "64 hexadecimal digits"
-# tallier-2 = "64 hexadecimal digits"
+# Whom this site trusts with one share of its noised votes each: id = public sealing key (seal_key).
+{warning * is_open}{pinned}
 
 [coordinator]
-# Whose questions are answered at all: the coordinator's public signing key (verify_key).
-# verify_key = "64 hexadecimal digits"
+# Whose questions are answered at all: its public signing key (verify_key).
+{mark}verify_key = {toml_value(verify_key or _KEY)}
 """
 
 

@@ -115,13 +115,20 @@ def whole_rows(axes: PublicAxes, features: NDArray[np.floating]) -> NDArray[np.i
         features: as stored, divided by 2048: shape (n, dimension).
     """
     along = axes.along(features)
-    # Not einsum or norm, whose order of additions may depend on the number of rows.
-    squares = np.zeros(len(along))
-    for axis in range(axes.count):
-        squares += along[:, axis] * along[:, axis]
     # An integer row that is not zero is at least one long.
-    rows = along / np.maximum(np.sqrt(squares), 1.0)[:, None]
+    rows = along / np.maximum(np.sqrt(summed(along * along)), 1.0)[:, None]
     return np.trunc(rows * FINE).astype(np.int64)
+
+
+def summed(rows: Array) -> Array:
+    """Return the sum of each row, shape (n,), column after column.
+
+    Not by einsum, norm or sum, whose order of additions may depend on the number of rows.
+    """
+    total = np.zeros(len(rows))
+    for column in rows.T:
+        total += column
+    return total
 
 
 def whole_sums(records: Rows, *, terms: MeanTerms, axes: PublicAxes) -> NDArray[np.int64]:
@@ -146,10 +153,7 @@ def class_sums(records: Rows, *, terms: MeanTerms, axes: PublicAxes) -> NDArray[
     """
     vector = np.zeros((axes.count + 1, terms.num_classes))
     vector[:-1] = whole_sums(records, terms=terms, axes=axes).T / FINE
-    # One sum over all numbers: zero rows of the center add nothing.
-    length = float(np.sqrt(np.sum(vector * vector)))
-    # Inside the ball the factor is 1, and changes no bit.
-    return vector * (terms.reach / max(length, terms.reach))
+    return on_ball(vector, terms.reach)
 
 
 Array = NDArray[np.float64]
@@ -207,11 +211,8 @@ def clipped_slopes(rows: Array, labels: NDArray[np.integer], theta: Array, terms
     scores = (rows @ (theta * THETA_UNIT)) / float(UNIT * THETA_UNIT)
     slopes = probabilities(scores)
     slopes[np.arange(len(labels)), labels.astype(np.int64)] -= 1.0
-    squares = np.zeros(len(rows))
-    for column in slopes.T:
-        squares += column * column
-    # Whole numbers: their squares add up exactly.
-    lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows)) / UNIT * np.sqrt(squares)
+    # Rows are whole numbers: their squares add up exactly.
+    lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows)) / UNIT * np.sqrt(summed(slopes * slopes))
     clip = terms.clip * (1 - MARGIN)
     short: Array = np.trunc(slopes * (clip / np.maximum(lengths, clip))[:, None] * UNIT)
     return short
@@ -229,11 +230,7 @@ def probabilities(scores: Array) -> Array:
     for factor in _TERMS:
         powers = powers * rest + factor
     powers = np.ldexp(powers, whole.astype(np.int32))
-    total = np.zeros(len(x))
-    for column in powers.T:
-        total += column
-    found: Array = powers / total[:, None]
-    return found
+    return np.asarray(powers / summed(powers)[:, None])
 
 
 def clipped_update(
@@ -288,11 +285,9 @@ def rows_on_grid(records: Rows, axes: PublicAxes | None, *, num_classes: int) ->
     columns = (records.dimension if axes is None else axes.count) + 1
     for features, labels in records.read(min(BLOCK, block_rows(records.dimension + columns + num_classes)), 0):
         along = np.rint(features.astype(np.float64) * FEATURE_ONE) if axes is None else axes.along(features)
-        squares = np.zeros(len(along))
-        for column in along.T:
-            squares += column * column
+        lengths = np.sqrt(summed(along * along)) * (1 + MARGIN)
         # An integer row that is not zero is at least one long; a feature as it is stays as short as it is.
-        longest = np.maximum(np.sqrt(squares) * (1 + MARGIN), FEATURE_ONE if axes is None else 1.0)
+        longest = np.maximum(lengths, FEATURE_ONE if axes is None else 1.0)
         rows = np.empty((len(along), along.shape[1] + 1))
         rows[:, :-1] = np.trunc(along / longest[:, None] * UNIT)
         rows[:, -1] = UNIT

@@ -260,24 +260,26 @@ def plan(
 
     public = None if images is None else named_path(images, "images")
     request = PlanRequest(
-        method=method,
-        k=k,
-        queries=queries,
-        sigma=sigma,
-        delta=delta,
-        agents=agents,
-        colluding_agents=colluding_agents,
-        max_dropouts=max_dropouts,
-        dishonest_talliers=dishonest_talliers,
+        {
+            "method": method,
+            "k": k,
+            "max_queries": queries,
+            "delta": delta,
+            "agents": agents,
+            "colluding_agents": colluding_agents,
+            "max_dropouts": max_dropouts,
+            "max_agent_records": max_agent_records,
+            "release": release,
+            "attributes_per_record": attributes_per_record,
+            "records_per_person": records_per_person,
+            "ballot_radius": ballot_radius,
+        },
         classes=classes,
-        max_agent_records=max_agent_records,
-        release=release,
+        sigma=sigma,
         epsilon=epsilon,
         solve=solve,
         level=level,
-        attributes_per_record=attributes_per_record,
-        records_per_person=records_per_person,
-        ballot_radius=ballot_radius,
+        dishonest_talliers=dishonest_talliers,
         records=records,
     )
     document = make_plan(request, public=public)
@@ -393,7 +395,7 @@ def _questions(task: Mapping[str, Any], shards: Sequence[PathLike[str] | str], i
     if not shards:
         return None
     public = len(Shard.open(images, verify=False)) if (images / "manifest.json").exists() else None
-    count = JobFolder(out).agreed("max_queries")
+    count = JobFolder(out).questions()
     if count is None:
         first = Shard.open(Path(shards[0]), verify=False)
         classes = tuple(task.get("classes") or first.classes)

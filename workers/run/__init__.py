@@ -3,7 +3,8 @@
 task_file      what the file says
 preparation    read, check and price everything, before any agent is asked
 folder         the output folder and its lock
-labeling      the whole job, its journal and its rounds       parties    its agents and talliers
+labeling       the whole job, its journal and its rounds       parties    its agents and talliers
 publishing     labels, student, report: free, from what was released
-student        `labeler student`, `labeler predict`            demo       `labeler demo`
+student        `labeler student`, `labeler predict`            finetune   a student that is a network of its own
+demo           `labeler demo`
 """

@@ -12,6 +12,7 @@ from typing import Any
 
 from feature_store.backbones import Backbone
 from feature_store.embedding import embed_source
+from feature_store.sources import open_source
 from labeler.randomness import seeded_source
 from labeler.system.site_key import KEY_BYTES, SiteKey
 from workers.digits import AGENTS, CLASSES, write_digits
@@ -47,13 +48,23 @@ def run_demo(
     Returns:
         The content of report.json.
     """
+    from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
+
     clock = clock or StageClock()
     with open_job_folder(out) as folder:
         inputs = out / ".job" / "inputs"
         inputs.mkdir(exist_ok=True)
         with clock.stage("pretrain backbone"):
             parts = write_digits(inputs, seed=seed or 0)
-            backbone = pretrain_on(parts["public"], inputs / "backbone.safetensors", seed=seed or 0, progress=progress)
+            images = open_source(parts["public"])
+            backbone = pretrain(
+                [images.read(number) for number in range(len(images.names))],
+                config=DIGITS_CONFIG,
+                seed=seed or 0,
+                checkpoint=inputs / "backbone.safetensors",
+                progress=lambda done, total, _: progress("Pretraining SimCLR", done, total),
+                threads=1,
+            )
         with clock.stage("embed"):
             for number, (name, path) in enumerate(parts.items()):
                 progress("Embedding", number, len(parts))
@@ -68,22 +79,6 @@ def run_demo(
             seed=seed,
         )
         return run_in_folder(job, folder, clock=clock, progress=progress)
-
-
-def pretrain_on(path: Path, checkpoint: Path, *, seed: int, progress: ProgressCallback = silent) -> Backbone:
-    """Pretrain SimCLR on the images of a Parquet file."""
-    from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
-    from feature_store.sources import open_source
-
-    images = open_source(path)
-    return pretrain(
-        [images.read(number) for number in range(len(images.names))],
-        config=DIGITS_CONFIG,
-        seed=seed,
-        checkpoint=checkpoint,
-        progress=lambda done, total, _: progress("Pretraining SimCLR", done, total),
-        threads=1,
-    )
 
 
 def _embed(name: str, path: Path, backbone: Backbone, out: Path, *, seed: int | None) -> None:

@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from labeler.errors import BadData, LabelerError, StorageFull, TryAgain
 from labeler.system.erasable import KeyFolder, lock_away, take_out
@@ -77,8 +77,8 @@ class JobFolder:
             )
         return True
 
-    def agreed(self, field: Literal["max_queries"]) -> int | None:
-        """Return the task field of the job that was started here; None where none was.
+    def questions(self) -> int | None:
+        """Return the number of questions of the job that was started here; None where none was.
 
         Raises:
             BadData: the plan is damaged.
@@ -86,7 +86,7 @@ class JobFolder:
         if not self._plan.exists():
             return None
         try:
-            return int(self._read_plan()[1]["task"][field])
+            return int(self._read_plan()[1]["task"]["max_queries"])
         except (KeyError, TypeError, ValueError):
             raise BadData(f"the plan of {self.out} names no task; start again in an empty folder") from None
 

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from feature_store.backbones.spec import loadable_name
 from feature_store.index import load_engine
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.results.evaluations import question_of, released_model, stated_beside
-from feature_store.results.models import read_model_bytes
+from feature_store.results.models import model_file, read_model_bytes
 from feature_store.results.pseudo_labels import QuestionNames, query_rows
 from feature_store.shard import Shard, check_compatible
 from feature_store.students import Student
@@ -115,6 +116,26 @@ class PublicImages:
         """The backbone in words, for people."""
         described = self.shard.backbone
         return str(described.get("architecture") or described.get("kind") or "")
+
+    def model_file(
+        self,
+        arrays: Mapping[str, NDArray[np.generic]],
+        *,
+        kind: str,
+        task: Task,
+        card: Mapping[str, Any],
+        job_id: str | None = None,
+    ) -> bytes:
+        """Return the file of a model of a job about these images; see `feature_store.results.models.model_file`."""
+        return model_file(
+            arrays,
+            kind=kind,
+            classes=task.classes,
+            card=card,
+            backbone=loadable_name(self.shard.backbone),
+            probe=self.shard.probe,
+            job_id=job_id,
+        )
 
     def share_right(self, student: Student) -> float:
         """Return the share of these images that a student labels right; their truth must be known."""

@@ -8,20 +8,17 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from feature_store.backbones.spec import loadable_name
 from feature_store.results.evaluations import (
     EVALUATION,
     MEASURED,
@@ -29,9 +26,10 @@ from feature_store.results.evaluations import (
     evaluation_document,
     measured_model,
 )
-from feature_store.results.image_labels import ON, ImageStamp, Origin, attribute_label_table, image_label_table
-from feature_store.results.models import ATTRIBUTES, ForStudents, model_file
-from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
+from feature_store.results.image_labels import ON, ImageStamp, Origin, image_label_table
+from feature_store.results.models import LINEAR, ForStudents
+from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_released, label_table
+from feature_store.results.questions import write_parquet
 from feature_store.results.report.coverage import MAX_PER_QUERY, map_public_set, places_to_show
 from feature_store.results.report.model import (
     MOST_IMAGES,
@@ -49,9 +47,9 @@ from feature_store.results.report.model import (
 )
 from feature_store.results.report.page import report_json, write_report
 from feature_store.results.scores import auroc, score_probabilities
-from feature_store.students import Learners, NoisyAnswers, Student, fit_student
-from feature_store.students.attributes import LabeledAttributes, attributes_of
-from feature_store.students.labeling import LabeledImages, label_images
+from feature_store.students import Learners, fit_student
+from feature_store.students.attributes import LabeledAttributes
+from feature_store.students.labeling import LabeledImages
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import improved_epsilon
@@ -59,11 +57,10 @@ from labeler.batching import mu_squared_of
 from labeler.errors import NotReady
 from labeler.linear_model import released_model
 from labeler.methods.evaluate import Scored
-from labeler.planning import PrivacyStatement, instance_epsilon
+from labeler.planning import PrivacyStatement, finite, instance_epsilon
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
-from labeler.release import Release
 from labeler.rounds.effects import ABSTAINED_LABEL, AnswerStatus, StudentKind
-from labeler.system.files import replace_file, replacing
+from labeler.system.files import replace_file
 from labeler.task import Task
 from workers.progress import ProgressCallback, StageClock, silent
 from workers.run.folder import JobFolder
@@ -88,20 +85,29 @@ def publish(
     Returns:
         The content of report.json.
     """
+    task, public, queries = prepared.task, prepared.public, prepared.queries
     releases = [one.release for one in rounds if one.release is not None]
     is_seeded = any(release.is_seeded for release in releases)
     created_at = datetime.now(UTC)
     with clock.stage("write pseudo-labels"):
-        not_covered = prepared.public.shard.not_covered
-        card = privacy_card(prepared.task, prepared.price, is_seeded=is_seeded, not_covered=not_covered)
+        card = privacy_card(task, prepared.price, is_seeded=is_seeded, not_covered=public.shard.not_covered)
         replace_file(folder.out / "privacy_card.md", card_in_words(card).encode())
-        if prepared.task.traits.asks_for_a_model:
-            model = released_model(prepared.task, releases, prepared.queries.features)
-            _write_model(prepared, model.arrays, kind="linear", card=card, path=folder.out / "model.safetensors")
-        _write_pseudo_labels(prepared, rounds, releases, folder, created_at=created_at)
-        ForStudents(prepared.answered_features, prepared.queries.assignment, prepared.public.shard.path).write(
-            folder.out
+        if task.traits.asks_for_a_model:
+            model = released_model(task, releases, queries.features)
+            file = public.model_file(model.arrays, kind=LINEAR, task=task, card=card, job_id=prepared.job_id)
+            replace_file(folder.out / "model.safetensors", file)
+        stamp = JobStamp(
+            job_id=prepared.job_id,
+            backbone=public.backbone_name,
+            created_at=created_at,
+            privacy=guarantee(prepared.price) | {"mu_squared": mu_squared_of(task, task.max_queries)},
+            is_seeded=is_seeded,
         )
+        table = label_table(
+            task, stamp, prepared.query_names, rounds, questions=queries.features, images=public.features
+        )
+        write_parquet(table, folder.out / "pseudo_labels.parquet")
+        ForStudents(prepared.answered_features, queries.assignment, public.shard.path).write(folder.out)
     # Where no question has an answer, that is what was paid for, and nothing follows from it.
     given, votes = np.concatenate([release.labels for release in releases]), None
     labels: pa.Table | None = None
@@ -109,44 +115,72 @@ def publish(
     attributes: AttributeReport | None = None
     curve: tuple[CurvePoint, ...] = ()
     if any((release.labels != ABSTAINED_LABEL).any() for release in releases):
-        answers = collect_answers(prepared, releases)
-        given, votes = answers.labels, answers.noisy_votes
         with clock.stage("train student"):
             progress("Student", 0, 2)
-            said: LabeledImages | LabeledAttributes
-            if prepared.task.attributes_per_record is None:
-                said = label_images(
-                    answers,
-                    prepared.public.features,
-                    rows=None if prepared.task.traits.asks_for_a_model else prepared.queries.rows,
-                    kind=prepared.student,
-                    seed=prepared.job.file.student.seed,
-                )
-                kind = said.student.kind
-            else:
-                said, kind = _attributes_of(prepared, releases), ATTRIBUTES
-                attributes = _attribute_report(prepared, said)
-            path = folder.out / "student.safetensors"
-            _write_model(prepared, said.student.arrays, kind=kind, card=card, path=path)
+            said = label_released(
+                table,
+                questions=queries.features,
+                rows=queries.rows,
+                assignment=queries.assignment,
+                images=public.features,
+                contributors=np.repeat(
+                    [len(one.contributors) for one in releases], [len(one.labels) for one in releases]
+                ),
+                kind=prepared.student,
+                seed=prepared.job.file.student.seed,
+            )
+            student = said.student
+            file = public.model_file(student.arrays, kind=student.kind, task=task, card=card, job_id=prepared.job_id)
+            replace_file(folder.out / "student.safetensors", file)
             labels = _image_labels(prepared, said, created_at=created_at, is_seeded=is_seeded)
-            write_table(labels, folder.out / "student_labels.parquet")
+            write_parquet(labels, folder.out / "student_labels.parquet")
             progress("Student", 1, 2)
-            outcome = _outcome(prepared, said, kind)
+            outcome = _outcome(prepared, said)
             if isinstance(said, LabeledImages):
-                curve = _accuracy_against_epsilon(prepared, answers, said.student)
+                given, votes = said.answers.labels, said.answers.noisy_votes
+                curve = _accuracy_against_epsilon(prepared, said)
+            else:
+                votes = np.concatenate([one.noisy_votes for one in releases if one.noisy_votes is not None])
+                attributes = _attribute_report(prepared, said)
             progress("Student", 2, 2)
     with clock.stage("report"):
-        report = job_report(
-            prepared,
-            given,
-            votes,
-            outcome,
-            curve,
-            None if attributes is not None else labels,
-            created_at=created_at,
-            is_seeded=is_seeded,
+        is_about_a_model = task.traits.asks_for_a_model
+        files = [
+            (
+                "pseudo_labels.parquet",
+                "the released counts, one row per question"
+                if attributes is not None
+                else f"every label, one row per {'image' if is_about_a_model else 'question'}",
+            ),
+            *([] if outcome is None else [("student_labels.parquet", "what the student says of every public image")]),
+            *([("model.safetensors", "the released model, with its privacy card")] if is_about_a_model else []),
+            *([] if outcome is None else [("student.safetensors", "the student, with the privacy card")]),
+            ("privacy_card.md", "what these files may tell of one private image, in words"),
+            ("report.json", "the numbers of this page, for programs"),
+        ]
+        report = JobReport(
+            task=task,
+            queries=_answered_queries(prepared, given, votes),
+            privacy=_privacy(prepared),
             contributors=min(len(release.contributors) for release in releases),
+            public_images=len(public),
+            student=outcome,
+            curve=curve,
+            images=None if labels is None or attributes is not None else _shown_labels(prepared, labels),
             attributes=attributes,
+            coverage=map_public_set(
+                public.features,
+                prepared.answered_features,
+                given >= 0,
+                cells=queries.assignment if prepared.asks_clusters else None,
+            ),
+            versions={name: version(name) for name in PACKAGES},
+            is_seeded=is_seeded,
+            not_covered=public.shard.not_covered,
+            backbone=public.backbone_name,
+            job_id=prepared.job_id,
+            created_at=created_at.isoformat(timespec="seconds"),
+            downloads=tuple(files),
         )
         write_report(report, folder.out)
         summary = report_json(report)
@@ -180,35 +214,9 @@ def publish_evaluation(prepared: PricedJob, rounds: Sequence[AnsweredRound], fol
     return document
 
 
-def collect_answers(prepared: PreparedJob, releases: Sequence[Release]) -> NoisyAnswers:
-    """Combine the releases of all batches into the shape that students learn from."""
-    task, votes = prepared.task, None
-    if task.traits.asks_for_a_model:
-        labels = released_model(task, releases, prepared.queries.features).predict(prepared.public.features)
-    else:
-        labels = np.concatenate([release.labels for release in releases])
-        if task.release == "histogram":
-            votes = np.concatenate([release.noisy_votes for release in releases if release.noisy_votes is not None])
-    return NoisyAnswers.of(
-        task,
-        features=prepared.answered_features,
-        labels=labels.astype(np.int16),
-        noisy_votes=votes,
-        assignment=prepared.queries.assignment,
-        # Batches may differ in their contributors; expecting the most noise is the cautious guess.
-        contributors=max(len(release.contributors) for release in releases),
-    )
-
-
-def write_table(table: pa.Table, path: Path) -> None:
-    """Write a Parquet file whole or not at all."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        pq.write_table(table, file)
-
-
-def _outcome(prepared: PreparedJob, said: LabeledImages | LabeledAttributes, kind: str) -> StudentOutcome:
+def _outcome(prepared: PreparedJob, said: LabeledImages | LabeledAttributes) -> StudentOutcome:
     """Return the student, scored where truth is known."""
-    outcome, test = StudentOutcome(kind=kind, public_images=len(prepared.public)), prepared.test
+    outcome, test = StudentOutcome(kind=said.student.kind, public_images=len(prepared.public)), prepared.test
     if test is None:
         return outcome
     probabilities = said.student.predict_proba(test.features)
@@ -216,50 +224,6 @@ def _outcome(prepared: PreparedJob, said: LabeledImages | LabeledAttributes, kin
         return replace(outcome, accuracy=float(((probabilities >= ON) == test.labels).mean()), test_images=len(test))
     scores = score_probabilities(test.labels, probabilities, prepared.task.classes)
     return replace(outcome, accuracy=test.share_right(said.student), test_images=len(test), scores=scores)
-
-
-def _write_pseudo_labels(
-    prepared: PreparedJob,
-    rounds: Sequence[AnsweredRound],
-    releases: Sequence[Release],
-    folder: JobFolder,
-    *,
-    created_at: datetime,
-) -> None:
-    stamp = JobStamp(
-        job_id=prepared.job_id,
-        backbone=prepared.public.backbone_name,
-        created_at=created_at,
-        privacy=guarantee(prepared.price) | {"mu_squared": mu_squared_of(prepared.task, prepared.task.max_queries)},
-        is_seeded=any(release.is_seeded for release in releases),
-    )
-    task, names = prepared.task, prepared.query_names
-    if task.traits.asks_for_a_model:
-        model, paid = released_model(task, releases, prepared.queries.features), rounds[0].ledger_seq
-        table = model_label_table(task, stamp, names, model, prepared.public.features, ledger_seq=paid)
-    else:
-        table = label_table(task, stamp, names, rounds)
-    write_table(table, folder.out / "pseudo_labels.parquet")
-
-
-def _write_model(
-    prepared: PreparedJob,
-    arrays: Mapping[str, NDArray[np.generic]],
-    *,
-    kind: str,
-    card: Mapping[str, object],
-    path: Path,
-) -> None:
-    data = model_file(
-        arrays,
-        kind=kind,
-        classes=prepared.task.classes,
-        card=card,
-        backbone=loadable_name(prepared.public.shard.backbone),
-        probe=prepared.public.shard.probe,
-        job_id=prepared.job_id,
-    )
-    replace_file(path, data)
 
 
 def _image_labels(
@@ -279,17 +243,22 @@ def _image_labels(
         is_seeded=is_seeded,
         created_at=created_at.isoformat(),
     )
-    as_table = image_label_table if isinstance(labelled, LabeledImages) else attribute_label_table
-    return as_table(stamp, sources=prepared.public.sources, probabilities=labelled.probabilities, asked=labelled.asked)
+    return image_label_table(
+        stamp,
+        sources=prepared.public.sources,
+        probabilities=labelled.probabilities,
+        asked=labelled.asked,
+        several=isinstance(labelled, LabeledAttributes),
+    )
 
 
-def _accuracy_against_epsilon(prepared: PreparedJob, answers: NoisyAnswers, student: Student) -> tuple[CurvePoint, ...]:
+def _accuracy_against_epsilon(prepared: PreparedJob, said: LabeledImages) -> tuple[CurvePoint, ...]:
     """Fit students of the same answers with more noise on top: what a cheaper job would have given.
 
     Adding noise to a release is post-processing, so the curve costs nothing. It exists where truth is known and the
     histogram was released. The extra noise protects nobody by itself, so any generator will do.
     """
-    test, statement = prepared.test, prepared.price.instance
+    test, statement, answers, student = prepared.test, prepared.price.instance, said.answers, said.student
     if (
         test is None
         or answers.noisy_votes is None
@@ -320,72 +289,6 @@ def _accuracy_against_epsilon(prepared: PreparedJob, answers: NoisyAnswers, stud
 
 POINTS_OF_SPENDING = 100
 PACKAGES = ("private-labeler", "torch", "timm", "numpy")
-
-
-def job_report(
-    prepared: PreparedJob,
-    answers: NDArray[np.integer],
-    noisy_votes: NDArray[np.float64] | None,
-    student: StudentOutcome | None,
-    curve: tuple[CurvePoint, ...],
-    labels: pa.Table | None,
-    *,
-    created_at: datetime,
-    is_seeded: bool,
-    contributors: int,
-    attributes: AttributeReport | None = None,
-) -> JobReport:
-    """Return everything the report of a job shows, except the seconds it took.
-
-    Args:
-        answers: what was released of each question, -1 where it was left without an answer.
-        noisy_votes: the noisy sums behind it; None where only winners were released.
-        student: None where nothing was answered.
-        labels: of every public image, as `student_labels.parquet` holds them; None where they have attributes, or no
-            labels because nothing was answered.
-    """
-    is_about_a_model = prepared.task.traits.asks_for_a_model
-    return JobReport(
-        task=prepared.task,
-        queries=_answered_queries(prepared, answers, noisy_votes),
-        privacy=_privacy(prepared),
-        contributors=contributors,
-        public_images=len(prepared.public),
-        student=student,
-        curve=curve,
-        images=None if labels is None else _shown_labels(prepared, labels),
-        attributes=attributes,
-        coverage=map_public_set(
-            prepared.public.features,
-            prepared.answered_features,
-            answers >= 0,
-            cells=prepared.queries.assignment if prepared.asks_clusters else None,
-        ),
-        versions={name: version(name) for name in PACKAGES},
-        is_seeded=is_seeded,
-        not_covered=prepared.public.shard.not_covered,
-        backbone=prepared.public.backbone_name,
-        job_id=prepared.job_id,
-        created_at=created_at.isoformat(timespec="seconds"),
-        downloads=(
-            (
-                "pseudo_labels.parquet",
-                "the released counts, one row per question"
-                if attributes is not None
-                else f"every label, one row per {'image' if is_about_a_model else 'question'}",
-            ),
-            *(() if student is None else (("student_labels.parquet", "what the student says of every public image"),)),
-            *((("model.safetensors", "the released model, with its privacy card"),) if is_about_a_model else ()),
-            *(() if student is None else (("student.safetensors", "the student, with the privacy card"),)),
-            ("privacy_card.md", "what these files may tell of one private image, in words"),
-            ("report.json", "the numbers of this page, for programs"),
-        ),
-    )
-
-
-def finite(value: float) -> float | None:
-    """Return None for infinity, which JSON and report pages do not have."""
-    return value if math.isfinite(value) else None
 
 
 def _answered_queries(
@@ -496,20 +399,6 @@ def _improved(task: Task, statement: PrivacyStatement) -> float:
         return math.inf
     return improved_epsilon(
         GaussianSum(Fraction(statement.squared_sensitivity), task.sigma_votes, statement.level), task.delta
-    )
-
-
-def _attributes_of(prepared: PreparedJob, releases: Sequence[Release]) -> LabeledAttributes:
-    """Fit a head for each attribute to the releases, and label the public images."""
-    opened = [one for one in releases if one.noisy_votes is not None]
-    return attributes_of(
-        prepared.task,
-        np.concatenate([one.noisy_votes for one in opened if one.noisy_votes is not None]),
-        np.concatenate([np.full(len(one.labels), len(one.contributors)) for one in opened]),
-        prepared.queries.features,
-        prepared.public.features,
-        rows=prepared.queries.rows,
-        seed=prepared.job.file.student.seed,
     )
 
 

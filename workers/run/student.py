@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from feature_store.backbones.spec import is_plain_name, loadable_name
+from feature_store.backbones.spec import is_plain_name
 from feature_store.decode import Skipped
-from feature_store.results.image_labels import ON, ImageStamp, attribute_label_table, image_label_table
-from feature_store.results.models import ATTRIBUTES, StoredModel, model_file, read_for_students, read_model
+from feature_store.results.image_labels import ON, ImageStamp, image_label_table
+from feature_store.results.models import ATTRIBUTES, StoredModel, read_for_students, read_model
 from feature_store.results.pseudo_labels import answers_of, task_of
 from feature_store.results.scores import Preference, Scores, prefer, score, score_probabilities
 from feature_store.rows import refuse_other_probe
@@ -36,7 +36,6 @@ from labeler.system.files import replace_file
 from labeler.task import Task
 from workers.progress import ProgressCallback, silent
 from workers.run.preparation import PublicImages
-from workers.students.ranks import Ranks, joined_ranks
 
 FINETUNE = "finetune"
 LEAST_STEPS = 200
@@ -120,10 +119,7 @@ def train_student(
             raise InvalidSetting(
                 "finetune needs --images, the public images, and --backbone, the network to start from"
             )
-        with joined_ranks() as ranks:
-            return _fine_tune(
-                job, folder, images=images, backbone=backbone, test=test, seed=seed, progress=progress, ranks=ranks
-            )
+        return _fine_tune(job, folder, images=images, backbone=backbone, test=test, seed=seed, progress=progress)
     scored = None
     if test is not None:
         shard = Shard.open(test)
@@ -133,15 +129,7 @@ def train_student(
     path = folder / f"student-{kind}.safetensors"
     not_covered = job.public.shard.not_covered
     card = privacy_card(job.task, price(job.task), is_seeded=job.is_seeded, not_covered=not_covered)
-    exported = model_file(
-        student.arrays,
-        kind=student.kind,
-        classes=job.task.classes,
-        card=card,
-        backbone=loadable_name(job.public.shard.backbone),
-        probe=job.public.shard.probe,
-    )
-    replace_file(path, exported)
+    replace_file(path, job.public.model_file(student.arrays, kind=student.kind, task=job.task, card=card))
     result = {"kind": student.kind, "path": str(path), "public_images": len(job.public)}
     if scored is None:
         return result
@@ -197,16 +185,15 @@ def _fine_tune(
     test: Path | None,
     seed: int,
     progress: ProgressCallback,
-    ranks: Ranks,
 ) -> dict[str, Any]:
     """Train a network on what the best simple student says of every public image."""
     from feature_store.backbones import load_backbone
     from feature_store.backbones.network import NetworkBackbone
     from feature_store.embedding import image_for
     from feature_store.sources import open_source
-    from workers.students.finetune import FineTuning, fine_tune
+    from workers.run.finetune import FineTuning, fine_tune
 
-    network = load_backbone(backbone, device=ranks.device)
+    network = load_backbone(backbone)
     if not isinstance(network, NetworkBackbone):
         raise InvalidSetting(f"backbone {backbone!r} is not a network, so there is nothing to fine-tune")
     source = open_source(images)
@@ -234,11 +221,9 @@ def _fine_tune(
         settings=settings,
         seed=seed,
         on_epoch=lambda epoch, _: progress("Fine-tuning", epoch + 1, epochs),
-        ranks=ranks,
     )
     path = folder / "student-finetune.safetensors"
-    if ranks.is_first:
-        tuned.save(path)
+    tuned.save(path)
     result = {"kind": FINETUNE, "path": str(path), "public_images": len(job.public)}
     if labelled is None:
         return result
@@ -344,7 +329,7 @@ def _predict(
     if model.kind == ATTRIBUTES:
         if preference is not None:
             raise InvalidSetting("--prefer is about one class per image, and this model is of attributes; leave it out")
-        table = attribute_label_table(stamp, sources=images.sources, probabilities=probabilities, asked=asked)
+        table = image_label_table(stamp, sources=images.sources, probabilities=probabilities, asked=asked, several=True)
         counts = (probabilities >= ON).sum(axis=0).tolist()
         return Prediction(table, dict(zip(model.classes, counts, strict=True)), skipped)
     labels, threshold = probabilities.argmax(axis=1), None

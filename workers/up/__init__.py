@@ -18,7 +18,6 @@ class Plan:
         shards: one per agent, used in place; none: the digits of scikit-learn are dealt out.
         backbone: what embeds a requester's images; by default `pixels:8` for digits, and what the shards say.
         instance_epsilon: budget of the federation and of every agent, per private image.
-        agent_epsilon: the same per agent.
         life_epsilon: what of the budget per image is set aside for votes for life; nothing where absent.
     """
 
@@ -26,5 +25,4 @@ class Plan:
     shards: tuple[Path, ...] = ()
     backbone: str | None = None
     instance_epsilon: Epsilon | None = None
-    agent_epsilon: Epsilon | None = None
     life_epsilon: float | None = None

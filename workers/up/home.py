@@ -244,7 +244,7 @@ def _budget(plan: Plan) -> BudgetTable:
     try:
         return BudgetTable(
             instance_epsilon=INSTANCE_EPSILON if plan.instance_epsilon is None else plan.instance_epsilon,
-            agent_epsilon="unlimited" if plan.agent_epsilon is None else plan.agent_epsilon,
+            agent_epsilon="unlimited",
             delta=DELTA,
             life_epsilon=plan.life_epsilon,
         )
@@ -280,7 +280,6 @@ def _check_unchanged(home: Path, state: _State, plan: Plan) -> None:
             ("--shard", plan.shards),
             ("--backbone", plan.backbone),
             ("--instance-epsilon", plan.instance_epsilon),
-            ("--agent-epsilon", plan.agent_epsilon),
             ("--life-epsilon", plan.life_epsilon),
         )
         if value

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from labeler.errors import InvalidSetting, Unavailable
+from workers.up.supervisor import end_process
 
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
@@ -104,17 +105,9 @@ class RedisServer:
 
     def stop(self) -> None:
         """End it and lose its contents. Ending it twice changes nothing."""
-        process = self._process
-        if process is None:
-            return
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        process.wait()
-        self._socket.unlink(missing_ok=True)
+        if self._process is not None:
+            end_process(self._process, within_s=STOP_TIMEOUT_S)
+            self._socket.unlink(missing_ok=True)
 
     def __enter__(self) -> RedisServer:
         return self

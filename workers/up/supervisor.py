@@ -26,6 +26,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -247,6 +248,16 @@ def die_with_parent(parent: int | None = None) -> Callable[[], None] | None:
             os._exit(1)
 
     return ask_the_kernel
+
+
+def end_process(process: subprocess.Popen[bytes], *, within_s: float) -> None:
+    """Stop a process; kill it if it does not end in time. Ending it twice changes nothing."""
+    process.terminate()
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _clear_session(process: Process) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -24,8 +24,6 @@ from labeler.errors import InvalidSetting
 from labeler.planning import holds_against
 from labeler.rounds.effects import AnswerStatus
 from labeler.task import Task
-
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +48,6 @@ class AnsweredQuery:
     noisy_votes: NDArray[np.float64] | None = field(default=None, repr=False)
     thumbnails: tuple[bytes, ...] = field(default=(), repr=False)
     group_size: int = 1
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "status", AnswerStatus(self.status))
-        if not all(image.startswith(PNG_SIGNATURE) for image in self.thumbnails):
-            raise InvalidSetting(f"a thumbnail of query {self.query_id!r} is not a PNG file")
 
     @property
     def is_right(self) -> bool | None:
@@ -292,6 +285,11 @@ class AttributeImage:
     thumbnail: bytes | None = field(default=None, repr=False)
 
 
+def _mean(shares: Iterable[float | None]) -> float | None:
+    known = [one for one in shares if one is not None]
+    return statistics.fmean(known) if known else None
+
+
 @dataclass(frozen=True, eq=False)
 class AttributeReport:
     """The labels of all public images of a job about attributes.
@@ -310,14 +308,12 @@ class AttributeReport:
     @property
     def accuracy(self) -> float | None:
         """Mean over attributes of the share that is right."""
-        shares = [one.right for one in self.outcomes if one.right is not None]
-        return statistics.fmean(shares) if shares else None
+        return _mean(one.right for one in self.outcomes)
 
     @property
     def commoner(self) -> float | None:
         """Mean over attributes of the share that always giving the commoner answer would get right."""
-        shares = [one.commoner for one in self.outcomes if one.commoner is not None]
-        return statistics.fmean(shares) if shares else None
+        return _mean(one.commoner for one in self.outcomes)
 
     @property
     def confidence(self) -> float:

@@ -18,7 +18,7 @@ import numpy as np
 from jinja2 import Environment
 from PIL import Image
 
-from feature_store.results.page_templates import page_templates
+from feature_store.results.page_templates import count, figure_card, page_templates
 from feature_store.results.report import coverage, words
 from feature_store.results.report.model import (
     MAX_FIRST,
@@ -94,7 +94,7 @@ def render_page(report: JobReport, pictures: dict[str, Picture]) -> str:
 def _templates() -> Environment:
     """Compiled once: a coordinator's processes make a page for every job."""
     environment = page_templates("feature_store", "results/report")
-    environment.filters |= {"percent": words.say_percent, "count": words.count}
+    environment.filters |= {"percent": words.say_percent, "count": count}
     return environment
 
 
@@ -118,7 +118,7 @@ def _cards(report: JobReport) -> list[dict[str, str]]:
     price, agent = report.privacy.instance, report.privacy.agent
     delta = words.say_delta(report.privacy.delta)
     cards = [
-        _card(
+        figure_card(
             "epsilon, one image",
             say_epsilon(price.epsilon) if price.epsilon is not None else "no bound",
             f"at delta {delta}" if price.epsilon is not None else price.reason,
@@ -127,24 +127,28 @@ def _cards(report: JobReport) -> list[dict[str, str]]:
     if report.images is not None:
         asked = int(report.images.asked.sum())
         unit = f"{asked:,} of them asked about, {len(report.images) - asked:,} inferred"
-        cards.append(_card("images labeled", f"{len(report.images):,}", unit))
+        cards.append(figure_card("images labeled", f"{len(report.images):,}", unit))
     if report.attributes is not None:
-        each = words.count(len(report.attributes.outcomes), "attribute")
-        cards.append(_card("images labeled", f"{report.attributes.count:,}", f"{each} of each"))
+        each = count(len(report.attributes.outcomes), "attribute")
+        cards.append(figure_card("images labeled", f"{report.attributes.count:,}", f"{each} of each"))
     right, known = report.scored
     checked = f"; {right:,} of {known:,} that can be checked are right" if known else ""
-    cards.append(_card("questions answered", f"{report.answered:,}", f"of {len(report.queries):,} asked{checked}"))
+    cards.append(
+        figure_card("questions answered", f"{report.answered:,}", f"of {len(report.queries):,} asked{checked}")
+    )
     if report.student is not None and report.student.accuracy is not None:
-        tested = f" on {words.count(report.student.test_images, 'unseen image')}" if report.student.test_images else ""
+        tested = f" on {count(report.student.test_images, 'unseen image')}" if report.student.test_images else ""
         figure = words.say_percent(report.student.accuracy)
         balanced = words.class_by_class(report.student.scores)
-        cards.append(_card("student right", figure, f"{report.student.kind}{tested}{balanced and f'; {balanced}'}"))
+        cards.append(
+            figure_card("student right", figure, f"{report.student.kind}{tested}{balanced and f'; {balanced}'}")
+        )
     if (person := report.privacy.person) is not None:
-        most = words.count(report.privacy.records_per_person or 1, "image")
+        most = count(report.privacy.records_per_person or 1, "image")
         unit = person.reason or f"all images of one person at one agent, of which at most {most} vote"
-        cards.append(_card("epsilon, one person", say_epsilon(person.epsilon), unit))
+        cards.append(figure_card("epsilon, one person", say_epsilon(person.epsilon), unit))
     cards.append(
-        _card(
+        figure_card(
             "epsilon, whole agent",
             say_epsilon(agent.epsilon) if agent.epsilon is not None else "no bound",
             # The first half says what is missing; the whole of it stands where the price is explained.
@@ -152,10 +156,6 @@ def _cards(report: JobReport) -> list[dict[str, str]]:
         )
     )
     return cards
-
-
-def _card(name: str, figure: str, unit: str) -> dict[str, str]:
-    return {"name": name, "figure": figure, "unit": unit}
 
 
 def _class_rows(report: JobReport) -> dict[str, Any]:
@@ -302,7 +302,7 @@ def _question(report: JobReport, number: int, query: AnsweredQuery, tallest: flo
     said = f"answered {name}" if answered else STATUS_WORDS[query.status]
     what = "image asked about" if query.group_size == 1 else f"one of {query.group_size:,} images asked about"
     truth = report.class_name(query.truth) if query.truth is not None and mark in ("wrong", "none") else None
-    group = f"{words.count(query.group_size, 'image')} · " if query.group_size > 1 else ""
+    group = f"{count(query.group_size, 'image')} · " if query.group_size > 1 else ""
     return {
         "images": [_picture(image, f"Question {number}, {what}, {query.source}: {said}") for image in images],
         "mark": mark,

@@ -26,8 +26,9 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
+from feature_store.results.page_templates import count
 from feature_store.results.report.model import JobReport, PriceRow, bands
-from feature_store.results.report.words import count, say_number, say_percent
+from feature_store.results.report.words import say_number, say_percent
 from labeler.budget import say_epsilon, say_estimate
 
 INK, MUTED, LINE, SURFACE = "#1c2431", "#5a6676", "#d8dde3", "#fefefe"

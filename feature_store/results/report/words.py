@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from feature_store.results.page_templates import count
 from feature_store.results.report.model import AttributeReport, JobReport
 from feature_store.results.scores import UNEQUAL, Scores
 from labeler.budget import say_epsilon
@@ -48,11 +49,6 @@ def say_percent(share: float | None) -> str:
 def say_number(value: float) -> str:
     """Return a number of votes with three significant digits, or as a whole number from 100 on."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def count(number: int, one: str, many: str | None = None) -> str:
-    """Return a number with its noun: `1 agent`, `5 agents`."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def headline(report: JobReport) -> str:

@@ -121,7 +121,7 @@ def on_postgresql(
 def unlimited(federations: SharedFederations, tmp_path_factory: pytest.TempPathFactory) -> Service:
     """One federation of three agents whose accounts have no limit, for jobs that would be dear."""
     home = tmp_path_factory.mktemp("unlimited") / "federation"
-    budget = ("--instance-epsilon", "unlimited", "--agent-epsilon", "unlimited")
+    budget = ("--instance-epsilon", "unlimited")
     return federations.get("unlimited", lambda: running(home, *budget))
 
 

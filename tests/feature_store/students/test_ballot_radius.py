@@ -47,12 +47,14 @@ def test_too_few_public_images_are_refused() -> None:
 
 
 def request(**changes: object) -> PlanRequest:
-    fields: dict[str, object] = {
-        "method": "reverse-knn", "k": 1, "queries": 4, "sigma": None, "delta": 1e-5, "agents": 10,
-        "colluding_agents": 1, "max_dropouts": 0, "classes": 4, "max_agent_records": None, "release": "histogram",
-        "epsilon": 0.5, "solve": "sigma", "level": "agent", "records": 1000, "ballot_radius": "auto",
+    fields = {
+        "method": "reverse-knn", "k": 1, "max_queries": 4, "delta": 1e-5, "agents": 10, "colluding_agents": 1,
+        "max_dropouts": 0, "ballot_radius": "auto",
     }  # fmt: skip
-    return PlanRequest(**fields | changes)  # type: ignore[arg-type]
+    level = changes.pop("level", "agent")
+    return PlanRequest(
+        fields | changes, classes=4, sigma=None, epsilon=0.5, solve="sigma", level=level, records=1000,  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 def public(path: Path) -> Path:

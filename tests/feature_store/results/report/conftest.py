@@ -22,6 +22,7 @@ from feature_store.results.report.model import (
     Privacy,
     StudentOutcome,
 )
+from labeler.rounds.effects import AnswerStatus
 from labeler.task import Task
 
 ReportMaker = Callable[..., JobReport]
@@ -80,7 +81,7 @@ def make_report() -> ReportMaker:
                 f"q{number}",
                 f"{source} {number}",
                 int(label),
-                "answered",  # type: ignore[arg-type]  # plain words are accepted and become an AnswerStatus
+                AnswerStatus.ANSWERED,
                 truth=(int(label) if number else 1) if has_truth else None,
                 noisy_votes=votes[number] if release == "histogram" else None,
                 thumbnails=(png(), png(), png()),
@@ -88,7 +89,7 @@ def make_report() -> ReportMaker:
             )
             for number, label in enumerate(labels)
         )
-        queries = (*queries[:-1], replace(queries[-1], label=-1, status="abstained"))
+        queries = (*queries[:-1], replace(queries[-1], label=-1, status=AnswerStatus.ABSTAINED))
         features = rng.normal(size=(max(80, num_queries), 6))
         report = JobReport(
             task=task,

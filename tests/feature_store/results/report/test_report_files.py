@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from feature_store.results.report.coverage import map_public_set
-from feature_store.results.report.model import PNG_SIGNATURE, LevelPrice
+from feature_store.results.report.model import LevelPrice
 from feature_store.results.report.page import render_page, report_json, write_report
 from feature_store.results.report.words import what_epsilon_means
 from labeler.errors import UnreadableImage
@@ -46,7 +46,7 @@ def test_pictures_of_an_earlier_report_do_not_stay(make_report, tmp_path):
 
 def test_a_thumbnail_that_is_no_image_leaves_nothing_behind(make_report, tmp_path):
     report = make_report()
-    broken = replace(report.queries[0], thumbnails=(PNG_SIGNATURE + b"and then nothing",))
+    broken = replace(report.queries[0], thumbnails=(b"\x89PNG\r\n\x1a\nand then nothing",))
     with pytest.raises(UnreadableImage, match="q0"):
         write_report(replace(report, queries=(broken, *report.queries[1:])), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -3,15 +3,10 @@
 The last step for users who want their own network. It learns the soft labels of a fitted student (or of the release),
 so it inherits what denoising and refinement found. It may then beat both by changing the features themselves. torch is
 imported on first use.
-
-Several processes train one network (`workers.students.ranks`). Each takes its share of every batch, batch normalization
-sees the whole batch, and gradients are averaged. So the same seed gives the same network as one process, up to
-rounding. Like one process, they save at the end or not at all.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import BadData
-from workers.students.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     import torch
@@ -111,7 +105,6 @@ def fine_tune(
     settings: FineTuning,
     seed: int = 0,
     on_epoch: Callable[[int, float], None] | None = None,
-    ranks: Ranks = ALONE,
 ) -> FineTunedStudent:
     """Minimise the cross-entropy to soft labels. Changes the backbone that is passed in.
 
@@ -121,74 +114,41 @@ def fine_tune(
         soft_labels: shape (n, num_classes), rows sum to one.
         seed: of the order of images and the head. Repeatable on a CPU.
         on_epoch: called with the number and the mean loss of each finished epoch, for a progress bar.
-        ranks: the processes that train it together, all of them with the same arguments.
     """
     import torch
 
     count = len(images)
     device = _device_of(backbone)
-    whole = _attach_head(backbone, images, num_classes=soft_labels.shape[1], seed=seed)
-    network = whole if ranks.count == 1 else _shared(whole)
-    head = network[1]
+    network = _attach_head(backbone, images, num_classes=soft_labels.shape[1], seed=seed)
     targets = torch.as_tensor(soft_labels, dtype=torch.float32)
     body = [parameter for parameter in network[0].parameters() if parameter.requires_grad]
     groups = [
-        {"params": list(head.parameters()), "lr": settings.learning_rate},
+        {"params": list(network[1].parameters()), "lr": settings.learning_rate},
         {"params": body, "lr": settings.learning_rate / 10},
     ]
     optimizer = torch.optim.AdamW(groups, weight_decay=settings.weight_decay)
     order = torch.Generator().manual_seed(seed)
-    scores_of: Callable[[torch.Tensor], torch.Tensor] = network
     for epoch in range(settings.epochs + settings.warmup_epochs):
         warming = epoch < settings.warmup_epochs
         network.train(not warming)
         for parameter in body:
             parameter.requires_grad_(not warming)
-        if ranks.count > 1 and epoch in (0, settings.warmup_epochs):
-            # New for each set of trained parameters: it averages the gradients of those it has seen.
-            scores_of = torch.nn.parallel.DistributedDataParallel(network, forward_sync_buffers=False)
         total = 0.0
         shuffled = torch.randperm(count, generator=order)
         for start in range(0, count, settings.batch_size):
             batch = shuffled[start : start + settings.batch_size]
             if len(batch) == 1 and count > 1:
                 continue  # batch normalization cannot train on a single image
-            # A batch too small to share is trained on by all of them, which is the same step.
-            mine = batch[ranks.rank :: ranks.count] if len(batch) >= ranks.count else batch
-            together = len(batch) if len(batch) >= ranks.count else len(batch) * ranks.count
-            scores = scores_of(images[mine].to(device))
-            losses = torch.nn.functional.cross_entropy(scores, targets[mine].to(device), reduction="none")
-            # Averaged over processes, this is the mean over the batch.
-            loss = losses.sum() * (ranks.count / together)
+            scores = network(images[batch].to(device))
+            loss = torch.nn.functional.cross_entropy(scores, targets[batch].to(device))
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()
             total += float(loss.detach()) * len(batch)
         if on_epoch is not None:
-            on_epoch(epoch, _over_ranks(total, device, ranks) / count)
-    if ranks.count > 1:
-        whole.load_state_dict(network.state_dict())
-    whole.eval()
-    return FineTunedStudent(whole, device)
-
-
-def _shared(network: torch.nn.Sequential) -> torch.nn.Sequential:
-    from workers.students.shared_batch_norm import share_batch_norms
-
-    shared = copy.deepcopy(network)
-    share_batch_norms(shared)
-    return shared
-
-
-def _over_ranks(value: float, device: str, ranks: Ranks) -> float:
-    """Return the mean over the processes."""
-    if ranks.count == 1:
-        return value
-    import torch
-
-    told = torch.tensor([value], dtype=torch.float64, device=device)
-    torch.distributed.all_reduce(told)
-    return float(told) / ranks.count
+            on_epoch(epoch, total / count)
+    network.eval()
+    return FineTunedStudent(network, device)
 
 
 def _device_of(module: torch.nn.Module) -> str:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from workers.students.finetune import FineTuning, fine_tune
+from workers.run.finetune import FineTuning, fine_tune
 
 
 def small_backbone() -> torch.nn.Module:
