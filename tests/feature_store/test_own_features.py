@@ -95,6 +95,9 @@ def test_every_kind_of_file_gives_the_same_records(written: Callable[..., dict[s
     expected = zip(IDS, quantize(x.astype(np.float32)), range(20), strict=True)
     assert found == {one: (row.tobytes(), number % 2) for one, row, number in expected}
     assert len(np.unique(np.asarray(shard.persons), axis=0)) == 10
+    manifest = (made.path / "manifest.json").read_text()
+    assert "patient" not in manifest
+    assert "scan" not in manifest
     np.testing.assert_array_equal(probe_rows(shard.probe or "", WIDTH), quantize(PROBE.astype(np.float32)))
     # The same call again changes nothing; changed features under the same ids are another source.
     assert labeler.embed(**given, **DECLARED, probe=PROBE, out=tmp_path / "a.shard", classes=CLASSES).records == 20
@@ -166,15 +169,6 @@ def test_features_that_are_there_twice_are_left_out_or_refused_like_images(tmp_p
     made = labeler.embed(**options, out=tmp_path / "b.shard")
     assert (made.records, made.copies, made.contradictions) == (17, 1, 2)
     assert made.listed == tmp_path / "b.shard.duplicates.csv"
-
-
-def test_a_private_name_is_in_no_public_field_of_a_shard(tmp_path: Path) -> None:
-    made = labeler.embed(
-        **in_memory(tmp_path, rows(20)), **DECLARED, probe=PROBE, out=tmp_path / "a.shard", classes=CLASSES
-    )
-    manifest = (made.path / "manifest.json").read_text()
-    assert "patient" not in manifest
-    assert "scan" not in manifest
 
 
 def federation(
