@@ -52,7 +52,7 @@ from benchmarks.learning.networks import (
 )
 from benchmarks.learning.together import Jitter, Training
 from benchmarks.papers import Cell
-from benchmarks.papers.federated import Averaging, Federation, accuracy_row, padded, priced, train_digits
+from benchmarks.papers.federated import ACCURACY, Averaging, Federation, accuracy_row, padded, priced, train_digits
 from benchmarks.papers.partitions import MNIST_CASE, USPS_CASE, Rows, iid_partition, mnist_partition
 from benchmarks.sums import open_sum, task_at
 from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
@@ -289,7 +289,6 @@ def _edges(root: Path) -> DataSet:
 
 
 DELTA = 1e-3
-ACCURACY = "test accuracy, %"
 LABELS = "labels of public images right, %"
 
 

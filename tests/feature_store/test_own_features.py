@@ -197,16 +197,11 @@ def turned(units: int) -> NDArray[np.float64]:
     return moved
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_job_with_another_backbone_of_the_same_name_is_refused_before_anything_is_paid_for(
-    place: int, tmp_path: Path
-) -> None:
+def test_the_same_backbone_on_another_computer_runs_and_its_student_labels_no_other_features(tmp_path: Path) -> None:
     base = quantize(PROBE).astype(np.float64)
-    near = [turned(PROBE_SLACK) if number == place else base for number in range(3)]
-    a, b, public = federation(tmp_path / "near", tuple(near))
-    job = labeler.run([a, b], public, tmp_path / "near" / "job", epsilon=5, colluding_agents=0, quiet=True)
+    a, b, public = federation(tmp_path, (turned(PROBE_SLACK), base, base))
+    job = labeler.run([a, b], public, tmp_path / "job", epsilon=5, colluding_agents=0, quiet=True)
     assert job.labels()["label"].tolist()[:2] == [0, 1]
-
     odd = labeler.embed(
         features=rows(30, seed=9), out=tmp_path / "odd.shard", probe=PROBE[:, ::-1], public=True, **DECLARED
     )
@@ -215,14 +210,19 @@ def test_a_job_with_another_backbone_of_the_same_name_is_refused_before_anything
     with pytest.raises(MixedShards, match=r"'odd\.shard' embedded the probe \d+ grid units from the model's job"):
         student.label(odd, quiet=True)
 
-    far = [PROBE[:, ::-1] if number == place else base for number in range(3)]
-    a, b, public = federation(tmp_path / "far", tuple(far))
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_job_with_another_backbone_of_the_same_name_is_refused_before_anything_is_paid_for(
+    place: int, tmp_path: Path
+) -> None:
+    far = [PROBE[:, ::-1] if number == place else PROBE for number in range(3)]
+    a, b, public = federation(tmp_path, tuple(far))
     with pytest.raises(MixedShards, match=r"embedded the probe (\d+) grid units from shard 'site-a\.shard'") as refused:
-        labeler.run([a, b], public, tmp_path / "far" / "job", epsilon=5, colluding_agents=0, quiet=True)
+        labeler.run([a, b], public, tmp_path / "job", epsilon=5, colluding_agents=0, quiet=True)
     said = int(re.findall(r"(\d+) grid units", str(refused.value))[0])
     assert said == np.abs(quantize(PROBE).astype(int) - quantize(PROBE[:, ::-1].copy())).max()
     assert ("site-b" if place < 2 else "public") in str(refused.value)
-    assert not (tmp_path / "far" / "job").exists() or not list((tmp_path / "far" / "job").glob("*.parquet"))
+    assert not (tmp_path / "job").exists() or not list((tmp_path / "job").glob("*.parquet"))
 
 
 def test_rounding_of_another_computer_stays_within_the_slack() -> None:
