@@ -94,12 +94,25 @@ def mean_row(case: str, method: str, metric: str, values: Iterable[float], **tol
     return BenchRow(case, method, metric, statistics.fmean(found), sd, **told)
 
 
+def rows_of(case: str, found: Iterable[tuple[str, str, float, str | None]], **told: Any) -> list[BenchRow]:
+    """Return a row for each (method, metric, value, reference) of one case; `told` are its other fields."""
+    return [
+        BenchRow(case, method, metric, float(value), reference=wanted, **told)
+        for method, metric, value, wanted in found
+    ]
+
+
 def in_turn(progress: ProgressCallback, stage: str, items: Collection[T]) -> Iterator[T]:
     """Yield one item after the other, and report progress."""
     for number, item in enumerate(items):
         progress(stage, number, len(items))
         yield item
     progress(stage, len(items), len(items))
+
+
+def parts_in_turn(progress: ProgressCallback, stage: str, *parts: Callable[[], list[BenchRow]]) -> list[BenchRow]:
+    """Measure one part of a bench after the other, and report progress."""
+    return [row for part in in_turn(progress, stage, parts) for row in part()]
 
 
 def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:

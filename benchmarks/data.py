@@ -33,13 +33,19 @@ if TYPE_CHECKING:
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
-CIFAR10_BACKBONE: dict[str, Any] = {
-    "kind": "timm",
-    "architecture": "mobilenetv2_100",
-    "options": {"pad_type": "same", "bn_eps": 1e-3},
-    "transform": {"resize": 128, "crop": 128, "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"},
-}
-"""MobileNetV2 trained on ImageNet, on CIFAR-10 images enlarged to 128 x 128: 1,280 features."""
+
+def mobilenet(resize: int, crop: int) -> dict[str, Any]:
+    """Return MobileNetV2 1.0 trained on ImageNet, on squares of `crop` pixels: 1,280 features. Weights are left out."""
+    return {
+        "kind": "timm",
+        "architecture": "mobilenetv2_100",
+        "options": {"pad_type": "same", "bn_eps": 1e-3},
+        "transform": {"resize": resize, "crop": crop, "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"},
+    }
+
+
+CIFAR10_BACKBONE: dict[str, Any] = mobilenet(128, 128)
+"""CIFAR-10 images are enlarged."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +64,9 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __getitem__(self, rows: NDArray[np.int64] | slice) -> Split:
+        return Split(self.inputs[rows], self.labels[rows])
+
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
@@ -66,6 +75,12 @@ class DataSet:
     train: Split
     test: Split
     num_classes: int = 10
+
+    @property
+    def whole(self) -> Split:
+        """Both halves as one."""
+        inputs, labels = ((self.train.inputs, self.test.inputs), (self.train.labels, self.test.labels))
+        return Split(np.concatenate(inputs), np.concatenate(labels))
 
 
 def data_root(data: Path | None) -> Path:
@@ -95,7 +110,8 @@ def usps(root: Path) -> DataSet:
 def cifar10_features(root: Path, *, progress: ProgressCallback = silent) -> DataSet:
     """CIFAR-10 (Krizhevsky 2009) as features of a frozen network, computed once (in ten to twenty minutes)."""
     folder = _cifar10_folder(root, ("train", "test"), progress)
-    return DataSet(_features(folder / "cifar10-train"), _features(folder / "cifar10-test"))
+    train, test = (split_of(Shard.open(folder / f"cifar10-{one}", verify=False)) for one in ("train", "test"))
+    return DataSet(train, test)
 
 
 def cifar10_test_features(
@@ -109,6 +125,12 @@ def ordered(shard: Shard) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
     """Return features and labels by source name: rows of a shard are in random order, which differs between caches."""
     by_name = np.argsort(np.array(shard.sources), kind="stable")
     return np.ascontiguousarray(shard.features[by_name]), np.asarray(shard.labels)[by_name].astype(np.int64)
+
+
+def split_of(shard: Shard) -> Split:
+    """Return features of norm 1 and labels, by source name."""
+    features, labels = ordered(shard)
+    return Split(features.astype(np.float32) / np.float32(2048), labels)
 
 
 def embedded(
@@ -140,31 +162,20 @@ def _cifar10_folder(root: Path, splits: Sequence[str], progress: ProgressCallbac
     folder = cache_folder() / made_by[:16]
     missing = [split for split in splits if not (folder / f"cifar10-{split}").exists()]
     if missing:
-        _embed_cifar10(root, CIFAR10_BACKBONE | {"weights": weights}, folder, missing, progress)
+        # Imported on use: where all features are kept, nothing needs the network.
+        from feature_store.backbones import load_backbone, parse_spec
+
+        backbone = load_backbone(parse_spec(CIFAR10_BACKBONE | {"weights": weights, "decoder": "pillow"}))
+        with tempfile.TemporaryDirectory() as temporary:
+            for split in missing:
+                images, out = _cifar10_images(root, split, Path(temporary)), folder / f"cifar10-{split}"
+                embedded(images, backbone, out, classes=CIFAR10_CLASSES, seed=f"cifar10 {split}", progress=progress)
     return folder
-
-
-def _embed_cifar10(
-    root: Path, spec: dict[str, Any], folder: Path, missing: Sequence[str], progress: ProgressCallback
-) -> None:
-    # Imported on use: where all features are kept, nothing needs the network.
-    from feature_store.backbones import load_backbone, parse_spec
-
-    backbone = load_backbone(parse_spec(spec | {"decoder": "pillow"}))
-    with tempfile.TemporaryDirectory() as temporary:
-        for split in missing:
-            images, out = _cifar10_images(root, split, Path(temporary)), folder / f"cifar10-{split}"
-            embedded(images, backbone, out, classes=CIFAR10_CLASSES, seed=f"cifar10 {split}", progress=progress)
 
 
 def cache_folder() -> Path:
     """Return the folder that keeps features of benches between runs: `labeler` in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "labeler"
-
-
-def _features(path: Path) -> Split:
-    features, labels = ordered(Shard.open(path, verify=False))
-    return Split(features.astype(np.float32) / np.float32(2048), labels)
 
 
 def _cifar10_images(root: Path, split: str, temporary: Path) -> Path | str:

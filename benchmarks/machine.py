@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
 from labeler.errors import InvalidSetting, LabelerError
 
+_TICKS = os.sysconf("SC_CLK_TCK")
 ONE_CORE: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -44,9 +46,27 @@ def run_alone(module: str, *orders: Mapping[str, Any], one_core: bool = True) ->
 
 def cpu_seconds(pid: int) -> float:
     """Return the CPU seconds of a process and all its threads, in user and system mode."""
+    return sum(map(int, _stat(pid)[11:13])) / _TICKS
+
+
+def cpu_seconds_below(pid: int) -> dict[int, float]:
+    """Return CPU seconds, user and system, of a process and of all its descendants, by process id.
+
+    The children that a process has waited for count as its own.
+    """
+    found = {pid: _stat(pid)}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(InvalidSetting):  # it has ended
+            found[int(folder.name)] = _stat(int(folder.name))
+    below = {pid}
+    while more := {child for child, fields in found.items() if int(fields[1]) in below} - below:
+        below |= more
+    return {one: sum(map(int, found[one][11:15])) / _TICKS for one in below if one in found}
+
+
+def _stat(pid: int) -> list[str]:
     # The name is in parentheses and may hold anything.
-    fields = _told(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return _told(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def memory_bytes(kind: str, pid: int | str = "self") -> int:

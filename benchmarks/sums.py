@@ -14,21 +14,22 @@ The coins are privacy: they come from the same kind of secret source as noise, o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.accounting.sampled import SampledRounds, epsilon_bound, noise_multiplier_of, renyi_epsilon
+from benchmarks.accounting.sampled import epsilon_bound, noise_multiplier, noise_multiplier_of, renyi_epsilon
 from labeler.errors import InvalidSetting, QuorumNotReached, UnsafeGrid
 from labeler.noise import VectorSum
 from labeler.randomness import ByteSource
 from labeler.release import Release, open_histogram, open_winner
 from labeler.sharing import split, unshard
+from labeler.solving import solve_sigma
 from labeler.tally import InputShare, QueryBatch, Round, add_shares, round_of
-from labeler.task import Level, Task
+from labeler.task import Level, Task, parse_task
 from workers.agent.agent import Agent, as_it_is, shares_of
 
 
@@ -105,19 +106,19 @@ class SampledSum:
     sampling_probability: float
     rounds: int
 
-    @cached_property
-    def accounted(self) -> SampledRounds:
-        """The rounds as the accountant prices them."""
-        return SampledRounds(self.spec.event(self.level), self.sampling_probability, self.rounds)
+    @property
+    def noise_multiplier(self) -> float:
+        """The standard deviation of the noise over the distance that a sampled contributor makes."""
+        return noise_multiplier(self.spec.event(self.level))
 
     def epsilon(self, delta: float) -> float:
         """Return the certified price of all rounds, an upper bound for the integer mechanism."""
-        return epsilon_bound(self.accounted, delta)
+        return epsilon_bound(self.spec.event(self.level), self.sampling_probability, self.rounds, delta)
 
     def as_in_paper_epsilon(self, delta: float) -> float:
         """Return the price by Renyi divergences and the papers' conversion, for comparison; it is never charged."""
         return renyi_epsilon(
-            self.accounted.noise_multiplier,
+            self.noise_multiplier,
             delta,
             sampling_probability=self.sampling_probability,
             rounds=self.rounds,
@@ -125,13 +126,7 @@ class SampledSum:
 
 
 def with_budget(plan: SampledSum, epsilon: float, delta: float) -> SampledSum:
-    """Return the same rounds with the least noise that the budget allows, to about two parts in a thousand.
-
-    Args:
-        plan: its `spec.sigma` is replaced; everything else stays.
-        epsilon: of all rounds together, positive.
-        delta: in (0, 1).
-    """
+    """Return the same rounds with the least noise that a budget for all of them allows, to about two thousandths."""
     moved = plan.spec.sensitivity if plan.level == "instance" else plan.spec.largest_norm
     multiplier = noise_multiplier_of(epsilon, delta, sampling_probability=plan.sampling_probability, rounds=plan.rounds)
 
@@ -145,18 +140,23 @@ def poisson_sample(source: ByteSource, count: int, probability: float) -> NDArra
     """Draw independent coins of probability q, rounded down to a multiple of 2^-64 (a smaller q costs less).
 
     Args:
-        source: secret; one 64-bit word per coin is consumed.
+        source: secret; one 64-bit word per coin is consumed where the probability is below 1.
         count: how many.
         probability: q, in (0, 1].
 
     Returns:
         bool, shape (count,). Secret: the price relies on nobody seeing it.
     """
-    if not 0 < probability <= 1 or count < 0:
-        raise InvalidSetting(f"coins need a probability in (0, 1] and a count, found {probability} and {count}")
-    words = source.uint64(count)
+    if not 0 < probability <= 1:
+        raise InvalidSetting(f"coins need a probability in (0, 1], found {probability}")
     threshold = math.floor(probability * 2.0**64)
-    return np.ones(count, dtype=np.bool_) if threshold >= 2**64 else words < np.uint64(threshold)
+    return np.ones(count, dtype=np.bool_) if threshold >= 2**64 else source.uint64(count) < np.uint64(threshold)
+
+
+def task_at(epsilon: float, fields: Mapping[str, Any], *, level: Level = "instance") -> Task:
+    """Return the task of these fields with the least noise that costs at most epsilon."""
+    task = parse_task({**fields, "sigma_votes": 1.0})
+    return task.model_copy(update={"sigma_votes": solve_sigma(task, epsilon, level=level)})
 
 
 def run_round(task: Task, batch: QueryBatch, agents: Sequence[tuple[Agent, bytes]]) -> Release:

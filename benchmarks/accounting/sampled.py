@@ -22,7 +22,6 @@ ledger holds; the bound here is about these rounds alone.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -33,64 +32,49 @@ from labeler.accounting.events import IntegerSum
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.accounting.integer import SAMPLER_TOTAL_VARIATION, smoothing_error, sum_of_shares_error
 from labeler.accounting.sampled import LEAST_DELTA, sampled_epsilon
-from labeler.errors import InvalidSetting, PrivacyRefusal
 
 _ROUND_UP = 1e-6
 _SET_ASIDE = 1e-6
 _ORDERS = (*range(2, 64), *range(64, 513, 8))
 
 
-@dataclass(frozen=True)
-class SampledRounds:
-    """T openings of one `IntegerSum`, each over a fresh Poisson sample that nobody sees.
-
-    Attributes:
-        event: one round, for a record or agent that was sampled; its level says which of the two is sampled.
-        sampling_probability: q, in (0, 1]. Fixed-size samples, shuffled batches and published samples are other
-            mechanisms, and are not covered.
-        rounds: T, at least 1.
-    """
-
-    event: IntegerSum
-    sampling_probability: float
-    rounds: int
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.event, IntegerSum):
-            raise PrivacyRefusal(f"sampling is proved for an IntegerSum, found {type(self.event).__name__}")
-        _check_sampling(self.sampling_probability, self.rounds)
-
-    @property
-    def noise_multiplier(self) -> float:
-        """The standard deviation of the noise over the distance a sampled contributor makes; rounded down."""
-        return (1 - 1e-12) / math.sqrt(self.event.mu_squared)
+def noise_multiplier(event: IntegerSum) -> float:
+    """Return the standard deviation of the noise over the distance a sampled contributor makes; rounded down."""
+    return (1 - 1e-12) / math.sqrt(event.mu_squared)
 
 
-def epsilon_bound(rounds: SampledRounds, delta: float, *, total_variation: float = SAMPLER_TOTAL_VARIATION) -> float:
-    """Return an epsilon such that the integer mechanism, all its rounds together, is (epsilon, delta)-DP.
+def epsilon_bound(
+    event: IntegerSum,
+    probability: float,
+    rounds: int,
+    delta: float,
+    *,
+    total_variation: float = SAMPLER_TOTAL_VARIATION,
+) -> float:
+    """Return an epsilon such that T openings of one sum, each over a fresh hidden sample, are (epsilon, delta)-DP.
 
     For adding or removing a record of one agent (instance level), or for one agent whose vectors all become zero while
     its noise stays (agent level).
 
     Args:
-        rounds: their number must be fixed beforehand.
+        event: one round, for a record or agent that was sampled; its level says which of the two is sampled.
+        probability: q, in (0, 1]. Fixed-size samples, shuffled batches and published samples are other mechanisms, and
+            are not covered.
+        rounds: T, at least 1, fixed beforehand.
         delta: in (0, 1).
         total_variation: bound on the distance of one sampled share from the exact discrete Gaussian.
 
     Returns:
         The bound, rounded up; infinity where nothing can be proved.
     """
-    _check_delta(delta)
-    event = rounds.event
     shares_error = sum_of_shares_error(event.share_sigma_grid, event.noise_contributors)
-    error = rounds.rounds * event.coordinates * (shares_error + smoothing_error())
+    error = rounds * event.coordinates * (shares_error + smoothing_error())
     unknown = event.coordinates * event.noise_contributors
-    drift = rounds.rounds * unknown * total_variation
+    drift = rounds * unknown * total_variation
     left = delta * (1 - _SET_ASIDE) * math.exp(-error) if error < 700 else 0.0
     if left < LEAST_DELTA:
         return math.inf
-    rate = Fraction(rounds.sampling_probability)
-    epsilon = sampled_epsilon(1 / rounds.noise_multiplier, rate, rounds.rounds, left) + 2 * error
+    epsilon = sampled_epsilon(1 / noise_multiplier(event), Fraction(probability), rounds, left) + 2 * error
     spent = (1 + math.exp(epsilon)) * drift if epsilon < 600 else math.inf
     return (1 + _ROUND_UP) * epsilon if spent <= _SET_ASIDE * delta else math.inf
 
@@ -100,17 +84,7 @@ def noise_multiplier_of(epsilon: float, delta: float, *, sampling_probability: f
     small.
 
     A starting point for choosing a sigma: `epsilon_bound` says what the integer mechanism then costs.
-
-    Args:
-        epsilon: positive and finite.
-        delta: in (0, 1).
-        sampling_probability: q, in (0, 1].
-        rounds: T, at least 1.
     """
-    if not 0 < epsilon < math.inf:
-        raise InvalidSetting(f"epsilon must be positive and finite, found {epsilon}")
-    _check_delta(delta)
-    _check_sampling(sampling_probability, rounds)
 
     def excess(log_multiplier: float) -> float:
         rate = Fraction(sampling_probability)
@@ -136,8 +110,6 @@ def renyi_epsilon(noise_multiplier: float, delta: float, *, sampling_probability
     References:
         Mironov, Talwar, Zhang 2019, section 3.3; conversion of Mironov 2017, Proposition 3.
     """
-    _check_delta(delta)
-    _check_sampling(sampling_probability, rounds)
     best = math.inf
     for order in _ORDERS:
         total = rounds * _renyi(order, sampling_probability, noise_multiplier)
@@ -152,15 +124,3 @@ def _renyi(order: int, probability: float, noise_multiplier: float) -> float:
     log_binomial = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
     terms = log_binomial + k * math.log(probability) + (order - k) * math.log1p(-probability)
     return float(logsumexp(terms + k * (k - 1) / (2 * noise_multiplier**2))) / (order - 1)
-
-
-def _check_sampling(probability: float, rounds: int) -> None:
-    if not 0 < probability <= 1:
-        raise InvalidSetting(f"sampling_probability must be in (0, 1], found {probability}")
-    if type(rounds) is not int or rounds < 1:
-        raise InvalidSetting(f"rounds must be a whole number of at least 1, found {rounds!r}")
-
-
-def _check_delta(delta: float) -> None:
-    if not 0 < delta < 1:
-        raise InvalidSetting(f"delta must be strictly between 0 and 1, found {delta}")

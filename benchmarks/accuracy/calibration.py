@@ -3,8 +3,8 @@
 No evaluation is asked for: confidences come from the release and the public images alone. The data sets are:
 
 * Office-Caltech10: the other three domains label each domain, so private and public images are of other kinds.
-* CIFAR-10: its 10,000 test images halved, public and three agents; with classes of unequal size (the largest 10 or 30
-  times the smallest, public and private); and with one agent that lacks a class.
+* CIFAR-10: its 10,000 test images halved, public and three agents. Also with classes of unequal size (the largest 10 or
+  30 times the smallest, public and private), and with one agent that lacks a class.
 * USPS: test public, train at three agents, as pixels.
 * Chest X-rays: five hospitals of unequal size, one image of each patient.
 
@@ -26,14 +26,14 @@ from numpy.typing import NDArray
 from benchmarks import BenchRow, in_turn
 from benchmarks.accuracy.medical import Images, divide, xrays
 from benchmarks.accuracy.office_caltech import DOMAINS, data_folder, embed_domains
-from benchmarks.data import DataSet, cifar10_test_features, data_root, ordered, usps
+from benchmarks.data import DataSet, Split, cifar10_test_features, data_root, ordered, usps
+from benchmarks.sums import task_at
 from feature_store.query_selection import select_queries
 from feature_store.rows import quantize
 from feature_store.students import NoisyAnswers
 from feature_store.students.labeling import label_images
 from labeler.planning import price
-from labeler.solving import solve_sigma
-from labeler.task import Task, parse_task
+from labeler.task import Task
 from workers.progress import ProgressCallback, silent
 
 LOW, HIGH = 0.85, 0.95
@@ -45,24 +45,21 @@ LEAST_EPSILON = 0.5
 FIRST_SEED = 300
 """The constants of calibration were chosen with smaller seeds."""
 
-Records = tuple[NDArray[np.int16], NDArray[np.int64]]
-"""Features and labels."""
-
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Public images with their truth, and the records of each agent."""
+    """Public images with their truth, and the records of each agent, all quantized."""
 
-    public: Records
-    private: tuple[Records, ...]
+    public: Split
+    private: tuple[Split, ...]
 
 
 def bench_calibration(
     *, data: Path | None = None, full: bool = False, progress: ProgressCallback = silent
 ) -> list[BenchRow]:
     """Return two rows for each data set and price: all labels, and those stated between 85 and 95 %."""
-    office = {domain: ordered(shard) for domain, shard in embed_domains(data_folder(data), progress).items()}
-    cifar = cifar10_test_features(data_root(data), progress=progress)
+    office = {domain: Split(*ordered(shard)) for domain, shard in embed_domains(data_folder(data), progress).items()}
+    cifar = Split(*cifar10_test_features(data_root(data), progress=progress))
     digits = usps(data_root(data))
     chests = xrays(data, progress)
     few, some = (4, 10) if full else (2, 4)
@@ -89,7 +86,7 @@ def _measure(
     said, right, states = [], [], []
     for seed in seeds:
         for case in cases(seed):
-            if len(case.public[0]) <= clusters:
+            if len(case.public) <= clusters:
                 continue
             task, confidence, is_right = label_case(case, clusters=clusters, epsilon=epsilon, seed=seed)
             said.append(confidence)
@@ -97,9 +94,18 @@ def _measure(
             states.append(price(task).instance.epsilon)
     confidence, is_right = np.concatenate(said), np.concatenate(right)
     within = (confidence >= LOW) & (confidence < HIGH)
-
-    def row(metric: str, points: float, reference: str, **settings: float) -> BenchRow:
-        return BenchRow(
+    stated, share = 100 * float(confidence.mean()), 100 * float(is_right.mean())
+    wanted = "at most 5" if epsilon < LEAST_EPSILON else "from -15 to 5"
+    metric = "mean confidence less share right, of all labels, points"
+    found = [(metric, stated - share, wanted, {"stated": stated, "right": share, "labels": len(confidence)})]
+    if within.any():
+        gap = 100 * float(is_right[within].mean() - confidence[within].mean())
+        metric = "share right less mean confidence, of labels stated between 85 and 95 %, points"
+        wanted = f"within 5 points, at least {LEAST_LABELS} labels"
+        found.append((metric, gap, wanted, {"labels": int(within.sum())}))
+    settings = {"clusters": clusters, "seeds": [seeds.start, seeds.stop], "price": max(states)}
+    return [
+        BenchRow(
             case=name,
             method="reverse kNN, cluster centres, histogram, colluding 1",
             metric=metric,
@@ -109,38 +115,17 @@ def _measure(
             level="instance",
             reference=reference,
             seconds=time.perf_counter() - started,
-            settings={"clusters": clusters, "seeds": [seeds.start, seeds.stop], "price": max(states)} | settings,
+            settings=settings | told,
         )
-
-    stated, share = 100 * float(confidence.mean()), 100 * float(is_right.mean())
-    rows = [
-        row(
-            "mean confidence less share right, of all labels, points",
-            stated - share,
-            "at most 5" if epsilon < LEAST_EPSILON else "from -15 to 5",
-            stated=stated,
-            right=share,
-            labels=len(confidence),
-        )
+        for metric, points, reference, told in found
     ]
-    if within.any():
-        gap = float(is_right[within].mean() - confidence[within].mean())
-        rows.append(
-            row(
-                "share right less mean confidence, of labels stated between 85 and 95 %, points",
-                100 * gap,
-                f"within 5 points, at least {LEAST_LABELS} labels",
-                labels=int(within.sum()),
-            )
-        )
-    return rows
 
 
 def label_case(
     case: Case, *, clusters: int, epsilon: float, seed: int
 ) -> tuple[Task, NDArray[np.float64], NDArray[np.bool_]]:
     """Label all public images of a case: the task, each label's confidence, and whether it is right."""
-    features, truth = case.public
+    features, truth = case.public.inputs, case.public.labels
     classes = int(truth.max()) + 1
     questions = select_queries(features, strategy="clustered", count=clusters, seed=seed)
     fields = {
@@ -148,17 +133,16 @@ def label_case(
         "classes": [f"class {number}" for number in range(classes)],
         "method": "reverse-knn",
         "k": 1,
-        "sigma_votes": 1.0,
         "delta": DELTA,
         "max_queries": len(questions),
         "agents": len(case.private),
         "colluding_agents": 1,
     }
-    task = parse_task(fields | {"sigma_votes": solve_sigma(parse_task(fields), epsilon)})
+    task = task_at(epsilon, fields)
     votes = np.zeros((len(questions), classes))
-    for records, labels in case.private:
-        nearest = (records.astype(np.float32) @ questions.features.astype(np.float32).T).argmax(axis=1)
-        np.add.at(votes, (nearest, labels), 1.0)
+    for own in case.private:
+        nearest = (own.inputs.astype(np.float32) @ questions.features.astype(np.float32).T).argmax(axis=1)
+        np.add.at(votes, (nearest, own.labels), 1.0)
     noise = np.random.default_rng([seed, len(features)]).normal(0.0, task.total_sigma_votes, votes.shape)
     noisy = votes + noise
     answers = NoisyAnswers.of(
@@ -173,48 +157,39 @@ def label_case(
     return task, labeled.probabilities.max(axis=1), predicted == truth
 
 
-def _office_cases(domains: dict[str, Records], _: int) -> Iterator[Case]:
+def _office_cases(domains: dict[str, Split], _: int) -> Iterator[Case]:
     for server in DOMAINS:
         yield Case(domains[server], tuple(domains[other] for other in DOMAINS if other != server))
 
 
-def _halves(images: Records, seed: int, *, lacks: int | None = None) -> Iterator[Case]:
+def _halves(images: Split, seed: int, *, lacks: int | None = None) -> Iterator[Case]:
     """Yield public and private halves; the first of three agents holds no image of the class `lacks`."""
-    features, labels = images
-    order = np.random.default_rng(seed).permutation(len(labels))
+    order = np.random.default_rng(seed).permutation(len(images))
     public, private = order[: len(order) // 2], order[len(order) // 2 :]
     held = [private[agent::3] for agent in range(3)]
     if lacks is not None:
-        held[0] = held[0][labels[held[0]] != lacks]
-    yield Case(
-        (np.ascontiguousarray(features[public]), labels[public]),
-        tuple((features[rows], labels[rows]) for rows in held),
-    )
+        held[0] = held[0][images.labels[held[0]] != lacks]
+    yield Case(images[public], tuple(images[rows] for rows in held))
 
 
-def _unequal(images: Records, ratio: float, seed: int) -> Records:
+def _unequal(images: Split, ratio: float, seed: int) -> Split:
     """Drop images so that classes, in a random order, shrink evenly to 1 / `ratio` of their size."""
-    features, labels = images
     random = np.random.default_rng([seed, 30])
-    classes = int(labels.max()) + 1
+    classes = int(images.labels.max()) + 1
     share = ratio ** -(random.permutation(classes) / (classes - 1))
-    kept = random.random(len(labels)) < share[labels]
-    return np.ascontiguousarray(features[kept]), labels[kept]
+    return images[np.flatnonzero(random.random(len(images)) < share[images.labels])]
 
 
 def _hospitals(images: Images, seed: int) -> Iterator[Case]:
     division = divide(images, seed)
-    public = division.public
-    yield Case(
-        (quantize(public.inputs), public.labels),
-        tuple((quantize(one.inputs), one.labels) for one in division.world.holdings),
-    )
+    public = Split(quantize(division.public.inputs), division.public.labels)
+    yield Case(public, tuple(Split(quantize(one.inputs), one.labels) for one in division.world.holdings))
 
 
 def _usps_cases(digits: DataSet, seed: int) -> Iterator[Case]:
     train, test = (
-        (quantize(split.inputs.reshape(len(split.inputs), -1) / 255.0 - 0.5), split.labels)
+        Split(quantize(split.inputs.reshape(len(split), -1) / 255.0 - 0.5), split.labels)
         for split in (digits.train, digits.test)
     )
-    order = np.random.default_rng(seed).permutation(len(train[1]))
-    yield Case(test, tuple((train[0][order[agent::3]], train[1][order[agent::3]]) for agent in range(3)))
+    order = np.random.default_rng(seed).permutation(len(train))
+    yield Case(test, tuple(train[order[agent::3]] for agent in range(3)))

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import BenchRow, in_turn, mean_row
-from labeler.solving import solve_sigma
-from labeler.task import Task, parse_task
+from benchmarks import BenchRow, in_turn, mean_row, rows_of
+from benchmarks.sums import task_at
+from labeler.task import Task
 from workers.audit.adversaries import ADVERSARIES, STRONGEST
 from workers.audit.run import ONE_RUN, Audit, applicable, digits_pool, run_audit
 from workers.progress import ProgressCallback, silent
@@ -59,48 +59,39 @@ RUNS, QUICK_RUNS = 800, 20
 _TRAINING: Final = {"min_records": 50, "regularisation": 0.1}
 _KEPT: Final = _TRAINING | {"max_records": 200}
 _MODEL: Final = {"method": "blind-average", "max_queries": 65}
-CASES: Final[dict[str, tuple[dict[str, Any], tuple[str, ...]]]] = {
-    "knn": ({"method": "knn", "k": 5, "max_queries": 100}, tuple(ADVERSARIES)),
-    "knn, winners": ({"method": "knn", "k": 50, "max_queries": 100, "release": "winner"}, (STRONGEST,)),
-    "knn, winners of few votes": ({"method": "knn", "k": 5, "max_queries": 100, "release": "winner"}, (STRONGEST,)),
-    "reverse-knn": ({"method": "reverse-knn", "k": 1, "max_queries": 200}, (STRONGEST, ONE_RUN)),
-    "ensemble": ({"method": "ensemble", "max_queries": 100}, (STRONGEST,)),
-    "softmax, records bounded": (_MODEL | {"training": _KEPT}, (STRONGEST,)),
-    "softmax": (_MODEL | {"training": _TRAINING}, (STRONGEST,)),
-    "svm, records bounded": (_MODEL | {"training": _KEPT | {"learner": "svm"}}, (STRONGEST,)),
-    "svm, regularisation 1.2": (
-        _MODEL | {"training": _TRAINING | {"learner": "svm", "regularisation": 1.2}},
-        (STRONGEST,),
-    ),
-    "class means": (_MODEL | {"training": {"learner": "means", "axes": 64}}, (STRONGEST,)),
-    "federated, 10 steps": (
-        {
-            "method": "federated",
-            "max_queries": 170,
-            "training": {
-                "min_records": 50,
-                "regularisation": 1e-3,
-                "iterations": 10,
-                "clip_norm": 0.5,
-                "sampled": {"rate": 0.3, "learning_rate": 0.1},
-            },
+CASES: Final[dict[str, dict[str, Any]]] = {
+    "knn": {"method": "knn", "k": 5, "max_queries": 100},
+    "knn, winners": {"method": "knn", "k": 50, "max_queries": 100, "release": "winner"},
+    "knn, winners of few votes": {"method": "knn", "k": 5, "max_queries": 100, "release": "winner"},
+    "reverse-knn": {"method": "reverse-knn", "k": 1, "max_queries": 200},
+    "ensemble": {"method": "ensemble", "max_queries": 100},
+    "softmax, records bounded": _MODEL | {"training": _KEPT},
+    "softmax": _MODEL | {"training": _TRAINING},
+    "svm, records bounded": _MODEL | {"training": _KEPT | {"learner": "svm"}},
+    "svm, regularisation 1.2": _MODEL | {"training": _TRAINING | {"learner": "svm", "regularisation": 1.2}},
+    "class means": _MODEL | {"training": {"learner": "means", "axes": 64}},
+    "federated, 10 steps": {
+        "method": "federated",
+        "max_queries": 170,
+        "training": {
+            "min_records": 50,
+            "regularisation": 1e-3,
+            "iterations": 10,
+            "clip_norm": 0.5,
+            "sampled": {"rate": 0.3, "learning_rate": 0.1},
         },
-        (STRONGEST,),
-    ),
-    "aux-distill, records bounded": (
-        {
-            "method": "aux-distill",
-            "max_queries": 350,
-            "training": _KEPT | {"dimension": 64, "regularisation": 0.03},
-        },
-        (STRONGEST,),
-    ),
-    "aux-distill": (
-        {"method": "aux-distill", "max_queries": 100, "training": _TRAINING | {"dimension": 8}},
-        (STRONGEST,),
-    ),
+    },
+    "aux-distill, records bounded": {
+        "method": "aux-distill",
+        "max_queries": 350,
+        "training": _KEPT | {"dimension": 64, "regularisation": 0.03},
+    },
+    "aux-distill": {"method": "aux-distill", "max_queries": 100, "training": _TRAINING | {"dimension": 8}},
 }
-"""Fields of the task and its adversaries, by name."""
+"""Fields of the task, by name."""
+
+MORE_ADVERSARIES: Final = {"knn": tuple(ADVERSARIES), "reverse-knn": (STRONGEST, ONE_RUN)}
+"""Adversaries beside the strongest."""
 
 MORE_RUNS: Final = {"aux-distill, records bounded": 2_000}
 """Runs of attacks that prove more with more runs."""
@@ -110,12 +101,12 @@ def bench_audit(*, full: bool = False, progress: ProgressCallback = silent) -> l
     """Audit every method."""
     pool = digits_pool(seed=0)
     rows = []
-    for case, (fields, adversaries) in CASES.items():
+    for case, fields in CASES.items():
         task = audited(fields, pool.classes)
         runs = MORE_RUNS.get(case, RUNS) if full else QUICK_RUNS
         audit = Audit(
             task,
-            applicable(task, adversaries),
+            applicable(task, MORE_ADVERSARIES.get(case, (STRONGEST,))),
             runs,
             confidence=CONFIDENCE,
             noise_seed=0,
@@ -135,35 +126,19 @@ def bench_audit(*, full: bool = False, progress: ProgressCallback = silent) -> l
 def audited(fields: dict[str, Any], classes: tuple[str, ...]) -> Task:
     """Return the task with the noise that its promise takes."""
     whole = fields | {"name": "audit", "classes": classes, "delta": DELTA, "agents": 3, "colluding_agents": 1}
-    draft = parse_task(whole | {"sigma_votes": 1.0, "backbone_fingerprint": "audit"})
-    return draft.model_copy(update={"sigma_votes": solve_sigma(draft, EPSILON)})
+    return task_at(EPSILON, whole | {"backbone_fingerprint": "audit"})
 
 
 def _rows(case: str, task: Task, runs: int, document: dict[str, Any]) -> list[BenchRow]:
     found = document["findings"]
     settings = {"runs": runs, "sigma_votes": task.sigma_votes, "confidence": CONFIDENCE}
+    promised = {"epsilon": found["promised_epsilon"], "delta": DELTA, "level": "instance"}
     rows = []
     for one in found["findings"]:
-        settings_ = (
-            settings
-            | {"moved_epsilon": one.get("moved_epsilon")}
-            | {"mu": one["mu"], "promised_mu": found["promised_mu"], "any_epsilon": one["any_epsilon"]}
-        )
-        for metric, value, promised in (
-            ("epsilon at least", one["epsilon"], found["promised_epsilon"]),
-            ("advantage", one["advantage"], found["promised_advantage"]),
-        ):
-            rows.append(
-                BenchRow(
-                    case,
-                    one["adversary"],
-                    metric,
-                    value,
-                    epsilon=found["promised_epsilon"],
-                    delta=DELTA,
-                    level="instance",
-                    reference=f"at most {promised:.3f}",
-                    settings=settings_,
-                )
-            )
+        told = {"moved_epsilon": one.get("moved_epsilon"), "mu": one["mu"], "any_epsilon": one["any_epsilon"]}
+        measured = [
+            (one["adversary"], metric, one[key], f"at most {found[f'promised_{key}']:.3f}")
+            for metric, key in (("epsilon at least", "epsilon"), ("advantage", "advantage"))
+        ]
+        rows += rows_of(case, measured, **promised, settings=settings | told | {"promised_mu": found["promised_mu"]})
     return rows

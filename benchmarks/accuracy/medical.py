@@ -45,8 +45,8 @@ from numpy.typing import NDArray
 from benchmarks import BenchRow, in_turn, mean_row
 from benchmarks.accuracy.office_caltech import data_folder, embed_domains
 from benchmarks.accuracy.rivals.methods import ClassMeans, LeastSquares, ProductVotes, PublicPrototypes, public_axes
-from benchmarks.accuracy.rivals.world import Predict, Rival, World, noisy_sum, unit
-from benchmarks.data import Split, cache_folder, embedded, ordered
+from benchmarks.accuracy.rivals.world import Predict, Rival, World, noisy_sum
+from benchmarks.data import Split, cache_folder, embedded, split_of
 from benchmarks.learning.linear_users import linear_scores, train_linear
 from feature_store.results.models import read_model
 from feature_store.results.scores import Preference, auroc, prefer
@@ -116,28 +116,6 @@ class Division:
     world: World
     public: Images
     sites: tuple[Images, ...]
-
-
-@dataclass(frozen=True)
-class SpreadPrototypes:
-    """DPPL-Public, whose cosines are cut at quantiles of those between public images: X-rays are all alike.
-
-    Attributes:
-        low, high: quantiles.
-    """
-
-    low: float = 0.05
-    high: float = 0.95
-
-    @property
-    def name(self) -> str:
-        return "DPPL-Public"
-
-    def fit(self, world: World) -> Predict:
-        """Find the cut, which is public."""
-        rows = unit(world.public)
-        low, high = np.quantile((rows @ rows.T)[~np.eye(len(rows), dtype=np.bool_)], [self.low, self.high])
-        return PublicPrototypes(float(low), float(high)).fit(world)
 
 
 @dataclass(frozen=True)
@@ -248,7 +226,7 @@ ENTRANTS: Final[Mapping[str, tuple[Rival, ...]]] = {
     "DPPL-Mean": tuple(ClassMeans(pool) for pool in (1, 16)),
     "DPPL-Public, one trusted place": (
         PublicPrototypes(),
-        *(SpreadPrototypes(low, high) for low in (0.05, 0.25, 0.5) for high in (0.95, 1.0)),
+        *(PublicPrototypes(low, high, are_quantiles=True) for low in (0.05, 0.25, 0.5) for high in (0.95, 1.0)),
     ),
     "DP-Helmet": tuple(
         Helmet(learner, regularisation, axes)
@@ -515,8 +493,8 @@ def _of(images: Images, patients: NDArray[np.int64]) -> Images:
 
 def _one_each(site: Images, random: np.random.Generator) -> Split:
     order = random.permutation(len(site.labels))
-    rows = order[np.unique(site.patients[order], return_index=True)[1]]
-    return Split(site.inputs[rows], site.labels[rows])
+    one_each = site[order[np.unique(site.patients[order], return_index=True)[1]]]
+    return Split(one_each.inputs, one_each.labels)
 
 
 def two_classes(photos: Split, seed: int, *, count: int) -> Images:
@@ -544,13 +522,12 @@ def xrays(data: Path | None, progress: ProgressCallback) -> Images:
     backbone = load_backbone(BACKBONE)
     out = cache_folder() / backbone.fingerprint[:16] / "chest-xray"
     shard = embedded(folder, backbone, out, classes=CLASSES, seed="chest-xray", progress=progress)
-    features, labels = ordered(shard)
+    found = split_of(shard)
     _, patients = np.unique([patient_of(name) for name in sorted(shard.sources)], return_inverse=True)
-    return Images(features.astype(np.float32) / np.float32(2048), labels, patients.astype(np.int64))
+    return Images(found.inputs, found.labels, patients.astype(np.int64))
 
 
 def office_photos(data: Path | None, progress: ProgressCallback) -> Split:
     """Return the photos on which settings are chosen, as features of the same backbone."""
-    found = [ordered(shard) for shard in embed_domains(data_folder(data), progress, BACKBONE).values()]
-    rows, labels = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return Split(rows.astype(np.float32) / np.float32(2048), labels)
+    found = [split_of(shard) for shard in embed_domains(data_folder(data), progress, BACKBONE).values()]
+    return Split(np.concatenate([one.inputs for one in found]), np.concatenate([one.labels for one in found]))

@@ -21,15 +21,14 @@ import itertools
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import BenchRow, mean_row
-from benchmarks.data import cache_folder, data_root, embedded
+from benchmarks import BenchRow, in_turn, mean_row
+from benchmarks.data import cache_folder, data_root, embedded, mobilenet
 from benchmarks.sums import run_round
-from feature_store.backbones import BackboneSpec, load_backbone, parse_spec
+from feature_store.backbones import load_backbone, parse_spec
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.shard import Shard
 from feature_store.students import Learners, NoisyAnswers, fit_student
@@ -37,10 +36,9 @@ from labeler.errors import InvalidSetting
 from labeler.methods import METHODS, MethodName, ReleaseKind
 from labeler.planning import price
 from labeler.randomness import seeded_source
-from labeler.rounds.effects import AskedStrategy
 from labeler.solving import solve_sigma
 from labeler.tally import QueryBatch
-from labeler.task import Task, parse_task
+from labeler.task import parse_task
 from workers.agent.agent import Agent
 from workers.progress import ProgressCallback, silent
 
@@ -56,13 +54,8 @@ COLLUDING = (0, 1)
 EPSILONS = (0.05, 0.1, 0.2, 0.3, 0.6, 1.0)
 PAPER = {"webcam": "86.3 % at 2.8 (kNN-DPFL, ResNet-50)", "dslr": "91.9 % at 2.0 (kNN-DPFL, ResNet-50)"}
 
-BACKBONE: dict[str, Any] = {
-    "kind": "timm",
-    "architecture": "mobilenetv2_100",
-    "options": {"pad_type": "same", "bn_eps": 1e-3},
-    "transform": {"resize": 256, "crop": 224, "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"},
-    "decoder": "pillow",  # the decoder with which the tables of BENCHMARKS.md were measured
-}
+BACKBONE = mobilenet(256, 224) | {"decoder": "pillow"}
+"""The decoder is the one with which the tables of BENCHMARKS.md were measured."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +68,6 @@ class Setting:
         count: clusters asked about; None asks about every public image.
         release: what is opened.
         colluding_agents: agents that may pool what they know.
-        student: what learns from the answers.
     """
 
     method: MethodName
@@ -83,7 +75,6 @@ class Setting:
     count: int | None
     release: ReleaseKind = "histogram"
     colluding_agents: int = 0
-    student: str = "planned"
 
     @property
     def name(self) -> str:
@@ -112,27 +103,21 @@ def bench_office_caltech(
     root = data_folder(data)
     arena = Arena(embed_domains(root, progress))
     tuning_splits = SPLITS if full else TUNING_SPLITS
-    steps = sum(len(CANDIDATES[name]) * len(at) for name, at in FAMILIES_AT.items())
-    total, done = steps + len(REPORTED) * len(COLLUDING) * sum(map(len, FAMILIES_AT.values())), 0
     rows: list[BenchRow] = []
-    for family, epsilons in FAMILIES_AT.items():
-        for epsilon in epsilons:
-            best, best_rows, best_accuracy = CANDIDATES[family][0], [], -1.0
-            for setting in CANDIDATES[family]:
-                tried = [
-                    arena.measure(server, setting, epsilon=epsilon, splits=tuning_splits, draws=1) for server in TUNING
-                ]
-                accuracy = sum(row.value for row in tried) / len(tried)
-                if accuracy > best_accuracy:
-                    best, best_rows, best_accuracy = setting, tried, accuracy
-                done += 1
-                progress("Office-Caltech10", done, total)
-            rows += best_rows
-            for server, colluding in itertools.product(REPORTED, COLLUDING):
-                asked = replace(best, colluding_agents=colluding)
-                rows.append(arena.measure(server, asked, epsilon=epsilon, splits=SPLITS))
-                done += 1
-                progress("Office-Caltech10", done, total)
+    asked = [(family, epsilon) for family, epsilons in FAMILIES_AT.items() for epsilon in epsilons]
+    for family, epsilon in in_turn(progress, "Office-Caltech10", asked):
+        tried = {
+            setting: [
+                arena.measure(server, setting, epsilon=epsilon, splits=tuning_splits, draws=1) for server in TUNING
+            ]
+            for setting in CANDIDATES[family]
+        }
+        best = max(tried, key=lambda setting: sum(row.value for row in tried[setting]))
+        rows += tried[best]
+        rows += [
+            arena.measure(server, replace(best, colluding_agents=colluding), epsilon=epsilon, splits=SPLITS)
+            for server, colluding in itertools.product(REPORTED, COLLUDING)
+        ]
     for server, colluding, sigma in itertools.product(REPORTED, COLLUDING, (15.0, 25.0)):
         paper = Setting("knn", 40, None, "winner", colluding)
         rows.append(arena.measure(server, paper, sigma=sigma, splits=SPLITS))
@@ -149,20 +134,23 @@ def data_folder(data: Path | None) -> Path:
     return root
 
 
-def mobilenet(root: Path) -> BackboneSpec:
-    """Return MobileNetV2 1.0, whose weights are in the folder of the photographs."""
-    return parse_spec(BACKBONE | {"weights": root / "backbones" / "mobilenetv2_100.safetensors"})
-
-
-def embed_domains(root: Path, progress: ProgressCallback, spec: BackboneSpec | str | None = None) -> dict[str, Shard]:
+def embed_domains(root: Path, progress: ProgressCallback, spec: str | None = None) -> dict[str, Shard]:
     """Return one shard per domain, embedded the first time and kept in the user's cache folder."""
-    backbone, photos = load_backbone(spec or mobilenet(root)), root / "office-caltech10"
+    weights = root / "backbones" / "mobilenetv2_100.safetensors"
+    backbone = load_backbone(spec or parse_spec(BACKBONE | {"weights": weights}))
+    photos = root / "office-caltech10"
     classes = sorted(path.name for path in (photos / "amazon").iterdir())
     found = {}
     for domain in DOMAINS:
         out = cache_folder() / backbone.fingerprint[:16] / f"office-caltech10-{domain}"
         found[domain] = embedded(photos / domain, backbone, out, classes=classes, seed=domain, progress=progress)
     return found
+
+
+def office_split(count: int, server: str, split: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return which of a server's images, in the order of their names, are public, and which score the student."""
+    order = np.random.default_rng([split, DOMAINS.index(server)]).permutation(count)
+    return order[: int(PUBLIC_SHARE * count)], order[int(PUBLIC_SHARE * count) :]
 
 
 class Arena:
@@ -193,13 +181,63 @@ class Arena:
     ) -> BenchRow:
         """Return student accuracy at a price (or a noise), mean and deviation over splits and draws of noise."""
         started = time.perf_counter()
-        accuracies, tasks = self.runs(server, setting, splits=splits, draws=draws, epsilon=epsilon, sigma=sigma)
+        shard = self._shards[server]
+        by_name, labels = np.argsort(np.array(shard.sources), kind="stable"), np.asarray(shard.labels)
+        accuracies, tasks = [], []
+        for split, draw in itertools.product(range(splits), range(draws)):
+            public, test = (by_name[rows] for rows in office_split(len(by_name), server, split))
+            questions = self._ask(server, split, public, setting)
+            task = parse_task(
+                {
+                    "name": f"office-caltech10 {server}",
+                    "classes": shard.classes,
+                    "method": setting.method,
+                    "k": setting.k,
+                    "sigma_votes": 1.0 if sigma is None else sigma,
+                    "delta": DELTA,
+                    "max_queries": len(questions),
+                    "release": setting.release,
+                    "agents": len(DOMAINS) - 1,
+                    "colluding_agents": setting.colluding_agents,
+                    "backbone_fingerprint": shard.fingerprint,
+                    "nonce": f"split {split}, draw {draw}",
+                }
+            )
+            if epsilon is not None:
+                # The price asks for neither the server's name nor the nonce.
+                known = setting, len(questions), epsilon
+                if known not in self._sigmas:
+                    self._sigmas[known] = solve_sigma(task, epsilon)
+                task = task.model_copy(update={"sigma_votes": self._sigmas[known]})
+            others = [agent for domain, agent in self._agents.items() if domain != server]
+            release = run_round(task, QueryBatch(questions.features), others)
+            answers = NoisyAnswers.of(
+                task,
+                features=questions.features,
+                labels=release.labels,
+                noisy_votes=release.noisy_votes,
+                assignment=questions.assignment,
+            )
+            if (server, split) not in self._learners:
+                learners = Learners(shard.features[public], num_classes=task.num_classes, seed=split)
+                self._learners[server, split] = learners
+            learners = self._learners[server, split]
+            student = fit_student(
+                "planned",
+                answers,
+                learners.features,
+                num_classes=task.num_classes,
+                seed=split,
+                learners=learners,
+            )
+            accuracies.append(100 * float((student.predict(shard.features[test]) == labels[test]).mean()))
+            tasks.append(task)
         instance = [price(task).instance for task in (tasks[0], tasks[-1])]
         return mean_row(
             server,
             setting.name,
             "student accuracy on unseen images, %",
-            [100 * one for one in accuracies],
+            accuracies,
             epsilon=max(statement.epsilon for statement in instance),
             delta=DELTA,
             level="instance",
@@ -217,99 +255,11 @@ class Arena:
             },
         )
 
-    def runs(
-        self,
-        server: str,
-        setting: Setting,
-        *,
-        splits: int,
-        draws: int,
-        epsilon: float | None = None,
-        sigma: float | None = None,
-    ) -> tuple[list[float], list[Task]]:
-        """Return the accuracy of each run, as a share, splits in the outer order, and its task."""
-        accuracies, tasks = [], []
-        for split, draw in itertools.product(range(splits), range(draws)):
-            public, test = self._split(server, split)
-            questions = self._ask(server, split, public, setting)
-            run = f"split {split}, draw {draw}"
-            task = self.task(server, setting, run, len(questions), epsilon=epsilon, sigma=sigma)
-            release = run_round(task, QueryBatch(questions.features), self._others(server))
-            answers = NoisyAnswers.of(
-                task,
-                features=questions.features,
-                labels=release.labels,
-                noisy_votes=release.noisy_votes,
-                assignment=questions.assignment,
-            )
-            features, labels = self._shards[server].features, np.asarray(self._shards[server].labels)
-            learners = self._learners_of(server, split, features[public], task.num_classes)
-            student = fit_student(
-                setting.student,
-                answers,
-                learners.features,
-                num_classes=task.num_classes,
-                seed=split,
-                learners=learners,
-            )
-            accuracies.append(float((student.predict(features[test]) == labels[test]).mean()))
-            tasks.append(task)
-        return accuracies, tasks
-
-    def _split(self, server: str, split: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        shard = self._shards[server]
-        by_name = np.argsort(np.array(shard.sources), kind="stable")
-        order = by_name[np.random.default_rng([split, DOMAINS.index(server)]).permutation(len(by_name))]
-        cut = int(PUBLIC_SHARE * len(order))
-        return order[:cut], order[cut:]
-
-    def _learners_of(self, server: str, split: int, public: NDArray[np.generic], num_classes: int) -> Learners:
-        if (server, split) not in self._learners:
-            self._learners[server, split] = Learners(public, num_classes=num_classes, seed=split)
-        return self._learners[server, split]
-
     def _ask(self, server: str, split: int, public: NDArray[np.int64], setting: Setting) -> QuerySet:
-        strategy: AskedStrategy = "all" if setting.count is None else "clustered"
         key = (server, split, setting.count)
         if key not in self._questions:
             features = np.ascontiguousarray(self._shards[server].features[public])
-            self._questions[key] = select_queries(features, strategy=strategy, count=setting.count, seed=split)
+            self._questions[key] = select_queries(
+                features, strategy="all" if setting.count is None else "clustered", count=setting.count, seed=split
+            )
         return self._questions[key]
-
-    def _others(self, server: str) -> list[tuple[Agent, bytes]]:
-        return [agent for domain, agent in self._agents.items() if domain != server]
-
-    def task(
-        self,
-        server: str,
-        setting: Setting,
-        nonce: str,
-        queries: int,
-        *,
-        epsilon: float | None = None,
-        sigma: float | None = None,
-    ) -> Task:
-        """Return the task of one run, at a price or a noise."""
-        task = parse_task(
-            {
-                "name": f"office-caltech10 {server}",
-                "classes": self._shards[server].classes,
-                "method": setting.method,
-                "k": setting.k,
-                "sigma_votes": 1.0 if sigma is None else sigma,
-                "delta": DELTA,
-                "max_queries": queries,
-                "release": setting.release,
-                "agents": len(DOMAINS) - 1,
-                "colluding_agents": setting.colluding_agents,
-                "backbone_fingerprint": self._shards[server].fingerprint,
-                "nonce": nonce,
-            }
-        )
-        if epsilon is None:
-            return task
-        # The price asks for neither the server's name nor the nonce.
-        known = setting, queries, epsilon
-        if known not in self._sigmas:
-            self._sigmas[known] = solve_sigma(task, epsilon)
-        return task.model_copy(update={"sigma_votes": self._sigmas[known]})

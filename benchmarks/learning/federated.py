@@ -143,11 +143,7 @@ def local_updates(
     """Return how far each of some agents moves the global model on its own records; secret.
 
     Args:
-        module: the network.
-        params: the global model, no leading axis.
-        inputs: of those agents, float32, shape (agents, records, ...), the first `sizes[i]` of which count.
-        labels: int64, shape (agents, records).
-        sizes: records of each.
+        module, params, inputs, labels, sizes: as in `fed_avg`, of those agents.
         training: iterations and batch size.
         learning_rate: of this round.
         seeds: one per agent, of the order of its records.
@@ -285,12 +281,9 @@ def plan_fed_sgd(
     probability: float,
     rounds: int,
 ) -> SampledSum:
-    """Return the sum with the least noise that a budget allows.
+    """Return the sum with the least noise that a budget for the whole training allows, per record.
 
     Args:
-        epsilon, delta: of the whole training, per record.
-        dimension: parameters of the model.
-        agents: N.
         most_records: public bound on one agent's records.
         clip_norm: C.
         probability: q, of a record to be in a step's sum.
@@ -324,9 +317,7 @@ def dp_fed_sgd(
 
     Args:
         params: of `torch.nn.Linear`, where to start, no leading axis.
-        inputs: float32, shape (N, records, d), the first `sizes[i]` of which are agent i's.
-        labels: int64, shape (N, records).
-        sizes: records of each agent.
+        inputs, labels, sizes: as in `fed_avg`.
         plan: of `plan_fed_sgd`.
         clip_norm: C, which the plan was made for.
         expected_batch: public number the sum is divided by: about q times all records.

@@ -17,6 +17,7 @@ with seed 1000, which draws other agents and other public images.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,9 +28,9 @@ from torch import nn
 
 from benchmarks import BenchRow, in_turn, mean_row
 from benchmarks.accuracy.office_caltech import DOMAINS, data_folder, embed_domains
-from benchmarks.data import Split, mnist, ordered, usps
-from benchmarks.learning.networks import DomainAdversarial, adapt_together, edge_features, with_domain_head
-from benchmarks.learning.together import Training, initial_parameters, predict_together, train_together
+from benchmarks.data import Split, mnist, split_of, usps
+from benchmarks.learning.networks import DomainAdversarial, answers_of, edge_features
+from benchmarks.learning.together import Training
 from benchmarks.papers.partitions import MNIST_CASE, USPS_CASE, iid_partition, mnist_partition
 from feature_store.rows import quantize
 from labeler.records import Rows
@@ -68,33 +69,21 @@ def network_answers(
 
     def network() -> nn.Module:
         layers = nn.Sequential(nn.Linear(dimension, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, num_classes))
-        return with_domain_head(layers, hidden=HIDDEN) if adapted else layers
+        return DomainAdversarial(layers, hidden=HIDDEN) if adapted else layers
 
-    module, start = initial_parameters(network, len(agents), seed=seed)
     # Features of norm 1 are small numbers; at this scale the starting weights fit them.
     scale = float(np.sqrt(dimension))
     rows = torch.from_numpy(np.stack([np.resize(own.inputs, (longest, dimension)) for own in agents])) * scale
     labels = torch.from_numpy(np.stack([np.resize(own.labels, longest) for own in agents]))
     shown = torch.from_numpy(public) * scale
-    seeds, sizes = [1_000 * seed + agent for agent in range(len(agents))], [len(own) for own in agents]
-    if isinstance(module, DomainAdversarial):
-        trained = adapt_together(module, start, rows, labels, shown, training=TRAINING, seeds=seeds, sizes=sizes)
-    else:
-        trained = train_together(module, start, rows, labels, training=TRAINING, seeds=seeds, sizes=sizes)
-    answers: Answers = predict_together(module, trained, shown).softmax(dim=2).numpy()
-    return answers
-
-
-def adapted_answers(agents: Sequence[Split], public: NDArray[np.float32], num_classes: int) -> Answers:
-    """Return the answers of networks that were fitted to the public images."""
-    return network_answers(agents, public, num_classes, adapted=True)
+    return answers_of(network, rows, labels, shown, training=TRAINING, sizes=[len(own) for own in agents], seed=seed)
 
 
 LEARNERS: Final[Mapping[str, Callable[[Sequence[Split], NDArray[np.float32], int], Answers]]] = {
     "linear head": linear_answers,
     "linear head, mean moved to the public images": moved_answers,
     "one hidden layer": network_answers,
-    "one hidden layer, adapted to the public images": adapted_answers,
+    "one hidden layer, adapted to the public images": partial(network_answers, adapted=True),
 }
 
 
@@ -105,8 +94,8 @@ def bench_learners(
     root = data_folder(data)
     seeds, share = (SEEDS, 1) if full else (SEEDS[:1], 5)
     cases = {name: [made(root, seed, share) for seed in seeds] for name, made in DIGITS.items()}
-    photos = {domain: photographs(ordered(shard)) for domain, shard in
-              embed_domains(root, progress, "efficientnet-lite0").items()}  # fmt: skip
+    shards = embed_domains(root, progress, "efficientnet-lite0")
+    photos = {domain: split_of(shard) for domain, shard in shards.items()}
     for server in DOMAINS:
         agents = [own for domain, own in photos.items() if domain != server]
         cases[f"Office-Caltech10, {server}"] = [(agents, photos[server])]
@@ -129,12 +118,6 @@ def bench_learners(
     return rows
 
 
-def photographs(shard: tuple[NDArray[np.int16], NDArray[np.int64]]) -> Split:
-    """Return a shard's features and labels."""
-    features, labels = shard
-    return Split(features.astype(np.float32) / np.float32(2048), labels)
-
-
 def mnist_world(root: Path, seed: int, share: int) -> tuple[list[Split], Split]:
     """Return agents that know six digits each, and public digits of the test set."""
     data = mnist(root)
@@ -144,10 +127,8 @@ def mnist_world(root: Path, seed: int, share: int) -> tuple[list[Split], Split]:
 
 def usps_world(root: Path, seed: int, share: int) -> tuple[list[Split], Split]:
     """Return agents with MNIST's digits, and public digits of another post office."""
-    data, other = mnist(root).train, usps(root)
+    data, images = mnist(root).train, usps(root).whole
     parts = iid_partition(data.labels, clients=60 // share, records=1_000, seed=seed)
-    images = Split(*(np.concatenate(two) for two in zip(*((s.inputs, s.labels) for s in (other.train, other.test)),
-                                                        strict=True)))  # fmt: skip
     return _edges(data, parts), _edges(images, [_some(len(images), seed)])[0]
 
 

@@ -29,24 +29,13 @@ Truth = tuple[NDArray[np.bool_], NDArray[np.bool_]]
 def train_linear(
     features: NDArray[np.floating], labels: NDArray[np.integer], *, terms: LinearTerms
 ) -> NDArray[np.float64]:
-    """Train one agent's model, on arrays.
-
-    Args:
-        features: shape (num_records, dimension), any scale: rows are cut to `terms.feature_norm`.
-        labels: shape (num_records,), 0 to num_classes - 1.
-
-    Returns:
-        float64, shape (dimension + 1, num_classes); the last row is the weight of the constant `terms.bias_feature`.
+    """Train one agent's model, on arrays of shapes (num_records, dimension) and (num_records,); see `train_users`.
 
     Raises:
-        BadData: a feature is not finite, a label is no class, or shapes do not fit.
-        InvalidSetting: more weights than the proof's margin for rounding covers. Never for a number of records.
         PrivacyRefusal: more records than the terms' public bound, which the caller enforces.
     """
-    if features.ndim != 2 or labels.shape != features.shape[:1]:
-        raise BadData(f"records are rows with one label each, found shapes {features.shape} and {labels.shape}")
-    if labels.size and int(labels.min()) < 0:
-        raise BadData("a label is no class of the task")
+    if features.ndim != 2 or labels.shape != features.shape[:1] or (labels.size and int(labels.min()) < 0):
+        raise BadData(f"records are rows with a class each, found shapes {features.shape} and {labels.shape}")
     _check(features[None], labels[None], terms)
     return train_rows(Rows.of(features, labels), terms=terms)
 
@@ -61,15 +50,17 @@ def train_users(
     """Train every user's own model, as `train_linear` would up to rounding.
 
     Args:
-        features: shape (users, rows, dimension).
-        labels: shape (users, rows); NO_RECORD where a user has fewer records than rows.
+        features: shape (users, rows, dimension), any scale: rows are cut to `terms.feature_norm`.
+        labels: shape (users, rows), classes from 0; NO_RECORD where a user has fewer records than rows.
         progress: called with the number of finished users.
 
     Returns:
-        float64, shape (users, dimension + 1, num_classes).
+        float64, shape (users, dimension + 1, num_classes); the last row of a model is the weight of the constant
+        `terms.bias_feature`.
 
     Raises:
-        As for train_linear.
+        BadData: a feature is not finite, a label is no class, or shapes do not fit.
+        InvalidSetting: more weights than the proof's margin for rounding covers. Never for a number of records.
     """
     users, records, dimension = _check(features, labels, terms)
     weights, descent = np.empty((users, dimension + 1, terms.num_classes)), terms.descent

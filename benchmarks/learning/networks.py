@@ -1,4 +1,4 @@
-"""Small networks that an agent trains on its own records: a convolutional one for digits, a linear one for features.
+"""Small networks that an agent trains on its own records, and fixed features of digits.
 
 They are ordinary modules without batch norm or dropout. So they mean the same when many of them run at once
 (`torch.func.functional_call` under `vmap`) and when gradients are taken per record. With batch norm, one record would
@@ -33,7 +33,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -44,8 +44,17 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from benchmarks.learning.together import Parameters, Training, batches, moved, optimize, stream
-from labeler.errors import InvalidSetting
+from benchmarks.learning.together import (
+    Parameters,
+    Training,
+    batches,
+    initial_parameters,
+    moved,
+    optimize,
+    predict_together,
+    stream,
+    train_together,
+)
 from workers.progress import ProgressCallback, silent
 
 SIDE = 28
@@ -78,11 +87,6 @@ def small_convnet(num_classes: int = 10) -> nn.Module:
         nn.ReLU(),
         nn.Linear(32, num_classes),
     )
-
-
-def linear_head(dimension: int, num_classes: int) -> nn.Module:
-    """Return multinomial logistic regression: one linear layer from features of shape (n, dimension) to logits."""
-    return nn.Linear(dimension, num_classes)
 
 
 def image_tensor(images: NDArray[np.uint8]) -> Tensor:
@@ -148,16 +152,15 @@ class DomainAdversarial(nn.Module):
     """A classifier with a second head that guesses the origin of an image.
 
     Args:
-        features: from inputs to features of shape (n, width).
-        classifier: from features to logits of the classes.
-        width: of the features.
-        hidden: width of the domain head's hidden layer.
+        network: sequential, with a linear last layer; the second head sees what that layer sees.
+        hidden: width of the second head's hidden layer.
     """
 
-    def __init__(self, features: nn.Module, classifier: nn.Module, *, width: int, hidden: int = 64) -> None:
+    def __init__(self, network: nn.Module, *, hidden: int = 64) -> None:
         super().__init__()
-        self.features = features
-        self.classifier = classifier
+        *features, classifier = cast(nn.Sequential, network)
+        self.features, self.classifier = nn.Sequential(*features), cast(nn.Linear, classifier)
+        width = self.classifier.in_features
         self.domain = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
     def forward(self, inputs: Tensor, strength: float | None = None) -> Any:
@@ -165,13 +168,6 @@ class DomainAdversarial(nn.Module):
         features = self.features(inputs)
         logits = self.classifier(features)
         return logits if strength is None else (logits, self.domain(reversed_gradient(features, strength)).squeeze(-1))
-
-
-def adversarial_convnet(num_classes: int = 10) -> DomainAdversarial:
-    """Return `small_convnet` with a domain head on its hidden layer."""
-    layers = list(cast(nn.Sequential, small_convnet(num_classes)))
-    head = cast(nn.Linear, layers.pop())
-    return DomainAdversarial(nn.Sequential(*layers), head, width=head.in_features)
 
 
 def reversed_gradient(values: Tensor, strength: float) -> Tensor:
@@ -202,17 +198,7 @@ def adapt_together(
     cross-entropy on its records plus the domain head's logistic loss, on both halves.
 
     Args:
-        module: as of `initial_parameters` with `adversarial_convnet`.
-        parameters: starting weights; left as they are.
-        inputs: float, shape (N, n, ...): every agent's records, the first `sizes[i]` of which count.
-        labels: int64, shape (N, n).
-        public: float, shape (m, ...): the requester's images.
-        training: how.
-        seeds: one per agent.
-        sizes: records of each agent, from 1 to n; n for all if absent.
-
-    Returns:
-        Trained parameters.
+        public: float, shape (m, ...): the requester's images. The other arguments are those of `train_together`.
     """
     count = len(labels)
     shown = batches(training, [stream(seed, 1) for seed in seeds], [len(public)] * count, inputs.shape[1])
@@ -238,9 +224,33 @@ def adapt_together(
     )
 
 
-def with_domain_head(network: nn.Sequential, *, hidden: int = 8) -> DomainAdversarial:
-    """Return a network whose last layer is linear, with a small domain head on what that layer sees."""
-    *features, classifier = network
-    if not isinstance(classifier, nn.Linear):
-        raise InvalidSetting("a domain head needs a network whose last layer is linear")
-    return DomainAdversarial(nn.Sequential(*features), classifier, width=classifier.in_features, hidden=hidden)
+def answers_of(
+    factory: Callable[[], nn.Module],
+    inputs: Tensor,
+    labels: Tensor,
+    public: Tensor,
+    *,
+    training: Training,
+    sizes: Sequence[int],
+    seed: int,
+    progress: ProgressCallback = silent,
+) -> NDArray[np.float32]:
+    """Train a model of each agent; return what each says of every public image.
+
+    A network with a domain head is fitted to the public images too. The arguments are those of `train_together`.
+
+    Returns:
+        Probabilities, shape (agents, images, classes).
+    """
+    module, start = initial_parameters(factory, len(labels), seed=seed)
+    seeds = [1000 * seed + agent for agent in range(len(labels))]
+    if isinstance(module, DomainAdversarial):
+        trained = adapt_together(
+            module, start, inputs, labels, public, training=training, seeds=seeds, sizes=sizes, progress=progress
+        )
+    else:
+        trained = train_together(
+            module, start, inputs, labels, training=training, seeds=seeds, sizes=sizes, progress=progress
+        )
+    said: NDArray[np.float32] = predict_together(module, trained, public).softmax(dim=2).numpy()
+    return said

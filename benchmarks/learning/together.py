@@ -131,11 +131,9 @@ def optimize(
     sizes: Sequence[int] | None = None,
     progress: ProgressCallback = silent,
 ) -> Parameters:
-    """Run the loop of `train_together` with any loss that is a sum of one term per agent; arguments and errors as
-    there.
+    """Run the loop of `train_together` with any loss that is a sum of one term per agent; arguments as there.
 
-    Args:
-        loss: of (parameters, inputs and labels of one batch of every agent, share of the training that is done).
+    The loss is of (parameters, inputs and labels of one batch of every agent, share of the training that is done).
     """
     sizes = [inputs.shape[1]] * len(seeds) if sizes is None else sizes
     trained = {name: value.clone().requires_grad_() for name, value in parameters.items()}

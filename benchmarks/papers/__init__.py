@@ -1,7 +1,7 @@
 """`labeler bench papers [NAME]`: a table per paper, our rows next to what the paper prints.
 
 Every paper's module offers `cells(root, full=...)`: units of work that are kept when they are done, so that an
-interrupted `--full` continues. Where it has more to show than numbers, it also offers `pictures(rows, out)`.
+interrupted `--full` continues.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Final
 
-from benchmarks import BenchRow, bench_document, installed_versions
+from benchmarks import BenchRow, bench_document, in_turn, installed_versions
 from benchmarks.data import cache_folder, data_root
 from labeler.errors import InvalidSetting
 from labeler.system.files import replace_file
@@ -49,32 +48,22 @@ def bench_papers(
     root = data_root(data)
     rows: list[BenchRow] = []
     for one in PAPERS if paper is None else (paper,):
-        rows += _one(one, root, full, out, progress)
+        started = time.perf_counter()
+        # Loaded when it is run: importing this package loads no library.
+        module = import_module(f"{__name__}.{one.replace('-', '_')}")
+        found = run_cells(
+            one, module.cells(root, full=full), keep=cache_folder() / "papers" if full else None, progress=progress
+        )
+        rows += found
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            document = bench_document(f"papers {one}", found, time.perf_counter() - started)
+            replace_file(out / f"{one}.json", json.dumps(document, indent=1, allow_nan=False).encode())
     if out is not None:
         from benchmarks.papers.chart import draw_chart
 
         draw_chart(rows, out / "accuracy_vs_epsilon.png")
     return rows
-
-
-def _one(paper: str, root: Path, full: bool, out: Path | None, progress: ProgressCallback) -> list[BenchRow]:
-    started = time.perf_counter()
-    module = _module(paper)
-    cells: list[Cell] = module.cells(root, full=full)
-    keep = kept_cells_folder() if full else None
-    rows = run_cells(paper, cells, keep=keep, progress=progress)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        document = bench_document(f"papers {paper}", rows, time.perf_counter() - started)
-        replace_file(out / f"{paper}.json", json.dumps(document, indent=1, allow_nan=False).encode())
-        if hasattr(module, "pictures"):
-            module.pictures(rows, out)
-    return rows
-
-
-def _module(paper: str) -> ModuleType:
-    # Loaded when it is run: importing this module loads no library.
-    return import_module(f"{__name__}.{paper.replace('-', '_')}")
 
 
 @dataclass(frozen=True)
@@ -102,16 +91,9 @@ def run_cells(
             long as the code of this project and the versions of libraries are the same.
     """
     rows: list[BenchRow] = []
-    for done, cell in enumerate(cells):
-        progress(paper, done, len(cells))
+    for cell in in_turn(progress, paper, cells):
         rows += _measured(paper, cell, keep, progress)
-    progress(paper, len(cells), len(cells))
     return rows
-
-
-def kept_cells_folder() -> Path:
-    """Return the folder in which `--full` keeps finished cells: `papers` in the user's cache folder."""
-    return cache_folder() / "papers"
 
 
 def _measured(paper: str, cell: Cell, keep: Path | None, progress: ProgressCallback) -> list[BenchRow]:

@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from benchmarks import BenchRow, mean_row
 from benchmarks.data import DataSet, Split, mnist, usps
@@ -44,37 +45,27 @@ from benchmarks.learning.learners import linear_answers
 from benchmarks.learning.networks import (
     DIMENSION,
     DomainAdversarial,
-    adapt_together,
-    adversarial_convnet,
+    answers_of,
     edge_features,
     image_tensor,
-    linear_head,
     small_convnet,
 )
-from benchmarks.learning.together import (
-    Jitter,
-    Parameters,
-    Training,
-    initial_parameters,
-    predict_together,
-    train_together,
-)
+from benchmarks.learning.together import Jitter, Training
 from benchmarks.papers import Cell
-from benchmarks.papers.federated import Averaging, Federation, accuracy_row, priced, train_digits
+from benchmarks.papers.federated import ACCURACY, Averaging, Federation, accuracy_row, padded, priced, train_digits
 from benchmarks.papers.partitions import MNIST_CASE, USPS_CASE, Rows, iid_partition, mnist_partition
-from benchmarks.sums import open_sum
+from benchmarks.sums import open_sum, task_at
 from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.rows import quantize
 from feature_store.students import NoisyAnswers, fit_student, soft_labels
-from labeler.methods import MethodName, ReleaseKind
+from labeler.methods import ReleaseKind
 from labeler.methods.ensemble import one_hot_ballots
 from labeler.planning import price
 from labeler.randomness import seeded_source
 from labeler.release import Release, input_shares
-from labeler.solving import solve_sigma
 from labeler.tally import QueryBatch, round_of
-from labeler.task import Task, parse_task
+from labeler.task import Task
 from workers.progress import ProgressCallback, silent
 
 LEAST_CERTAINTY = 0.6
@@ -203,13 +194,8 @@ def usps_rows(root: Path, size: Size, *, adapted: bool, progress: ProgressCallba
 
 @cache
 def _post_office(root: Path, size: Size, seed: int) -> Requester:
-    """Return the requester with USPS digits, the same in every cell; both halves of the set are one."""
-    digits = usps(root)
-    images = Split(
-        np.concatenate([digits.train.inputs, digits.test.inputs]),
-        np.concatenate([digits.train.labels, digits.test.labels]),
-    )
-    return requester(images, public=size.public, test=size.test, epochs=size.pretraining, seed=seed)
+    """Return the requester with USPS digits, the same in every cell."""
+    return requester(usps(root).whole, public=size.public, test=size.test, epochs=size.pretraining, seed=seed)
 
 
 def _train(
@@ -222,20 +208,10 @@ def _train(
     progress: ProgressCallback,
 ) -> NDArray[np.float32]:
     """Train all agents together; return what each then says of each public image."""
-    inputs, labels, sizes = stacked(source, partition)
-    seeds = [1000 * seed + agent for agent in range(len(partition))]
-    factory = adversarial_convnet if adapted else small_convnet
-    module, start = initial_parameters(factory, len(partition), seed=seed)
-    if isinstance(module, DomainAdversarial):
-        public = image_tensor(asker.public.inputs)
-        trained = adapt_together(
-            module, start, inputs, labels, public, training=training, seeds=seeds, sizes=sizes, progress=progress
-        )
-    else:
-        trained = train_together(
-            module, start, inputs, labels, training=training, seeds=seeds, sizes=sizes, progress=progress
-        )
-    return probabilities_of(module, trained, asker.public.inputs)
+    inputs, labels, sizes = padded(image_tensor(source.inputs), torch.from_numpy(source.labels), partition)
+    factory = (lambda: DomainAdversarial(small_convnet())) if adapted else small_convnet
+    public = image_tensor(asker.public.inputs)
+    return answers_of(factory, inputs, labels, public, training=training, sizes=sizes, seed=seed, progress=progress)
 
 
 FIGURE_EPSILON = 5.0
@@ -244,7 +220,7 @@ FIGURE_AGENTS = (50, 100, 200, 400, 800)
 FIGURE_PUBLIC = 1000
 MOST_OF_WINNERS = 400
 AVERAGING = Averaging(
-    partial(linear_head, DIMENSION, 10), 0.5, 20, LocalTraining(20, 30, 8.0, 4.0), ServerStep(1.0, 0.5, 0.5), 1.0
+    partial(nn.Linear, DIMENSION, 10), 0.5, 20, LocalTraining(20, 30, 8.0, 4.0), ServerStep(1.0, 0.5, 0.5), 1.0
 )
 
 
@@ -277,16 +253,11 @@ def figure_rows(
         parts = [random.choice(len(edges.train), records, replace=False) for _ in range(agents)]
         if agents * records <= len(edges.train):
             parts = iid_partition(edges.train.labels, clients=agents, records=records, seed=seed)
-        asker = Requester(
-            Split(edges.test.inputs[public], edges.test.labels[public]),
-            Split(edges.test.inputs[test], edges.test.labels[test]),
-            quantize(edges.test.inputs[public]),
-            quantize(edges.test.inputs[test]),
-        )
-        held = [Split(edges.train.inputs[rows], edges.train.labels[rows]) for rows in parts]
-        said = {"linear heads": linear_answers(held, asker.public.inputs, 10)}
+        known, unseen = edges.test[public], edges.test[test]
+        asker = Requester(known, unseen, quantize(known.inputs), quantize(unseen.inputs))
+        said = {"linear heads": linear_answers([edges.train[rows] for rows in parts], known.inputs, 10)}
         if full:
-            shown = replace(asker, public=Split(pixels.test.inputs[public], asker.public.labels))
+            shown = replace(asker, public=pixels.test[public])
             training = Training(epochs=8, batch_size=SMALL_BATCH, jitter=Jitter())
             said["convolutional networks"] = _train(pixels.train, parts, shown, training, False, seed, progress)
         for name, answers in said.items():
@@ -317,11 +288,8 @@ def _edges(root: Path) -> DataSet:
     return DataSet(train, test)
 
 
-METHOD: MethodName = "ensemble"
 DELTA = 1e-3
-ACCURACY = "test accuracy, %"
 LABELS = "labels of public images right, %"
-TALLIERS = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -347,11 +315,8 @@ def requester(
     """Draw public and test images and pretrain a backbone on the public ones, without labels (SimCLR).
 
     Args:
-        images: all that the requester holds.
-        public: how many are public.
-        test: how many score the student; None for all others.
+        public, test: how many are public, and how many score the student; None for all others.
         epochs: of pretraining.
-        seed: of the draw and of the pretraining.
     """
     order = np.random.default_rng([seed, 1]).permutation(len(images))
     known, rest = order[:public], order[public : None if test is None else public + test]
@@ -365,26 +330,7 @@ def requester(
         progress=lambda done, total, _loss: progress("Public images are pretrained on", done, total),
     )
     features = quantize(backbone.embed(list(images.inputs[np.concatenate([known, rest])])))
-    return Requester(
-        Split(images.inputs[known], images.labels[known]),
-        Split(images.inputs[rest], images.labels[rest]),
-        features[:public],
-        features[public:],
-    )
-
-
-def stacked(images: Split, partition: Sequence[Rows]) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """Return agents' images and labels, padded to the largest agent, and how many of them count."""
-    longest = max(map(len, partition))
-    rows = torch.from_numpy(np.stack([np.resize(own, longest) for own in partition]))
-    return image_tensor(images.inputs)[rows], torch.from_numpy(images.labels)[rows], [len(own) for own in partition]
-
-
-def probabilities_of(module: torch.nn.Module, parameters: Parameters, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return what each agent's model says of each image, shape (agents, n, num_classes)."""
-    logits = predict_together(module, parameters, image_tensor(images))
-    probabilities: NDArray[np.float32] = logits.softmax(dim=2).numpy()
-    return probabilities
+    return Requester(images[known], images[rest], features[:public], features[public:])
 
 
 @cache
@@ -392,30 +338,25 @@ def task_for(
     epsilon: float, *, agents: int, queries: int, release: ReleaseKind = "histogram", num_classes: int = 10
 ) -> Task:
     """Return a task whose agent-level price is at most epsilon, with the least noise that gives this."""
-    task = parse_task(
-        {
-            "name": "ae-dpfl",
-            "classes": [str(number) for number in range(num_classes)],
-            "method": METHOD,
-            "sigma_votes": 1.0,
-            "delta": DELTA,
-            "max_queries": queries,
-            "release": release,
-            "agents": agents,
-            # As the paper counts: no participant reads the release. Its price says so (labeler.planning).
-            "colluding_agents": 0,
-            "talliers": TALLIERS if release == "histogram" else 3,
-        }
-    )
-    return task.model_copy(update={"sigma_votes": solve_sigma(task, epsilon, level="agent")})
+    fields = {
+        "name": "ae-dpfl",
+        "classes": [str(number) for number in range(num_classes)],
+        "method": "ensemble",
+        "delta": DELTA,
+        "max_queries": queries,
+        "release": release,
+        "agents": agents,
+        # As the paper counts: no participant reads the release. Its price says so (labeler.planning).
+        "colluding_agents": 0,
+        "talliers": 2 if release == "histogram" else 3,
+    }
+    return task_at(epsilon, fields, level="agent")
 
 
 def vote(task: Task, questions: QuerySet, ballots: Sequence[NDArray[np.int64]], *, seed: str) -> Release:
     """Run one round: an agent's messages, the talliers' sums, and what is opened.
 
     Args:
-        task: the task.
-        questions: what is asked.
         ballots: per agent, int64, shape (num_queries, num_classes).
         seed: of the noise and of the shares; each agent has its own stream.
     """

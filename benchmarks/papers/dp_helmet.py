@@ -203,7 +203,19 @@ def _smaller(setting: Setting) -> Setting:
 
 def _cell(root: Path, setting: Setting, epsilons: Sequence[float], seeds: Sequence[int]) -> Cell:
     def run(progress: ProgressCallback) -> list[BenchRow]:
-        plans = [_plan(setting, epsilon) for epsilon in epsilons]
+        plans = [
+            blind_sum_for(
+                setting.terms,
+                dimension=AXES,
+                users=setting.users,
+                epsilon=epsilon,
+                delta=DELTA,
+                level=setting.level,
+                honest_fraction=setting.honest_fraction,
+                max_dropouts=setting.dropouts,
+            )
+            for epsilon in epsilons
+        ]
         exact: list[float] = []
         noisy: list[list[float]] = [[] for _ in plans]
         for seed in seeds:
@@ -222,19 +234,6 @@ def _cell(root: Path, setting: Setting, epsilons: Sequence[float], seeds: Sequen
     return Cell(f"{setting!r} epsilons {tuple(epsilons)} seeds {tuple(seeds)}", run)
 
 
-def _plan(setting: Setting, epsilon: float) -> VectorSum:
-    return blind_sum_for(
-        setting.terms,
-        dimension=AXES,
-        users=setting.users,
-        epsilon=epsilon,
-        delta=DELTA,
-        level=setting.level,
-        honest_fraction=setting.honest_fraction,
-        max_dropouts=setting.dropouts,
-    )
-
-
 def _row(
     setting: Setting, epsilon: float | None, plan: VectorSum | None, accuracies: list[float], seeds: Sequence[int]
 ) -> BenchRow:
@@ -243,7 +242,13 @@ def _row(
     wanted: dict[str, Any] = {"seeds": list(seeds), "terms": repr(terms), "axes": AXES, "whitening": WHITENING}
     wanted |= {"honest_fraction": setting.honest_fraction, "dropouts": setting.dropouts, "users": setting.users}
     if plan is not None:
-        wanted |= {"sigma": plan.sigma, "seeded_noise": True} | _prices(setting, plan)
+        wanted |= {
+            "sigma": plan.sigma,
+            "seeded_noise": True,
+            "as_in_paper_epsilon": epsilon_as_in_paper(terms, plan.sigma, setting.level),
+            "sensitivity": terms.sensitivity,
+            "sensitivity_as_in_paper": sensitivity_as_in_paper(terms),
+        }
     same_users = setting.dropouts == 0 and setting.users in (1, USERS) and setting.level == "instance"
     return mean_row(
         setting.case,
@@ -256,16 +261,6 @@ def _row(
         reference=printed.get((terms.learner, epsilon)) if epsilon is not None and same_users else None,
         settings=wanted,
     )
-
-
-def _prices(setting: Setting, plan: VectorSum) -> dict[str, Any]:
-    """Return what the same noise costs by the paper's own proof."""
-    terms = setting.terms
-    return {
-        "as_in_paper_epsilon": epsilon_as_in_paper(terms, plan.sigma, setting.level),
-        "sensitivity": terms.sensitivity,
-        "sensitivity_as_in_paper": sensitivity_as_in_paper(terms),
-    }
 
 
 def sensitivity_as_in_paper(terms: LinearTerms) -> float:
@@ -351,30 +346,20 @@ def blind_sum(
 
 
 def blind_sum_for(
-    terms: LinearTerms,
-    *,
-    dimension: int,
-    users: int,
-    epsilon: float,
-    delta: float,
-    level: Level = "instance",
-    honest_fraction: float = 1.0,
-    max_dropouts: int = 0,
+    terms: LinearTerms, *, epsilon: float, delta: float, level: Level = "instance", **of_sum: Any
 ) -> VectorSum:
     """Return the sum with the least noise, within a hundredth of a percent, whose certified price is at most epsilon.
 
-    It starts at what the continuous mechanism needs (Balle and Wang 2018).
+    It starts at what the continuous mechanism needs (Balle and Wang 2018). `of_sum` are the other arguments of
+    `blind_sum`.
     """
     norm = terms.sensitivity if level == "instance" else terms.largest_norm
-    some = {"dimension": dimension, "users": users, "honest_fraction": honest_fraction, "max_dropouts": max_dropouts}
-
-    def at(sigma: float) -> VectorSum:
-        return blind_sum(terms, sigma=sigma, **some)  # type: ignore[arg-type]  # a mapping of both kinds of numbers
 
     def cost(sigma: float) -> float:
-        return epsilon_bound(at(sigma).event(level), delta)
+        return epsilon_bound(blind_sum(terms, sigma=sigma, **of_sum).event(level), delta)
 
-    return at(least_noise(cost, epsilon, start=norm / mu_of_epsilon(epsilon, delta)))
+    sigma = least_noise(cost, epsilon, start=norm / mu_of_epsilon(epsilon, delta))
+    return blind_sum(terms, sigma=sigma, **of_sum)
 
 
 def blind_average(
@@ -382,7 +367,6 @@ def blind_average(
     models: Sequence[NDArray[np.float64]] | NDArray[np.float64],
     *,
     sources: Iterable[ByteSource],
-    talliers: int = 2,
 ) -> NDArray[np.float64]:
     """Return the noisy mean of the models of those who contribute, by the steps that run in the service.
 
@@ -390,12 +374,11 @@ def blind_average(
         spec: the sum, from `blind_sum`.
         models: per contributing user, shape (dimension + 1, num_classes); a dropout is left out, with its noise.
         sources: one secret source per contributing user.
-        talliers: 2 or 3.
 
     Returns:
         float64, shape (dimension + 1, num_classes): public.
     """
     if not len(models):
         raise InvalidSetting("nobody contributes a model")
-    total = private_sum(spec, models, sources=sources, talliers=talliers)
+    total = private_sum(spec, models, sources=sources)
     return total.reshape(models[0].shape) / len(models)

@@ -71,8 +71,8 @@ from benchmarks import BenchRow, in_turn, mean_row
 from benchmarks.data import DataSet, Split, cifar10_features, cifar10_test_features
 from benchmarks.papers import Cell
 from benchmarks.papers.partitions import dirichlet_partition
+from benchmarks.sums import least_noise
 from labeler.accounting.gaussian import mu_of_epsilon
-from labeler.errors import InvalidSetting
 from labeler.methods.aux_distill import LocalHeadTerms
 from labeler.randomness import seeded_source
 from workers.learning.private_heads import FittedHeads, PrivateHeads, PublicMap, fit_heads, fit_public_map, plain_map
@@ -395,11 +395,9 @@ def soft_labels(total: NDArray[np.int64]) -> Array:
     return np.where(certainties > 0, total / np.where(certainties > 0, certainties, 1.0), 1 / total.shape[1])
 
 
-def paper_scores_share(
-    epsilon_scores: float = 0.1, epsilon_head: float = 0.5, *, delta_scores: float = 1e-5, delta_head: float = 1e-5
-) -> float:
-    """Return the share of mu^2 that the paper's two budgets give to the certainty head: 0.05 for its 0.1 and 0.5."""
-    scores, head = mu_of_epsilon(epsilon_scores, delta_scores), mu_of_epsilon(epsilon_head, delta_head)
+def paper_scores_share() -> float:
+    """Return the share of mu^2 that the paper's budgets of 0.1 and 0.5 give to the certainty head: 0.05."""
+    scores, head = mu_of_epsilon(0.1, 1e-5), mu_of_epsilon(0.5, 1e-5)
     return scores**2 / (scores**2 + head**2)
 
 
@@ -407,25 +405,18 @@ def solve_noise(terms: LocalHeadTerms, *, epsilon: float, delta: float, scores_s
     """Return terms with the least noise for which the release of both heads is certified (epsilon, delta).
 
     Args:
-        terms: everything but the noise.
         epsilon: for both heads together, instance level.
-        delta: in (0, 1).
         scores_share: share of mu^2 for the certainty head, in (0, 1); 0 for none. `paper_scores_share` has the paper's.
     """
-    if epsilon == 0 or not 0 <= scores_share < 1:
-        raise InvalidSetting(f"epsilon must be above 0 and scores_share in [0, 1), found {epsilon} and {scores_share}")
-    mu = mu_of_epsilon(epsilon, delta)
-    while True:
-        solved = replace(
+
+    def at(sigma: float) -> LocalHeadTerms:
+        return replace(
             terms,
-            sigma_head=1 / (mu * math.sqrt(1 - scores_share)),
-            sigma_scores=1 / (mu * math.sqrt(scores_share)) if scores_share else None,
+            sigma_head=sigma / math.sqrt(1 - scores_share),
+            sigma_scores=sigma / math.sqrt(scores_share) if scores_share else None,
         )
-        found = solved.epsilon(delta)
-        if found <= epsilon:
-            return solved
-        # Rounding and the certificate cost about a hundredth; epsilon grows with mu at least in proportion.
-        mu *= min(epsilon / found, 1 - 1e-6)
+
+    return at(least_noise(lambda sigma: at(sigma).epsilon(delta), epsilon, start=1 / mu_of_epsilon(epsilon, delta)))
 
 
 Array = NDArray[np.float64]

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import BenchRow, mean_row
-from benchmarks.accuracy.office_caltech import DOMAINS, PUBLIC_SHARE, Arena, Setting, data_folder, embed_domains
+from benchmarks.accuracy.office_caltech import DOMAINS, Arena, Setting, data_folder, embed_domains, office_split
 from benchmarks.data import mnist, usps
 from benchmarks.learning.federated import (
     LocalTraining,
@@ -46,7 +46,6 @@ from benchmarks.learning.federated import (
 from benchmarks.learning.gradients import flatten
 from benchmarks.learning.networks import (
     image_tensor,
-    linear_head,
     small_convnet,
 )
 from benchmarks.learning.together import Parameters, initial_parameters
@@ -136,11 +135,7 @@ def cells(root: Path, *, full: bool) -> list[Cell]:
 def digits_federation(root: Path, case: str, seed: int, *, full: bool = True) -> Federation:
     """Return MNIST's agents, tested on MNIST or on USPS; 3,000 images are public and neither seen nor tested on.
 
-    Args:
-        root: folder of the data sets.
-        case: MNIST_CASE or USPS_CASE.
-        seed: of the partition and the division of the test images.
-        full: everybody; else 20 agents with 120 records, and 1,000 test images.
+    Not `full`, they are 20 agents with 120 records, and 1,000 test images.
     """
     source = mnist(root)
     labels, images = source.train.labels, image_tensor(source.train.inputs)
@@ -152,9 +147,8 @@ def digits_federation(root: Path, case: str, seed: int, *, full: bool = True) ->
     else:
         parts = iid_partition(labels, clients=60, records=1_000, seed=seed)
         parts = parts if full else [part[:120] for part in parts[:20]]
-        target = usps(root)
-        tested = np.concatenate([target.train.inputs, target.test.inputs])
-        tested_labels = np.concatenate([target.train.labels, target.test.labels])
+        target = usps(root).whole
+        tested, tested_labels = target.inputs, target.labels
     kept = np.random.default_rng(seed).permutation(len(tested_labels))[PUBLIC_DIGITS:]
     kept = kept if full else kept[:1_000]
     return Federation.of(
@@ -231,9 +225,14 @@ class Federation:
 
     @staticmethod
     def of(inputs: Tensor, labels: Tensor, parts: Sequence[Rows], test: Tensor, test_labels: Tensor) -> Federation:
-        longest = max(map(len, parts))
-        rows = torch.from_numpy(np.stack([np.resize(part, longest) for part in parts]))
-        return Federation(inputs[rows], labels[rows], [len(part) for part in parts], test, test_labels)
+        return Federation(*padded(inputs, labels, parts), test, test_labels)
+
+
+def padded(inputs: Tensor, labels: Tensor, parts: Sequence[Rows]) -> tuple[Tensor, Tensor, list[int]]:
+    """Return agents' records and labels, padded to the largest agent, and how many of them count."""
+    longest = max(map(len, parts))
+    rows = torch.from_numpy(np.stack([np.resize(part, longest) for part in parts]))
+    return inputs[rows], labels[rows], [len(part) for part in parts]
 
 
 def sources_of(prefix: str) -> SourceOf:
@@ -271,7 +270,7 @@ def accuracy_row(
 def priced(row: BenchRow, plan: SampledSum, delta: float) -> BenchRow:
     """Return the row with the certified price of the rounds it was trained in."""
     told = {
-        "noise_multiplier": plan.accounted.noise_multiplier,
+        "noise_multiplier": plan.noise_multiplier,
         "as_in_paper_epsilon": plan.as_in_paper_epsilon(delta),
     }
     return replace(row, epsilon=plan.epsilon(delta), delta=delta, level=plan.level, settings={**row.settings, **told})
@@ -336,8 +335,6 @@ def office_federation(shards: Mapping[str, Shard], server: str, split: int, axes
     """Return three domains' features as agents, and 30 % of the fourth's as test.
 
     Args:
-        shards: of all domains.
-        server: the domain to be labeled.
         split: seed of the division into public and test; the same images as kNN-DPFL is tested on.
         axes: features are centered on the server's public images and projected to that many of their principal axes,
             scaled to a mean squared norm of 1; None leaves them as they are. Either way the map depends on public
@@ -346,8 +343,7 @@ def office_federation(shards: Mapping[str, Shard], server: str, split: int, axes
     images = {name: shard.features.astype(np.float32) / 2048 for name, shard in shards.items()}
     labels = {name: torch.from_numpy(np.asarray(shard.labels).astype(np.int64)) for name, shard in shards.items()}
     by_name = np.argsort(np.array(shards[server].sources), kind="stable")
-    order = by_name[np.random.default_rng([split, DOMAINS.index(server)]).permutation(len(by_name))]
-    public, tested = np.split(order, [int(PUBLIC_SHARE * len(order))])
+    public, tested = (by_name[rows] for rows in office_split(len(by_name), server, split))
     if axes is not None:
         mean = images[server][public].mean(0)
         basis = np.linalg.svd(images[server][public] - mean, full_matrices=False)[2][:axes].T
@@ -418,5 +414,5 @@ def office_case(server: str) -> str:
 
 
 def _blank_head(data: Federation) -> tuple[nn.Module, Parameters]:
-    module = linear_head(data.inputs.shape[2], 10)
+    module = nn.Linear(data.inputs.shape[2], 10)
     return module, {name: torch.zeros_like(value) for name, value in module.named_parameters()}

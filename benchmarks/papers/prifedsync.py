@@ -18,9 +18,9 @@ In PriFedSync, clients train their own models with their own noise, and draw on 
 
 **Privacy** (instance level: add or remove one record of one client; n, the schedule and all settings are public). A
 step's sum moves by at most C (1 + 2^-12) with the record (`benchmarks.learning.gradients.sum_sensitivity`). The record
-is in it with probability B/n, by a coin that stays at the client. So a client's K R_i steps are
-`benchmarks.accounting.sampled.SampledRounds`, and `PriFedSync.price` is their bound; each step may depend on everything
-that was seen before. All else (momentum, w_i, the mean, helper models, everybody's next round) is a function of g~ and
+is in it with probability B/n, by a coin that stays at the client. So a client's K R_i steps are sampled rounds of
+`benchmarks.accounting.sampled`, and `PriFedSync.price` is their bound; each step may depend on everything that was seen
+before. All else (momentum, w_i, the mean, helper models, everybody's next round) is a function of g~ and
 of other clients' records. **So the bound holds against the server, against any other client, and against all of them
 together**: weak and strong federated f-DP are the same here (`benchmarks.accounting.composition`). The noise of one
 client protects it alone: `agents=1`, it relies on no other's noise, and averaging needs no second noise.
@@ -36,23 +36,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks import BenchRow
-from benchmarks.accounting.composition import LocalTraining
-from benchmarks.accounting.sampled import SampledRounds, epsilon_bound
+from benchmarks import BenchRow, mean_row
+from benchmarks.accounting.composition import Composition, LocalTraining
+from benchmarks.accounting.sampled import epsilon_bound
 from benchmarks.data import mnist
 from benchmarks.learning.gradients import linear_gradient_sums, sum_sensitivity
 from benchmarks.learning.networks import edge_features
 from benchmarks.papers import Cell
 from benchmarks.papers.partitions import shard_partition
+from benchmarks.sums import poisson_sample
 from labeler.accounting.gaussian import epsilon_of_delta, mu_of_epsilon
 from labeler.errors import InvalidSetting
 from labeler.noise import VectorSum
@@ -86,12 +88,8 @@ class LinearClients:
 
         Args:
             clients: which of the N, int64, shape (M,).
-            models: their models, float64, shape (M, D).
+            models: their models, float64, shape (M, D), as what is returned.
             sampled: their sampled rows, bool, shape (M, n).
-            clip_norm: L2 norm.
-
-        Returns:
-            float64, shape (M, D).
         """
         weights = models.reshape(len(clients), -1, self.num_classes)
         own = self.inputs[clients], self.labels[clients]
@@ -154,20 +152,14 @@ class PriFedSync:
         )
 
     def price(self, dimension: int, rounds: int, delta: float) -> tuple[float, float]:
-        """Return the price of a client that took part in `rounds` rounds.
-
-        Args:
-            dimension: D, numbers per model.
-            rounds: R_i.
-            delta: in (0, 1).
+        """Return the price of a client that took part in `rounds` rounds, with D numbers per model.
 
         Returns:
             (epsilon, mu): the certified epsilon at this delta, and the mu of Gaussian noise that costs the same there.
         """
         # As a fraction, B / n is at most its rounded value times 1 + 2^-52; coins come up a little less often still.
         probability = min(1.0, self.batch / self.records * (1 + 1e-12))
-        steps = SampledRounds(self.noisy_sum(dimension).event(), probability, self.iterations * rounds)
-        epsilon = epsilon_bound(steps, delta)
+        epsilon = epsilon_bound(self.noisy_sum(dimension).event(), probability, self.iterations * rounds, delta)
         return epsilon, mu_of_epsilon(epsilon, delta)
 
     def schedule(self, *, seed: int) -> NDArray[np.bool_]:
@@ -204,8 +196,6 @@ def train(
     """Train all clients, those of a round together in one batch.
 
     Args:
-        settings: the training.
-        data: the clients' records.
         sources: one secret source per client, for its coins and its noise. Seeded ones make a simulation repeatable.
         schedule: of `PriFedSync.schedule`, or any other that was chosen without looking at data.
 
@@ -231,7 +221,8 @@ def train(
         if len(inside):
             own = (1 - settings.interpolation) * models[inside] + settings.interpolation * global_model
             for _ in range(settings.iterations):
-                coins = [sample(settings, sources[client]) for client in inside.tolist()]
+                rate = settings.batch / settings.records
+                coins = [poisson_sample(sources[client], settings.records, rate) for client in inside.tolist()]
                 sampled = torch.from_numpy(np.stack(coins)) & exists[inside]
                 sums = data.gradient_sums(inside, own, sampled, clip_norm=settings.clip_norm).numpy()
                 noisy = [
@@ -245,18 +236,6 @@ def train(
             taken[members] += 1
             global_model = (1 - settings.server_rate) * global_model + settings.server_rate * own.mean(0)
     return Trained(models.clone(), global_model, taken)
-
-
-def sample(settings: PriFedSync, source: ByteSource) -> NDArray[np.bool_]:
-    """Draw a Poisson sample: each row by a separate coin that shows B/n, or less by at most 2^-64.
-
-    Returns:
-        bool, shape (records,).
-    """
-    if settings.batch == settings.records:
-        return np.ones(settings.records, dtype=np.bool_)
-    below = (settings.batch << 64) // settings.records
-    return source.uint64(settings.records) < np.uint64(below)
 
 
 DELTA = 1e-5
@@ -342,67 +321,52 @@ def cells(root: Path, *, full: bool) -> list[Cell]:
 def _accounting(printed: Printed, progress: ProgressCallback, *, full: bool) -> list[BenchRow]:
     training, limit = printed.training, printed.training.clt_mu
     progress(printed.case, 0, 1)
-    exact = training.as_printed(interval=1e-3)
     common = {
         "records": training.records, "batch": training.batch, "sigma": training.noise_multiplier,
         "iterations": training.iterations, "rounds": training.rounds, "sync_probability": printed.sync_probability,
     }  # fmt: skip
-    reference = f"{printed.mu} (paper, as printed)"
-    metric = f"mu of equal epsilon at delta {DELTA:g}"
-    limit_row = BenchRow(
-        printed.case, "theorem 2, the limit", "mu", limit, level="instance", reference=reference,
-        settings=common | {
-            "limit_epsilon": epsilon_of_delta(DELTA, limit), "delta": DELTA,
-            "strong_mu_as_printed": math.sqrt(CLIENTS - 1) * limit, "strong_mu_proved": "the same as weak",
-        },
-    )  # fmt: skip
+
+    def row(method: str, metric: str, mu: float, epsilon: float | None, settings: dict[str, Any]) -> BenchRow:
+        return BenchRow(
+            printed.case, method, metric, mu, epsilon=epsilon, delta=None if epsilon is None else DELTA,
+            level="instance", reference=f"{printed.mu} (paper, as printed)", settings=common | settings,
+        )  # fmt: skip
+
+    def composed(method: str, composition: Composition, neighbours: str, **told: float) -> BenchRow:
+        settings = {"neighbours": neighbours, "mu_at_1e-3": composition.mu_at(1e-3)} | told
+        metric = f"mu of equal epsilon at delta {DELTA:g}"
+        return row(method, metric, composition.mu_at(DELTA), composition.epsilon(DELTA), settings)
+
+    exact, charged = training.as_printed(interval=1e-3), math.sqrt(training.charged.mu_squared)
+    of_limit = {
+        "limit_epsilon": epsilon_of_delta(DELTA, limit), "delta": DELTA,
+        "strong_mu_as_printed": math.sqrt(CLIENTS - 1) * limit, "strong_mu_proved": "the same as weak",
+    }  # fmt: skip
     found = [
-        limit_row,
-        BenchRow(
-            printed.case, "exact composition of C_p(G)", metric, exact.mu_at(DELTA), epsilon=exact.epsilon(DELTA),
-            delta=DELTA, level="instance", reference=reference,
-            settings=common | {
-                "mu_at_1e-3": exact.mu_at(1e-3),
-                "limit_over_exact": limit / exact.mu_at(DELTA),
-                "neighbours": "replace one, batches of fixed size without replacement, noise sigma * 2C",
-            },
+        row("theorem 2, the limit", "mu", limit, None, of_limit),
+        composed(
+            "exact composition of C_p(G)", exact,
+            "replace one, batches of fixed size without replacement, noise sigma * 2C",
+            limit_over_exact=limit / exact.mu_at(DELTA),
+        ),
+        row(
+            "charged to a ledger, Poisson batches", "mu", charged, epsilon_of_delta(DELTA, charged),
+            {"neighbours": "add or remove one, noise sigma * C"},
         ),
     ]  # fmt: skip
-    charged = math.sqrt(training.charged.mu_squared)
-    found.append(
-        BenchRow(
-            printed.case, "charged to a ledger, Poisson batches", "mu", charged, level="instance",
-            epsilon=epsilon_of_delta(DELTA, charged), delta=DELTA, reference=reference,
-            settings=common | {"neighbours": "add or remove one, noise sigma * C"},
-        )
-    )  # fmt: skip
     if not full:
         return found
+    poisson, fixed = training.exact(interval=1e-3), training.replaced(interval=1e-3)
+    by_replacing = "replace one, as in the published sampler with noise for add or remove"
+    found += [
+        composed("exact, Poisson batches", poisson, "add or remove one, noise sigma * C"),
+        composed("exact, fixed batches, noise sigma * C", fixed, by_replacing),
+    ]
     taken = math.ceil(training.rounds * printed.sync_probability)
-    ways = [
-        ("exact, Poisson batches", training.exact(interval=1e-3), "add or remove one, noise sigma * C"),
-        (
-            "exact, fixed batches, noise sigma * C", training.replaced(interval=1e-3),
-            "replace one, as in the published sampler with noise for add or remove",
-        ),
-    ]  # fmt: skip
     if taken < training.rounds:
         own = replace(training, rounds=taken).exact(interval=1e-3)
-        ways.append(
-            (
-                "exact, Poisson batches, p R rounds taken part in",
-                own,
-                "add or remove one, public schedule with p R rounds for all",
-            )
-        )
-    for method, composition, neighbours in ways:
-        found.append(
-            BenchRow(
-                printed.case, method, metric, composition.mu_at(DELTA), epsilon=composition.epsilon(DELTA),
-                delta=DELTA, level="instance", reference=reference,
-                settings=common | {"neighbours": neighbours, "mu_at_1e-3": composition.mu_at(1e-3)},
-            )
-        )  # fmt: skip
+        method = "exact, Poisson batches, p R rounds taken part in"
+        found.append(composed(method, own, "add or remove one, public schedule with p R rounds for all"))
     return found
 
 
@@ -415,24 +379,16 @@ class _Federation:
     all_labels: Tensor
 
 
-@lru_cache(maxsize=1)
-def _features(root: Path) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
+@lru_cache(maxsize=3)
+def _federation(root: Path, clients: int, seed: int) -> _Federation:
     data = mnist(root)
-    return edge_features(data.train.inputs), data.train.labels, edge_features(data.test.inputs), data.test.labels
-
-
-def _federation(root: Path, settings: PriFedSync, seed: int) -> _Federation:
-    if settings.clients == CLIENTS:
-        inputs, labels, test_inputs, test_labels = _features(root)
-    else:  # Features of those alone who take part.
-        data = mnist(root)
-        inputs, labels, test_labels = np.empty((0,), np.float32), data.train.labels, data.test.labels[:2000]
-        test_inputs = edge_features(data.test.inputs[:2000])
-    parts = shard_partition(labels, clients=CLIENTS, shards_per_client=SHARDS, seed=seed)[: settings.clients]
-    own = [inputs[rows] if len(inputs) else edge_features(data.train.inputs[rows]) for rows in parts]
+    test = data.test if clients == CLIENTS else data.test[:2000]
+    test_inputs, labels = edge_features(test.inputs), data.train.labels
+    parts = shard_partition(labels, clients=CLIENTS, shards_per_client=SHARDS, seed=seed)[:clients]
+    own = [edge_features(data.train.inputs[rows]) for rows in parts]
     rng = np.random.default_rng(seed)
     tests = [
-        rng.choice(np.flatnonzero(np.isin(test_labels, np.unique(labels[rows]))), TESTS, replace=False)
+        rng.choice(np.flatnonzero(np.isin(test.labels, np.unique(labels[rows]))), TESTS, replace=False)
         for rows in parts
     ]
     return _Federation(
@@ -440,9 +396,9 @@ def _federation(root: Path, settings: PriFedSync, seed: int) -> _Federation:
             torch.from_numpy(np.stack(own)), torch.from_numpy(np.stack([labels[rows] for rows in parts])), 10
         ),
         torch.from_numpy(np.stack([test_inputs[rows] for rows in tests])),
-        torch.from_numpy(np.stack([test_labels[rows] for rows in tests])),
+        torch.from_numpy(np.stack([test.labels[rows] for rows in tests])),
         torch.from_numpy(test_inputs),
-        torch.from_numpy(test_labels),
+        torch.from_numpy(test.labels),
     )
 
 
@@ -456,27 +412,20 @@ def _training(
 ) -> list[BenchRow]:
     scores, most_rounds = [], 0
     for seed in seeds:
-        federation = _federation(root, settings, seed)
+        federation = _federation(root, settings.clients, seed)
         sources = [seeded_source(f"prifedsync {seed} {client}".encode()) for client in range(settings.clients)]
         trained = train(
             settings, federation.clients, sources=sources, schedule=settings.schedule(seed=seed), progress=progress
         )
         scores.append(_scores(federation, trained))
         most_rounds = max(most_rounds, int(trained.rounds_taken.max()))
-    means, spreads = np.mean(scores, axis=0), np.std(scores, axis=0, ddof=1 if len(seeds) > 1 else 0)
-    local = settings.local_training(most_rounds)
     epsilon, mu = settings.price(federation.clients.dimension, most_rounds, DELTA) if is_private else (None, None)
-    common = {
-        "model": MODEL, "clients": settings.clients, "records": settings.records, "batch": settings.batch,
-        "iterations": settings.iterations, "rounds": settings.rounds, "most_rounds_of_one_client": most_rounds,
-        "sigma": settings.noise_multiplier, "clip_norm": settings.clip_norm, "interpolation": settings.interpolation,
-        "sync_probability": settings.sync_probability, "optimizer": "sgd",
-        "learning_rate": settings.learning_rate, "seeds": list(seeds), "noise": "discrete Gaussian, seeded",
-        "neighbours": "add or remove one record",
+    common = asdict(settings) | {
+        "model": MODEL, "most_rounds_of_one_client": most_rounds, "optimizer": "sgd", "seeds": list(seeds),
+        "noise": "discrete Gaussian, seeded", "neighbours": "add or remove one record",
     }  # fmt: skip
     if is_private:
-        common |= {"exact_mu": mu, "as_in_paper_mu": local.clt_mu}
-    reference = "90.03 % at mu 2.71, 98.74 % without privacy (paper, CNN, personalised, as printed)"
+        common |= {"exact_mu": mu, "as_in_paper_mu": settings.local_training(most_rounds).clt_mu}
     names = (
         ("personalised", "accuracy on the client's own digits, %"),
         ("global model", "accuracy on the clients' own digits, %"),
@@ -487,12 +436,12 @@ def _training(
     how += f", batches of {settings.batch}" if settings.batch < settings.records else ""
     case = CASE if settings.clients == CLIENTS else f"MNIST, {settings.clients} clients of 4 shards"
     return [
-        BenchRow(
-            case, f"{method}, {how}", metric, float(mean),
-            sd=float(sd) if len(seeds) > 1 else None, epsilon=epsilon, delta=DELTA if is_private else None,
-            level="instance", reference=reference, settings=common,
+        mean_row(
+            case, f"{method}, {how}", metric, values, epsilon=epsilon, delta=DELTA if is_private else None,
+            level="instance", settings=common,
+            reference="90.03 % at mu 2.71, 98.74 % without privacy (paper, CNN, personalised, as printed)",
         )
-        for (method, metric), mean, sd in zip(names, means, spreads, strict=True)
+        for (method, metric), values in zip(names, zip(*scores, strict=True), strict=True)
     ]  # fmt: skip
 
 

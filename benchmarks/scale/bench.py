@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import BenchRow, in_turn, seconds_of
+from benchmarks import BenchRow, in_turn, parts_in_turn, rows_of, seconds_of
 from benchmarks.machine import PeakMemory, run_alone
 from benchmarks.scale.rounds import SIMULATED, Simulation
 from benchmarks.speed.speed import run_job, synthetic_job
@@ -52,30 +52,6 @@ FULL = Sizes((250_000, 1_000_000, 4_000_000), (1_000, 10_000, 100_000), (1_000, 
 QUICK = Sizes((50_000, 200_000), (1_000, 4_000), (500, 2_000))
 
 
-@dataclass(frozen=True)
-class Slope:
-    """Cost at several sizes, fitted by cost = factor * size^exponent (least squares of logarithms).
-
-    Attributes:
-        exponent: 1 where twice the size costs twice as much.
-        at: size -> seconds, as measured.
-    """
-
-    exponent: float
-    at: Mapping[int, float]
-
-    @classmethod
-    def of(cls, at: Mapping[int, float]) -> Slope:
-        sizes, seconds = np.log(list(at)), np.log(list(at.values()))
-        return cls(float(np.polyfit(sizes, seconds, 1)[0]) if len(at) > 1 else float("nan"), dict(at))
-
-    @property
-    def per_unit_s(self) -> float:
-        """Seconds for one more, at the largest size."""
-        largest = max(self.at)
-        return self.at[largest] / largest
-
-
 def bench_scale(
     *,
     data: Path | None = None,
@@ -91,15 +67,13 @@ def bench_scale(
         return _agents(_method("knn" if method is None else method), wanted, progress)
     with tempfile.TemporaryDirectory(dir=data) as name:
         folder = Path(name)
-        progress("Scale", 0, 3)
-        rows = _records(sizes.records, folder)
-        progress("Scale", 1, 3)
-        rows += _queries(sizes.asked, folder)
-    progress("Scale", 2, 3)
-    for each in ("knn", "ensemble"):
-        rows += _agents(_method(each), sizes.agents, silent)
-    progress("Scale", 3, 3)
-    return rows
+        return parts_in_turn(
+            progress,
+            "Scale",
+            lambda: _records(sizes.records, folder),
+            lambda: _queries(sizes.asked, folder),
+            lambda: _agents("knn", sizes.agents, silent) + _agents("ensemble", sizes.agents, silent),
+        )
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -122,7 +96,7 @@ def _agents(method: MethodName, sizes: Sequence[int], progress: ProgressCallback
     found = {}
     for size in in_turn(progress, f"Agents, {method}", sizes):
         (found[size],) = run_alone("benchmarks.scale.rounds", asdict(Simulation(size, method)))
-    slope = Slope.of({size: sum(one["cpu_seconds"].values()) for size, one in found.items()})
+    spent = {size: sum(one["cpu_seconds"].values()) for size, one in found.items()}
     case, rows = f"agents, {method}, 100 queries x 10", []
     for size, one in found.items():
         values = {
@@ -138,7 +112,7 @@ def _agents(method: MethodName, sizes: Sequence[int], progress: ProgressCallback
         ]
     last = found[max(sizes)]
     rows.append(BenchRow(case, "an agent sends", "kB", last["bytes"]["agent_sends"] / 1e3))
-    return _slope_rows(case, "one process", slope, "agent", {}) + rows
+    return _slope_rows(case, "one process", spent, "agent", {}) + rows
 
 
 def _records(sizes: Sequence[int], folder: Path) -> list[BenchRow]:
@@ -154,12 +128,12 @@ def _records(sizes: Sequence[int], folder: Path) -> list[BenchRow]:
     }
     Path(stored.path).unlink()
     case, settings = f"records searched, x {stored.dimension}", {"queries": 200, "k": 50, "records": list(sizes)}
-    slope = Slope.of({count: found[0].cpu_s for count, found in alone.items()})
+    spent = {count: found[0].cpu_s for count, found in alone.items()}
     gain = alone[largest][0].seconds / max(found.seconds for found in both)
     peak = max(found.peak_bytes for found in [*alone[largest], *both]) / 2**30
     memory = "anonymous memory, GiB"
     return [
-        *_slope_rows(case, "one process, one core", slope, "record", settings),
+        *_slope_rows(case, "one process, one core", spent, "record", settings),
         BenchRow(case, "two processes / one", "throughput ratio", gain, settings=settings),
         BenchRow(case, "the largest process", memory, peak, reference="at most 1", settings=settings),
         *(
@@ -174,18 +148,26 @@ def _queries(sizes: Sequence[int], folder: Path) -> list[BenchRow]:
     for count in (50, *sizes):  # the first run warms up, and is not counted
         job = synthetic_job(folder, agents=AGENTS, records=RECORDS, queries=count, dimension=DIMENSION, k=K)
         found[count] = seconds_of(lambda job=job, count=count: run_job(job(f"job-{count}")), time.process_time)  # type: ignore[misc]
-    slope = Slope.of({count: found[count] for count in sizes})
-    return _slope_rows("queries of a job, `run`", "one process", slope, "query", {"queries": list(sizes)})
+    spent = {count: found[count] for count in sizes}
+    return _slope_rows("queries of a job, `run`", "one process", spent, "query", {"queries": list(sizes)})
 
 
-def _slope_rows(case: str, method: str, slope: Slope, unit: str, settings: dict[str, Any]) -> list[BenchRow]:
-    told = settings | {"cpu_s": {str(size): spent for size, spent in slope.at.items()}}
-    rows = [BenchRow(case, method, f"CPU ms per {unit}", 1e3 * slope.per_unit_s, settings=told)]
-    if len(slope.at) > 1:
-        rows.append(
-            BenchRow(case, method, "exponent of the cost", slope.exponent, reference="at most 1.05", settings=told)
-        )
-    return rows
+def _slope_rows(
+    case: str, method: str, spent: Mapping[int, float], unit: str, settings: dict[str, Any]
+) -> list[BenchRow]:
+    """Return the cost of one more at the largest size, and the exponent of cost = factor * size^exponent.
+
+    The exponent is fitted to CPU seconds by size, by least squares of logarithms: 1 where twice the size costs twice as
+    much.
+    """
+    largest, told = max(spent), settings | {"cpu_s": {str(size): seconds for size, seconds in spent.items()}}
+    found: list[tuple[str, str, float, str | None]] = [
+        (method, f"CPU ms per {unit}", 1e3 * spent[largest] / largest, None)
+    ]
+    if len(spent) > 1:
+        exponent = np.polyfit(np.log(list(spent)), np.log(list(spent.values())), 1)[0]
+        found.append((method, "exponent of the cost", float(exponent), "at most 1.05"))
+    return rows_of(case, found, settings=told)
 
 
 LIMIT_BYTES: Final = 512 * 2**20
@@ -227,10 +209,10 @@ class Searched:
     found: str
 
 
-def write_features(path: Path, *, records: int, dimension: int, seed: int = 0) -> None:
+def write_features(path: Path, *, records: int, dimension: int) -> None:
     """Write random unit vectors times 2048, rounded, one block after the other: as features of images are stored."""
     into = np.lib.format.open_memmap(path, mode="w+", dtype=np.int16, shape=(records, dimension))
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     for start in range(0, records, _WRITTEN_AT_ONCE):
         block = rng.standard_normal((min(_WRITTEN_AT_ONCE, records - start), dimension), dtype=np.float32)
         block *= np.float32(2048) / np.linalg.norm(block, axis=1, keepdims=True)

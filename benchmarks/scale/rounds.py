@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from benchmarks.learning.linear_users import train_users
 from benchmarks.machine import memory_bytes
+from benchmarks.sums import task_at
 from feature_store.index.build import build_index
 from feature_store.index.definition import NO_KEY, pack, ranks_of
 from feature_store.query_selection import model_rows, select_queries
@@ -54,10 +55,9 @@ from labeler.randomness import ByteSource, seeded_source
 from labeler.records import FEATURE_ONE, Rows
 from labeler.release import Release, input_shares, open_histogram
 from labeler.sharing import add_shares as add_words
-from labeler.solving import solve_sigma
 from labeler.system.keys import PartyKeys
 from labeler.tally import AggregateShare, QueryBatch, add_shares, round_of
-from labeler.task import Task, parse_task
+from labeler.task import Task
 from workers.audit.run import Pool, digits_pool
 from workers.learning.linear import predict, train_head
 from workers.progress import ProgressCallback, silent
@@ -90,11 +90,6 @@ class Simulation:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.method not in SIMULATED:
-            raise InvalidSetting(
-                f"method {self.method} cannot answer for many agents at once; choose {', '.join(SIMULATED)}, or run it "
-                "with `labeler run --seed` among a few"
-            )
         if min(self.agents, self.records, self.queries) < 1:
             raise InvalidSetting("a round has at least one agent, one record per agent and one query")
 
@@ -105,7 +100,6 @@ class Simulation:
             "classes": list(pool.classes),
             "method": self.method,
             "k": self.k,
-            "sigma_votes": 1.0,
             "delta": self.delta,
             "max_queries": self.queries,
             "agents": self.agents,
@@ -117,8 +111,7 @@ class Simulation:
         if self.method == "blind-average":
             training = {"min_records": self.records} | TRAINING
             fields |= {"max_queries": pool.features.shape[1] + 1, "training": training}
-        task = parse_task(fields)
-        return task.model_copy(update={"sigma_votes": solve_sigma(task, self.epsilon, level="agent")})
+        return task_at(self.epsilon, fields, level="agent")
 
 
 def simulate(wanted: Simulation, pool: Pool, *, progress: ProgressCallback = silent) -> dict[str, Any]:
@@ -322,10 +315,6 @@ class Federation:
             records: of each.
             seed: of the deal; the first agents of a larger federation hold what those of a smaller one do.
         """
-        if not 1 <= records <= len(pool.labels):
-            raise InvalidSetting(
-                f"an agent is dealt 1 to {len(pool.labels)} records of {pool.name}, none of them twice; found {records}"
-            )
         rng, at_once = np.random.default_rng([seed, 2]), len(pool.labels) // records
         deals = [
             rng.permutation(len(pool.labels))[: at_once * records].reshape(at_once, records).astype(np.int32)

@@ -30,7 +30,7 @@ import httpx2
 import numpy as np
 from PIL import Image
 
-from benchmarks import BenchRow, in_turn
+from benchmarks import BenchRow, in_turn, rows_of
 from benchmarks.service.federation import embed_public, new_federation, running_service
 from benchmarks.service.requesters import Wanted, WellBehaved, new_token, revoke_token
 from benchmarks.service.service import MAX_QUERIES, QUERIES, TASK, wanted_of
@@ -77,6 +77,10 @@ class Scene:
     def client(self, *, token: str | None = None) -> httpx2.Client:
         """Return a plain client that tries nothing twice."""
         return httpx2.Client(base_url=self.url, headers={"Authorization": f"Bearer {token or self.token}"}, timeout=30)
+
+    def submit(self, client: httpx2.Client, key: str, **changes: str) -> httpx2.Response:
+        """Submit a job of vectors under an idempotency key."""
+        return client.post("/v1/jobs", json=self.vectors | changes, headers={"Idempotency-Key": key})
 
 
 Answers = Counter[int]
@@ -134,34 +138,27 @@ def _rows(
         "answers": {str(status): count for status, count in sorted(answers.items())},
     }
     usual, now = float(np.median(quiet)), float(np.median(attacked))
-    return [
-        BenchRow(case, method, metric, value, reference=reference, settings=settings)
-        for method, metric, value, reference in (
-            ("in quiet", "seconds, median", usual, None),
-            ("under attack", "seconds, median", now, None),
-            ("under attack", "seconds, longest", max(attacked), None),
-            ("under attack", "seconds of a new price, longest", max(priced), None),
-            ("attack / quiet", "time ratio", now / usual, f"at most {MOST_TIMES:g}"),
-        )
+    found = [
+        ("in quiet", "seconds, median", usual, None),
+        ("under attack", "seconds, median", now, None),
+        ("under attack", "seconds, longest", max(attacked), None),
+        ("under attack", "seconds of a new price, longest", max(priced), None),
+        ("attack / quiet", "time ratio", now / usual, f"at most {MOST_TIMES:g}"),
     ]
+    return rows_of(case, found, settings=settings)
 
 
 def replays(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
     """Send the key of one finished job again and again."""
-    key = {"Idempotency-Key": "the-same-again"}
     client = attacking.enter_context(scene.client())
-    client.post("/v1/jobs", json=scene.vectors, headers=key)
-    _again(attacking, answers, lambda _: client.post("/v1/jobs", json=scene.vectors, headers=key))
+    scene.submit(client, "the-same-again")
+    _again(attacking, answers, lambda _: scene.submit(client, "the-same-again"))
 
 
 def many_jobs(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
     """Submit new small jobs, as many as the service takes."""
     client = attacking.enter_context(scene.client())
-
-    def submit(number: int) -> httpx2.Response:
-        return client.post("/v1/jobs", json=scene.vectors, headers={"Idempotency-Key": f"job-{number}"})
-
-    _again(attacking, answers, submit, per_s=2.0)
+    _again(attacking, answers, lambda number: scene.submit(client, f"job-{number}"), per_s=2.0)
 
 
 def bombs(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
@@ -170,15 +167,9 @@ def bombs(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
     sizes = [BOMB_IMAGES]
 
     def send(number: int) -> httpx2.Response:
-        request = {"task_id": scene.task_id, "selection": {"strategy": "random", "count": 1}}
-        answer = client.post(
-            "/v1/jobs",
-            files={
-                "request": (None, json.dumps(request), "application/json"),
-                "archive": ("black.zip", black_images(sizes[0]), "application/zip"),
-            },
-            headers={"Idempotency-Key": f"bomb-{number}"},
-        )
+        selection = {"strategy": "random", "count": 1}
+        archive = {"archive": ("black.zip", black_images(sizes[0]), "application/zip")}
+        answer = _uploaded(client, scene.task_id, selection, archive, {"Idempotency-Key": f"bomb-{number}"})
         if answer.is_success:
             client.delete(f"/v1/jobs/{answer.json()['job_id']}")
         else:
@@ -231,19 +222,14 @@ def wrong_tokens(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
 
 def foreign_tasks(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
     """Submit jobs in another requester's task."""
-    client = attacking.enter_context(scene.client())
-    body = scene.vectors | {"task_id": scene.foreign_task_id}
-    _again(
-        attacking,
-        answers,
-        lambda number: client.post("/v1/jobs", json=body, headers={"Idempotency-Key": f"foreign-{number}"}),
-    )
+    client, task_id = attacking.enter_context(scene.client()), scene.foreign_task_id
+    _again(attacking, answers, lambda number: scene.submit(client, f"foreign-{number}", task_id=task_id))
 
 
 def revoked_streams(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
     """Hold event streams of a job open after the token that opened them was revoked."""
     client = attacking.enter_context(scene.client())
-    made = client.post("/v1/jobs", json=scene.vectors, headers={"Idempotency-Key": "watched"}).json()
+    made = scene.submit(client, "watched").json()
 
     def watch() -> None:
         with suppress(httpx2.HTTPError), client.stream("GET", f"/v1/jobs/{made['job_id']}/events") as stream:
@@ -261,16 +247,10 @@ def broken_images(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
     """Submit jobs whose one image is cut off, with several tokens: none of them may reach a site."""
     picture = io.BytesIO()
     Image.effect_noise((64, 64), 50).save(picture, format="png")
-    request = {"task_id": "", "selection": {"strategy": "all"}}
+    images = {"images": ("cut-off.png", picture.getvalue()[:1000], "image/png")}
 
     def send(client: httpx2.Client, task_id: str) -> httpx2.Response:
-        return client.post(
-            "/v1/jobs",
-            files={
-                "request": (None, json.dumps(request | {"task_id": task_id}), "application/json"),
-                "images": ("cut-off.png", picture.getvalue()[:1000], "image/png"),
-            },
-        )
+        return _uploaded(client, task_id, {"strategy": "all"}, images)
 
     _of_several(scene, answers, attacking, send, BROKEN)
 
@@ -283,6 +263,18 @@ def cancelled_jobs(scene: Scene, answers: Answers, attacking: ExitStack) -> None
         return client.delete(f"/v1/jobs/{answer.json()['job_id']}") if answer.is_success else answer
 
     _of_several(scene, answers, attacking, send, CANCELLED)
+
+
+def _uploaded(
+    client: httpx2.Client,
+    task_id: str,
+    selection: dict[str, object],
+    files: dict[str, tuple[str, bytes, str]],
+    headers: dict[str, str] | None = None,
+) -> httpx2.Response:
+    """Submit a job of images."""
+    request = json.dumps({"task_id": task_id, "selection": selection})
+    return client.post("/v1/jobs", files={"request": (None, request, "application/json"), **files}, headers=headers)
 
 
 def _of_several(

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from feature_store.backbones import load_backbone, read_spec
 from feature_store.embedding import embed_source
@@ -48,10 +48,20 @@ class RunningService:
 
 @contextmanager
 def running_service(home: Path) -> Iterator[RunningService]:
-    """Run `labeler up` in a separate process, ready, until the block ends."""
-    said = home.parent / "up.log"
+    """Run a federation in a separate process, ready, until the block ends."""
+    with running_up(home) as (_, told):
+        yield RunningService(told["url"], told["token"], home)
+
+
+@contextmanager
+def running_up(home: Path, *options: object) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Run `labeler up` until the block ends; yield its process id and the line that it prints when it is ready.
+
+    Its log is beside its home.
+    """
+    said = home.with_suffix(".log")
     # A separate session, so that Ctrl-C stops the bench, which stops the federation in order.
-    command = tied_command("up", "--home", home, "--port", 0, "--json")
+    command = tied_command("up", "--home", home, *options, "--port", 0, "--json")
     with said.open("wb") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
     with process:
@@ -59,8 +69,7 @@ def running_service(home: Path) -> Iterator[RunningService]:
             line = process.stdout.readline() if process.stdout is not None else b""
             if not line:
                 raise Unavailable(f"the federation did not start: {said.read_text(errors='replace')[-1000:]}")
-            told = json.loads(line)
-            yield RunningService(told["url"], told["token"], home)
+            yield process.pid, json.loads(line)
         finally:
             process.send_signal(signal.SIGTERM)
             try:

@@ -57,8 +57,6 @@ class PlainConnection:
     """A connection to one service, for one request at a time; it opens at the first, and again where it was closed.
 
     Args:
-        url: http://HOST:PORT of the service.
-        token: sent with every request.
         quiet_s: longest that one answer may take.
     """
 
@@ -180,17 +178,14 @@ def put_under_load(
     *,
     requesters: int,
     seconds: float,
-    connect: type[PlainConnection] | None = None,
+    connect: type[PlainConnection] = PlainConnection,
     on_start: Callable[[], None] = lambda: None,
     on_end: Callable[[], None] = lambda: None,
 ) -> Load:
     """Let requesters work in parallel for a while; each finishes its current job.
 
     Args:
-        url: of the service.
         token: of an administrator, who makes a token per requester.
-        wanted: what they ask.
-        requesters: how many at once.
         seconds: no new job starts after that.
         connect: how each of them connects (plainly).
         on_start: called when all of them have their task.
@@ -199,9 +194,10 @@ def put_under_load(
     with Client(url, token) as admin:
         names = [f"requester-{number:02d}" for number in range(requesters)]
         made = [admin.create_token(name, "requester").token or "" for name in names]
-    vectors = _as_json(wanted)
+    # Every vector is spelled as it is sent before the load starts.
+    vectors = [json.dumps(row, separators=(",", ":")) for row in wanted.features.tolist()]
     some = [
-        _Requester(name, (connect or PlainConnection)(url, secret, quiet_s=QUIET_S), wanted, vectors, number)
+        _Requester(name, connect(url, secret, quiet_s=QUIET_S), wanted, vectors, number)
         for number, (name, secret) in enumerate(zip(names, made, strict=True))
     ]
     load = asyncio.run(_side_by_side(some, seconds, on_start, on_end))
@@ -232,11 +228,6 @@ async def _side_by_side(
         for kind, found in one.seconds.items():
             load.seconds[kind] += found
     return load
-
-
-def _as_json(wanted: Wanted) -> list[str]:
-    """Return every vector as it is sent, spelled before the load starts."""
-    return [json.dumps(row, separators=(",", ":")) for row in wanted.features.tolist()]
 
 
 class _Requester:
@@ -293,11 +284,14 @@ class _Requester:
         labels = await self._asked("labels", "GET", f"{path}/labels?format=jsonl&of=questions")
         if quoted["price"] != job["price"]:
             raise BadData(f"job {job['job_id']} was priced {quoted['price']} and then cost {job['price']}")
+        charges = {level: job["price"][f"{level}_charge_nano"] for level in ("instance", "agent")}
+        if None in charges.values():
+            raise BadData(f"job {job['job_id']} has no finite price at both levels: {job['price']['reason']}")
         return PaidJob(
             job_id=job["job_id"],
             task_id=self.task_id,
             rounds=len(job["rounds"]),
-            charges=_charges(job),
+            charges=charges,
             labels=_count_labels(labels, ids),
         )
 
@@ -319,14 +313,6 @@ class _Requester:
         if answer.status >= 400:
             raise BadData(f"{kind}: the service answered {answer.status}: {answer.body[:300].decode(errors='replace')}")
         return answer.body
-
-
-def _charges(job: Mapping[str, Any]) -> dict[str, int]:
-    price = job["price"]
-    charges = {"instance": price["instance_charge_nano"], "agent": price["agent_charge_nano"]}
-    if None in charges.values():
-        raise BadData(f"job {job['job_id']} has no finite price at both levels: {price['reason']}")
-    return charges
 
 
 def _count_labels(body: bytes, ids: Sequence[str]) -> int:

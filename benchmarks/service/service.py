@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import BenchRow, seconds_of
+from benchmarks import BenchRow, rows_of, seconds_of
 from benchmarks.machine import cpu_seconds, memory_bytes
 from benchmarks.service.federation import (
     AGENTS,
@@ -166,30 +166,25 @@ def _quiet_rows(quiet: dict[int, list[float]], in_process: dict[int, list[float]
         case, settings = f"one job of {size} queries alone, {AGENTS} agents", {"jobs": len(found), "task": TASK}
         seconds = float(np.median(found))
         reference = "at most 0.6" if size == QUERIES else None
-        found_rows = [("submit to labels", "seconds, median", seconds, reference)]
+        told = [("submit to labels", "seconds, median", seconds, reference)]
         if size in in_process:
             alone = float(np.median(in_process[size]))
-            found_rows.append(("run, in one process", "seconds, median", alone, None))
-            found_rows.append(("the service / run", "time ratio", seconds / alone, RATIOS.get(size)))
-        rows += [
-            BenchRow(case, method, metric, value, reference=wanted, settings=settings)
-            for method, metric, value, wanted in found_rows
-        ]
+            told.append(("run, in one process", "seconds, median", alone, None))
+            told.append(("the service / run", "time ratio", seconds / alone, RATIOS.get(size)))
+        rows += rows_of(case, told, settings=settings)
     return rows
 
 
 def _cost_rows(spent: NDArray[np.float64], jobs: int, grown: NDArray[np.float64], grown_over: int) -> list[BenchRow]:
     case = f"{REQUESTERS} requesters, jobs of {QUERIES} queries, {AGENTS} agents"
     found = [
-        ("coordinator", "CPU ms per job", 1e3 * spent[0] / jobs, "at most 50", jobs),
-        (f"{AGENTS} agents and 3 talliers, together", "CPU ms per job", 1e3 * spent[2] / jobs, "at most 70", jobs),
+        ("coordinator", "CPU ms per job", 1e3 * spent[0] / jobs, "at most 50"),
+        (f"{AGENTS} agents and 3 talliers, together", "CPU ms per job", 1e3 * spent[2] / jobs, "at most 70"),
     ]
-    metric, reference = f"MiB grown over {grown_over:,} jobs", f"at most 20 over {MANY_JOBS:,} jobs"
-    found.append(("coordinator", metric, grown[1], reference, grown_over))
-    return [
-        BenchRow(case, method, metric, float(value), reference=reference, settings={"jobs": over})
-        for method, metric, value, reference, over in found
-    ]
+    memory = f"MiB grown over {grown_over:,} jobs", grown[1], f"at most 20 over {MANY_JOBS:,} jobs"
+    return rows_of(case, found, settings={"jobs": jobs}) + rows_of(
+        case, [("coordinator", *memory)], settings={"jobs": grown_over}
+    )
 
 
 def wanted_of(public: Shard, *, max_queries: int = MAX_QUERIES) -> Wanted:
@@ -267,9 +262,8 @@ def _rows(
     row("run, in one process", "labels per second", alone, took_s=sum(alone_s))
     row("run / the service", "throughput ratio", alone / together if together else float("inf"))
     settings_found = settings | {"errors": errors[:20], "not_charged_once": wrong[:20]}
-    for method, found_words in (("errors", errors), ("charges that do not add up", wrong)):
-        rows.append(BenchRow(case, method, "count", len(found_words), reference="0", settings=settings_found))
-    return rows
+    counted = [("errors", "count", len(errors), "0"), ("charges that do not add up", "count", len(wrong), "0")]
+    return rows + rows_of(case, counted, settings=settings_found)
 
 
 _PAGE = 1000

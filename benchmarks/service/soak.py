@@ -24,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks import BenchRow
+from benchmarks import BenchRow, rows_of
 from benchmarks.service.federation import AGENTS, RunningService, embed_public, new_federation, running_service
 from benchmarks.service.requesters import Answer, PlainConnection, put_under_load
 from benchmarks.service.service import MAX_QUERIES, discrepancies, wanted_of
@@ -105,15 +105,9 @@ class Killer(threading.Thread):
 
 
 def bench_soak(*, data: Path | None = None, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
-    """Load a service, kill its processes at random, and reconcile every journal with the completed jobs.
+    """Load a service for a minute or ten, kill its processes at random, and reconcile every journal with the jobs.
 
-    Args:
-        data: folder on whose disk the journals lie; else the system's folder for temporary files.
-        full: ten minutes; else one.
-        progress: called with the progress.
-
-    Raises:
-        Unavailable: the federation did not start.
+    Journals lie on the disk of `data`; else in the system's folder for temporary files.
     """
     seconds = 600.0 if full else 60.0
     with tempfile.TemporaryDirectory(dir=data) as name:
@@ -141,16 +135,13 @@ def bench_soak(*, data: Path | None = None, full: bool = False, progress: Progre
     case = f"{REQUESTERS} requesters, {seconds:.0f} s, a random process killed every {pause}"
     settings = {"seed": SEED, "kills": dict(killer.kills), "errors": load.errors[:20], "wrong": wrong[:20]}
     rows: list[tuple[str, str, float, str | None]] = [
-        ("the killer", "kills", float(killer.kills.total()), None),
-        ("jobs", "completed", float(len(load.jobs)), None),
-        ("jobs", "that ended otherwise", float(len(load.errors)), "0"),
-        ("journals", "charges that do not add up", float(len(wrong)), "0"),
+        ("the killer", "kills", killer.kills.total(), None),
+        ("jobs", "completed", len(load.jobs), None),
+        ("jobs", "that ended otherwise", len(load.errors), "0"),
+        ("journals", "charges that do not add up", len(wrong), "0"),
     ]
     if killer.back_s:
         killed = "a killed coordinator"
         rows.append((killed, "seconds until it answers, median", float(np.median(killer.back_s)), "at most 5"))
         rows.append((killed, "seconds until it answers, longest", max(killer.back_s), None))
-    return [
-        BenchRow(case, method, metric, value, reference=reference, seconds=load.wall_s, settings=settings)
-        for method, metric, value, reference in rows
-    ]
+    return rows_of(case, rows, seconds=load.wall_s, settings=settings)

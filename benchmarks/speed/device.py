@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks import BenchRow, seconds_of
-from benchmarks.speed.speed import bare_device_search, bare_device_votes, beside_bare, run_job, synthetic_job
+from benchmarks import BenchRow, parts_in_turn, rows_of, seconds_of
+from benchmarks.speed.speed import beside_bare, device_index, run_job, synthetic_job
 from feature_store.index import build_index, nearest_by_definition
 from feature_store.index.build import WORTH_A_DEVICE, contact, forget
 from labeler.errors import InvalidSetting
@@ -29,35 +29,29 @@ from workers.progress import ProgressCallback, silent
 _DIMENSION = 768
 _K = 50
 _JUDGED = 3
-_ENGINES = ("torch-gpu",)
+_OURS = "torch-gpu"
 
 
 def bench_device(*, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
     """Measure; see the module."""
     if not torch.cuda.is_available():
         raise InvalidSetting("bench device needs a CUDA device, and torch sees none")
-    progress("Device", 0, 4)
-    rows = _first_contact()
-    progress("Device", 1, 4)
-    for records in (100_000, 1_000_000) if full else (50_000,):
-        rows += _searches(records, queries=4096 if full else 1024)
-    progress("Device", 2, 4)
-    rows += _worth(largest=37 if full else 33)
-    progress("Device", 3, 4)
-    with tempfile.TemporaryDirectory() as folder:
-        rows += _job(Path(folder), agents=10, records=50_000 if full else 5_000, queries=5_000 if full else 500)
-    progress("Device", 4, 4)
-    return rows
+    sizes, queries = ((100_000, 1_000_000), 4096) if full else ((50_000,), 1024)
+    with tempfile.TemporaryDirectory() as name:
+        return parts_in_turn(
+            progress,
+            "Device",
+            _first_contact,
+            lambda: [row for records in sizes for row in _searches(records, queries=queries)],
+            lambda: _worth(largest=37 if full else 33),
+            lambda: _job(Path(name), agents=10, records=50_000 if full else 5_000, queries=5_000 if full else 500),
+        )
 
 
 def _first_contact() -> list[BenchRow]:
     """Measure what a process pays once, before anything is charged: a child that finds the device and judges it."""
-    rows = []
-    for engine in _ENGINES:
-        forget()
-        seconds = seconds_of(contact)
-        rows.append(BenchRow(torch.cuda.get_device_name(), f"first contact, {engine}", "seconds", seconds))
-    return rows
+    forget()
+    return [BenchRow(torch.cuda.get_device_name(), f"first contact, {_OURS}", "seconds", seconds_of(contact))]
 
 
 def _searches(records: int, *, queries: int) -> list[BenchRow]:
@@ -69,29 +63,25 @@ def _searches(records: int, *, queries: int) -> list[BenchRow]:
     asked = full_norm(rng, queries, _DIMENSION)
     case = f"{records:,} records of {_DIMENSION} numbers, {queries:,} queries, k = {_K}"
     expected = nearest_by_definition(features, ids, asked[:_JUDGED], _K)
-    rows, taken = [], {}
-
-    def row(method: str, metric: str, value: float, reference: str | None = None) -> None:
-        settings = {"records": records, "queries": queries, "dimension": _DIMENSION, "k": _K}
-        rows.append(BenchRow(case, method, metric, value, reference=reference, settings=settings))
-
-    for engine in _ENGINES:
-        started = time.perf_counter()
-        index = build_index(features, ids, engine=engine)
-        row(engine, "seconds to load, check included", time.perf_counter() - started)
-        found = index.search(asked, _K)
-        if not np.array_equal(found.record_ids[:_JUDGED], expected.record_ids):
-            raise InvalidSetting(f"engine {engine} found other neighbours than the definition; run labeler doctor")
-        taken[engine] = _least(lambda index=index: index.search(asked, _K))  # type: ignore[misc]
-        row(engine, "queries per second", queries / taken[engine])
-        del index, found
+    started = time.perf_counter()
+    index = build_index(features, ids, engine=_OURS)
+    loaded = time.perf_counter() - started
+    found = index.search(asked, _K)
+    if not np.array_equal(found.record_ids[:_JUDGED], expected.record_ids):
+        raise InvalidSetting(f"engine {_OURS} found other neighbours than the definition; run labeler doctor")
+    taken = {_OURS: _least(lambda index=index: index.search(asked, _K))}  # type: ignore[misc]
+    del index, found
     taken["bare torch"], taken["product alone"] = _bare_torch(features, asked)
-    taken["bare FAISS"] = bare_device_search(features, asked, _K, _least)
-    for method in ("bare torch", "product alone", "bare FAISS"):
-        row(method, "queries per second", queries / taken[method])
-    for method in ("product alone", "bare torch", "bare FAISS"):
-        row(f"torch-gpu / {method}", "time ratio", taken["torch-gpu"] / taken[method])
-    return rows
+    bare = device_index(features)
+    taken["bare FAISS"] = _least(lambda: bare.search(asked.astype(np.float32), _K))
+    rows: list[tuple[str, str, float, None]] = [(_OURS, "seconds to load, check included", loaded, None)]
+    rows += [(method, "queries per second", queries / seconds, None) for method, seconds in taken.items()]
+    rows += [
+        (f"{_OURS} / {method}", "time ratio", taken[_OURS] / taken[method], None)
+        for method in ("product alone", "bare torch", "bare FAISS")
+    ]
+    settings = {"records": records, "queries": queries, "dimension": _DIMENSION, "k": _K}
+    return rows_of(case, rows, settings=settings)
 
 
 def _bare_torch(features: NDArray[np.int16], asked: NDArray[np.int16]) -> tuple[float, float]:
@@ -152,7 +142,7 @@ def _worth(*, largest: int) -> list[BenchRow]:
 def _job(folder: Path, *, agents: int, records: int, queries: int) -> list[BenchRow]:
     settings = {"agents": agents, "records": records, "dimension": _DIMENSION, "queries": queries, "k": _K}
     job = synthetic_job(folder, **settings, engine="torch-gpu")
-    turns = beside_bare(job, bare_device_votes, turns=3)
+    turns = beside_bare(job, device_index, turns=3)
     there = statistics.median(turn[1] for turn in turns)
     here = seconds_of(lambda: run_job(replace(job("here"), engine="int16")))
     case = f"{agents} x {records:,} x {_DIMENSION}, {queries:,} queries"

@@ -27,7 +27,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import BenchRow, seconds_of
+from benchmarks import BenchRow, parts_in_turn, seconds_of
 from benchmarks.machine import PeakMemory, run_alone
 from feature_store.index.build import build_index, engine_of_processor, products_of
 from feature_store.shard import Shard
@@ -48,18 +48,15 @@ CLASSES = tuple(f"class {number}" for number in range(10))
 def bench_speed(*, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
     """Measure the job against its bare twin, the noise sampler, a price, and a search under a memory limit."""
     agents, records, queries = (10, 10_000, 2_000) if full else (3, 4_000, 500)
-    steps = 4
-    with tempfile.TemporaryDirectory() as folder:
-        progress("Speed", 0, steps)
-        rows = _job_against_bare(Path(folder), agents=agents, records=records, queries=queries, turns=5 if full else 3)
-        progress("Speed", 1, steps)
-        rows.append(_noise())
-        progress("Speed", 2, steps)
-        rows.append(_price())
-        progress("Speed", 3, steps)
-        rows += _memory(Path(folder), records=20_000)
-        progress("Speed", steps, steps)
-    return rows
+    with tempfile.TemporaryDirectory() as name:
+        folder, turns = Path(name), 5 if full else 3
+        return parts_in_turn(
+            progress,
+            "Speed",
+            lambda: _job_against_bare(folder, agents=agents, records=records, queries=queries, turns=turns),
+            lambda: [_noise(), _price()],
+            lambda: _memory(folder),
+        )
 
 
 def write_synthetic_shard(path: Path, *, records: int, dimension: int, seed: int, public: bool = False) -> None:
@@ -96,16 +93,21 @@ def synthetic_job(
 
 
 def beside_bare(
-    job: Callable[[str], LabelingJob], votes: Callable[..., NDArray[np.int64]], *, turns: int
+    job: Callable[[str], LabelingJob], index_of: Callable[[NDArray[np.int16]], faiss.Index], *, turns: int
 ) -> list[tuple[float, float]]:
-    """Return seconds of the bare twin and of the job, in turns; `votes` is the twin's search and count of one agent."""
+    """Return seconds of the bare twin and of the job, in turns.
+
+    The twin is the obvious code: a flat FAISS index of each agent's records, one search, votes counted by numpy.
+    """
     twin = job("twin")
 
     def bare() -> None:
         questions = Shard.open(twin.queries, verify=False).features
         for path in twin.shards:
             shard = Shard.open(path, verify=False)
-            votes(shard.features, np.asarray(shard.labels), questions, twin.file.task.k, len(CLASSES))
+            _, rows = index_of(shard.features).search(questions.astype(np.float32), twin.file.task.k)
+            cells = np.arange(len(rows))[:, None] * len(CLASSES) + np.asarray(shard.labels)[rows]
+            np.bincount(cells.ravel(), minlength=len(rows) * len(CLASSES))
 
     bare()
     return [(seconds_of(bare), seconds_of(lambda turn=turn: run_job(job(f"job-{turn}")))) for turn in range(turns)]  # type: ignore[misc]
@@ -113,7 +115,7 @@ def beside_bare(
 
 def _job_against_bare(folder: Path, *, agents: int, records: int, queries: int, turns: int) -> list[BenchRow]:
     settings = {"agents": agents, "records": records, "dimension": 1280, "queries": queries, "k": 50}
-    pairs = beside_bare(synthetic_job(folder, **settings), bare_votes, turns=turns)
+    pairs = beside_bare(synthetic_job(folder, **settings), flat_index, turns=turns)
     ratio = statistics.median(ours / theirs for theirs, ours in pairs)
     ours = statistics.median(pair[1] for pair in pairs)
     case, told = f"{agents} x {records} x 1280, {queries} queries", settings | {"turns": turns}
@@ -145,8 +147,8 @@ def _price() -> BenchRow:
     )
 
 
-def _memory(folder: Path, *, records: int) -> list[BenchRow]:
-    use = measure_search_memory(folder, records=records)
+def _memory(folder: Path) -> list[BenchRow]:
+    use = measure_search_memory(folder)
     settings = {"shard_bytes": use.shard_bytes, "limit_bytes": use.limit_bytes}
     return [
         BenchRow(
@@ -165,49 +167,32 @@ class MemoryUse:
         shard_bytes: the features on disk (int16).
         limit_bytes: the limit that was set.
         added_bytes: most anonymous memory added while building and searching, less what was returned.
-        returned_bytes: size of the Neighbors returned.
         seconds: building and searching.
     """
 
     shard_bytes: int
     limit_bytes: int
     added_bytes: int
-    returned_bytes: int
     seconds: float
 
 
 def measure_search_memory(
-    folder: Path,
-    *,
-    records: int = 20_000,
-    dimension: int = 1280,
-    queries: int = 500,
-    k: int = 50,
-    limit_bytes: int | None = None,
-    engine: str = "auto",
+    folder: Path, *, records: int = 20_000, queries: int = 500, engine: str = "auto"
 ) -> MemoryUse:
-    """Search a shard of synthetic features that is larger than the memory limit, in a separate process.
+    """Search a shard of synthetic features, four times its memory limit, for 50 neighbors in a separate process.
 
     Args:
-        folder: where the features are written (records * dimension * 2 bytes) and removed again.
-        limit_bytes: a quarter of the shard if None.
+        folder: where the features are written (records x 1,280 x 2 bytes) and removed again.
     """
-    path = folder / "memory_probe_features.npy"
+    path, dimension = folder / "memory_probe_features.npy", 1280
     generator = np.random.default_rng(0)
     shard = np.lib.format.open_memmap(path, mode="w+", dtype=np.int16, shape=(records, dimension))
     bound = int(2048 / np.sqrt(dimension))
     for start in range(0, records, 1000):
         shard[start : start + 1000] = generator.integers(-bound, bound + 1, shard[start : start + 1000].shape)
     shard.flush()
-    shard_bytes = int(shard.nbytes)
+    order = {"path": str(path), "queries": queries, "k": 50, "limit_bytes": int(shard.nbytes) // 4, "engine": engine}
     del shard
-    order = {
-        "path": str(path),
-        "queries": queries,
-        "k": k,
-        "limit_bytes": limit_bytes or shard_bytes // 4,
-        "engine": engine,
-    }
     try:
         (found,) = run_alone("benchmarks.speed.speed", order, one_core=False)
     finally:
@@ -234,62 +219,18 @@ def _measure(path: str, queries: int, k: int, limit_bytes: int, engine: str) -> 
         seconds = time.perf_counter() - began
     returned = found.record_ids.nbytes + found.similarities.nbytes + found.rows.nbytes
     added = peak.bytes - peak.before_bytes - returned
-    return MemoryUse(int(features.nbytes), limit_bytes, added, returned, seconds)
+    return MemoryUse(int(features.nbytes), limit_bytes, added, seconds)
 
 
-def bare_votes(
-    features: NDArray[np.int16],
-    labels: NDArray[np.integer],
-    queries: NDArray[np.int16],
-    k: int,
-    num_classes: int,
-) -> NDArray[np.int64]:
-    """Run the obvious code: a flat FAISS index, one search, votes counted by numpy. For measuring only.
-
-    Args:
-        features: int16, shape (n, d).
-        labels: integers, shape (n,).
-        queries: int16, shape (nq, d).
-        k: neighbors, at most n.
-        num_classes: C.
-
-    Returns:
-        Votes, int64, shape (nq, C).
-    """
+def flat_index(features: NDArray[np.int16]) -> faiss.Index:
+    """Return a flat FAISS index of features, shape (n, d)."""
     index = faiss.IndexFlatIP(features.shape[1])
     index.add(features.astype(np.float32))
-    _, rows = index.search(queries.astype(np.float32), k)
-    return _counted(labels[rows], num_classes)
+    return index
 
 
-def bare_device_search(
-    features: NDArray[np.int16], queries: NDArray[np.int16], k: int, measured: Callable[[Callable[[], object]], float]
-) -> float:
-    """Measure searches of a flat FAISS index on a CUDA device by `measured`; the index is made before.
-
-    Args:
-        features: int16, shape (n, d).
-        queries: int16, shape (nq, d).
-        k: neighbors, at most n and 2048.
-        measured: returns how long the given search takes.
-    """
-    index = _device_index(features)
-    return measured(lambda: index.search(queries.astype(np.float32), k))
-
-
-def bare_device_votes(
-    features: NDArray[np.int16],
-    labels: NDArray[np.integer],
-    queries: NDArray[np.int16],
-    k: int,
-    num_classes: int,
-) -> NDArray[np.int64]:
-    """Run `bare_votes` with the index on a CUDA device."""
-    _, rows = _device_index(features).search(queries.astype(np.float32), k)
-    return _counted(labels[rows], num_classes)
-
-
-def _device_index(features: NDArray[np.int16]) -> faiss.GpuIndexFlatIP:
+def device_index(features: NDArray[np.int16]) -> faiss.Index:
+    """Return the same index on a CUDA device."""
     config = faiss.GpuIndexFlatConfig()
     config.use_cuvs = False
     index = faiss.GpuIndexFlatIP(_resources(), features.shape[1], config)
@@ -300,11 +241,6 @@ def _device_index(features: NDArray[np.int16]) -> faiss.GpuIndexFlatIP:
 @cache
 def _resources() -> faiss.StandardGpuResources:
     return faiss.StandardGpuResources()
-
-
-def _counted(labels: NDArray[np.integer], num_classes: int) -> NDArray[np.int64]:
-    cells = np.arange(len(labels))[:, None] * num_classes + labels
-    return np.bincount(cells.ravel(), minlength=len(labels) * num_classes).reshape(len(labels), num_classes)
 
 
 if __name__ == "__main__":

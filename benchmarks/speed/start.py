@@ -7,9 +7,7 @@ one opens it.
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,32 +18,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import BenchRow, in_turn, mean_row
-from benchmarks.service.federation import tied_command
-from labeler.errors import InvalidSetting, Unavailable
+from benchmarks.machine import cpu_seconds_below
+from benchmarks.service.federation import running_up
+from labeler.errors import Unavailable
 from workers.progress import ProgressCallback, silent
 
-PLAN: Final = [
-    "plan",
-    "--method",
-    "knn",
-    "--k",
-    "50",
-    "--queries",
-    "206",
-    "--epsilon",
-    "1",
-    "--solve",
-    "sigma",
-    "--agents",
-    "3",
-]
+PLAN: Final = "plan --method knn --k 50 --queries 206 --epsilon 1 --solve sigma --agents 3"
 AGENTS: Final = 5
 
 READY_S: Final = 8.0
 STOPPED_S: Final = 3.0
 COMMAND_CPU_S: Final = 0.5
-
-_STOP_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -68,8 +51,6 @@ class Run:
 
 def bench_start(*, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
     """Measure starts, stops and light commands."""
-    if not sys.platform.startswith("linux"):
-        raise InvalidSetting("this bench reads /proc, which Linux alone has")
     times = 5 if full else 1
     runs: dict[str, list[Run]] = {"first start": [], "second start": [], "stopped with a job under way": []}
     commands: dict[str, list[float]] = {"--help": [], "status": [], "plan": []}
@@ -80,61 +61,26 @@ def bench_start(*, full: bool = False, progress: ProgressCallback = silent) -> l
             runs["second start"].append(_run(home, status_cpu=commands["status"]))
             runs["stopped with a job under way"].append(_run(home, with_a_job=True))
             commands["--help"].append(_cpu_of(["--help"]))
-            commands["plan"].append(_cpu_of(PLAN))
+            commands["plan"].append(_cpu_of(PLAN.split()))
     return _rows(runs, commands)
 
 
 def _run(home: Path, *, status_cpu: list[float] | None = None, with_a_job: bool = False) -> Run:
-    said = home.with_suffix(".said")
-    command = tied_command("up", "--home", home, "--agents", AGENTS, "--port", 0, "--json")
-    with said.open("wb") as errors:
-        started = time.monotonic()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
-    with process:
-        try:
-            line = process.stdout.readline() if process.stdout is not None else b""
-            ready_s = time.monotonic() - started
-            used = cpu_seconds_below(process.pid)
-            if not line:
-                raise Unavailable(f"the federation did not start: {said.read_text(errors='replace')[-1000:]}")
-            told = json.loads(line)
-            service = {"LABELER_URL": told["url"], "LABELER_TOKEN": told["token"]}
-            if status_cpu is not None:
-                status_cpu.append(_cpu_of(["status"], **service))
-            if with_a_job:
-                examples = Path(told["examples"])
-                _cpu_of(["submit", examples / "digits.zip", "--task", examples / "task.toml"], **service)
-        finally:
-            stopping = time.monotonic()
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(timeout=_STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        stopped_s = time.monotonic() - stopping
-    words = said.read_text(errors="replace").splitlines()
+    started = time.monotonic()
+    with running_up(home, "--agents", AGENTS) as (pid, told):
+        ready_s = time.monotonic() - started
+        used = cpu_seconds_below(pid)
+        service = {"LABELER_URL": told["url"], "LABELER_TOKEN": told["token"]}
+        if status_cpu is not None:
+            status_cpu.append(_cpu_of(["status"], **service))
+        if with_a_job:
+            examples = Path(told["examples"])
+            _cpu_of(["submit", examples / "digits.zip", "--task", examples / "task.toml"], **service)
+        stopping = time.monotonic()
+    stopped_s = time.monotonic() - stopping
+    words = home.with_suffix(".log").read_text(errors="replace").splitlines()
     killed = next((line for line in words if "killed" in line), "")
     return Run(ready_s, sum(used.values()), stopped_s, len(used), killed)
-
-
-def cpu_seconds_below(pid: int) -> dict[int, float]:
-    """Return CPU seconds, user and system, of a process and of all its descendants, by process id.
-
-    The children that a process has waited for count as its own.
-    """
-    found: dict[int, tuple[int, float]] = {}
-    ticks = os.sysconf("SC_CLK_TCK")
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            try:
-                fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            found[int(folder.name)] = (int(fields[1]), sum(map(int, fields[11:15])) / ticks)
-    below = {pid}
-    while more := {child for child, (parent, _) in found.items() if parent in below} - below:
-        below |= more
-    return {one: found[one][1] for one in below if one in found}
 
 
 def _cpu_of(arguments: Sequence[object], **environment: str) -> float:

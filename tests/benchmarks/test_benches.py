@@ -1,20 +1,22 @@
-"""Benches run on small sizes and keep their shape; the numbers themselves belong in BENCHMARKS.md.
+"""Benches run on small sizes and keep their shape; their data, and the pages that their documents make.
 
-No ratio of times is asserted: on shared cores it fails for no reason. What it would have found, a second commit or a
-scan of the ledger for each reservation, is counted in tests/labeler/ledger/test_ledger_cost.py.
+The numbers themselves belong in BENCHMARKS.md. No ratio of times is asserted: on shared cores it fails for no reason.
+What it would have found, a second commit or a scan of the ledger for each reservation, is counted in
+tests/labeler/ledger/test_ledger_cost.py.
 """
 
 from __future__ import annotations
 
+import gzip
 import inspect
 import json
-import os
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -22,9 +24,11 @@ from benchmarks import BENCHES, BenchRow, run_bench
 from benchmarks.accounting.composition import poisson
 from benchmarks.accuracy import office_caltech as office
 from benchmarks.accuracy.office_caltech import Arena, Setting
+from benchmarks.data import data_root as find_root
+from benchmarks.data import mnist, usps
+from benchmarks.report import HERE, PAGES, pages, read_rows, render
 from benchmarks.speed import winner
-from benchmarks.speed.start import cpu_seconds_below
-from labeler.errors import InvalidSetting
+from labeler.errors import BadData, InvalidSetting
 from workers.commands.catalog import app
 
 ROW_KEYS = {
@@ -128,34 +132,6 @@ def test_the_ledger_bench_compares_durable_reservations_with_bare_inserts() -> N
     assert found[("reserve, 1 account / bare insert", "time ratio")] > 0
 
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
-
-BUSY = """
-import subprocess, sys, time
-if len(sys.argv) > 1:
-    child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE)
-until = time.process_time() + 0.3
-while time.process_time() < until: pass
-print("done", flush=True)
-time.sleep(60)
-"""
-
-
-def test_what_a_process_and_its_children_have_used_is_counted() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", BUSY, BUSY], stdout=subprocess.PIPE, start_new_session=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert [process.stdout.readline(), process.stdout.readline()] == [b"done\n", b"done\n"]
-            used = cpu_seconds_below(process.pid)
-            assert len(used) == 2
-            assert process.pid in used
-            assert all(seconds >= 0.25 for seconds in used.values())
-        finally:
-            os.killpg(process.pid, 9)
-
-
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_start_bench_reports_starts_stops_and_light_commands() -> None:
@@ -170,3 +146,105 @@ def test_the_start_bench_reports_starts_stops_and_light_commands() -> None:
     assert found["second start", "processes"] == 14
     cases = {row["case"] for row in rows}
     assert {"labeler --help", "labeler status", "labeler plan"} <= cases
+
+
+def test_digits_are_read_from_idx_files(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, size=(5, 28, 28)).astype(np.uint8)
+    (tmp_path / "mnist").mkdir()
+    for name in ("train", "t10k"):
+        with gzip.open(tmp_path / "mnist" / f"{name}-images-idx3-ubyte.gz", "wb") as file:
+            file.write(bytes(16) + images.tobytes())
+        with gzip.open(tmp_path / "mnist" / f"{name}-labels-idx1-ubyte.gz", "wb") as file:
+            file.write(bytes(8) + bytes([3, 1, 4, 1, 5]))
+    found = mnist(tmp_path)
+    assert np.array_equal(found.train.inputs, images)
+    assert found.test.labels.tolist() == [3, 1, 4, 1, 5]
+    (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").write_bytes(b"no gzip")
+    with pytest.raises(BadData, match="no readable idx file"):
+        mnist(tmp_path)
+
+
+def test_usps_digits_are_framed_like_those_of_mnist(tmp_path: Path) -> None:
+    (tmp_path / "usps").mkdir()
+    for name in ("train", "test"):
+        rows = np.hstack([[[7.0]], np.full((1, 256), 1.0)])
+        with gzip.open(tmp_path / "usps" / f"zip.{name}.gz", "wt") as file:
+            np.savetxt(file, rows)
+    (digit,) = usps(tmp_path).train.inputs
+    assert digit.shape == (28, 28)
+    assert digit[4:24, 4:24].min() == 255
+    digit = digit.copy()
+    digit[4:24, 4:24] = 0
+    assert not digit.any()
+    assert usps(tmp_path).test.labels.tolist() == [7]
+
+
+def test_a_set_that_is_not_there_is_looked_for_through_torchvision_and_never_fetched(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="torchvision's MNIST is not in the folder named; add download=1"):
+        mnist(tmp_path)
+    with pytest.raises(InvalidSetting, match="torchvision's USPS is not in the folder named"):
+        usps(tmp_path)
+
+
+def test_the_folder_is_the_option_s_else_the_variable_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABELER_DATA", str(tmp_path))
+    assert find_root(None) == tmp_path
+    (tmp_path / "other").mkdir()
+    assert find_root(tmp_path / "other") == tmp_path / "other"
+    with pytest.raises(InvalidSetting, match="--data or LABELER_DATA"):
+        find_root(tmp_path / "missing")
+
+
+def test_the_real_sets_have_their_published_sizes(data_root: Path) -> None:
+    assert (len(mnist(data_root).train), len(mnist(data_root).test)) == (60_000, 10_000)
+    assert (len(usps(data_root).train), len(usps(data_root).test)) == (7_291, 2_007)
+
+
+ROWS = [
+    {"case": "a", "method": "ours", "metric": "right, %", "value": 91.23456, "sd": 0.5, "epsilon": 1.0},
+    {"case": "a", "method": "ours", "metric": "right, %", "value": 1500, "reference": "86", "epsilon": 0.5},
+    {"case": "b", "method": "ours", "metric": "right, %", "value": 7, "settings": {"printed": "7 or 8"}},
+]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    (tmp_path / "mine.json").write_text(json.dumps({"name": "mine", "rows": ROWS, "seconds": 1.0, "versions": {}}))
+    return tmp_path
+
+
+def test_the_pages_are_what_the_command_makes_and_short_enough_to_read() -> None:
+    for target, made in pages().items():
+        assert target.read_text() == made, "run python -m benchmarks.report"
+        assert len(made.split()) <= (4000 if target.name == "BENCHMARKS.md" else 2500), target.name
+
+
+def test_every_document_is_one_of_a_bench_and_stands_on_a_page() -> None:
+    page = "".join(path.read_text() for path in PAGES.rglob("*.md"))
+    for path in (HERE / "results").iterdir():
+        document = json.loads(path.read_text())
+        assert {"name", "rows", "seconds", "versions"} <= set(document)
+        assert {"commit", "command"} <= set(document.get("carried", {"commit", "command"}))
+        assert read_rows(path)
+        assert f"@table {path.stem} " in page
+
+
+def test_a_table_has_a_column_for_each_value_of_a_field(results: Path) -> None:
+    made = render("# Mine\n@table mine rows=case columns=epsilon also=reference\n", results).split("\n")
+    assert made == [
+        "# Mine",
+        "|  | 0.5 | 1.0 | no noise | wanted, or printed by the paper |",
+        "| --- | --- | --- | --- | --- |",
+        "| a | 1,500 | 91.2 ± 0.5 |  | 86 |",
+        "| b |  |  | 7 or 8 |  |",
+        "",
+    ]
+
+
+def test_a_table_is_of_the_rows_that_are_asked_for(results: Path) -> None:
+    made = render("@table mine rows=case,method show=value case!=a", results).split("\n")
+    assert made[2:] == ["| b | ours | 7 or 8 |", ""]
+    with pytest.raises(BadData, match="no row of mine"):
+        render("@table mine rows=case show=value case=c", results)
+    with pytest.raises(BadData, match=r"other\.json is no document of a bench"):
+        render("@table other rows=case show=value", results)

@@ -20,13 +20,8 @@ JOBS = [PaidJob(f"job-{number}", "task", 1, CHARGES, 8) for number in range(3)]
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path
-
-
-@pytest.fixture
-def database(home: Path) -> Iterator[Database]:
-    with open_database(home / "journal.db", anchor=home / "journal.head", allow_unsynced=True) as database:
+def database(tmp_path: Path) -> Iterator[Database]:
+    with open_database(tmp_path / "journal.db", anchor=tmp_path / "journal.head", allow_unsynced=True) as database:
         yield database
 
 
@@ -52,12 +47,12 @@ def book_of(ledger: Ledger) -> Book:
     return Book("coordinator", tuple(ledger.entries(limit=1000)), tuple(ledger.balances()))
 
 
-def test_jobs_that_were_paid_once_add_up(home: Path, database: Database) -> None:
+def test_jobs_that_were_paid_once_add_up(tmp_path: Path, database: Database) -> None:
     ledger = ledger_of(database)
     for job in JOBS:
         pay(ledger, job.job_id)
     database.close()
-    assert check_coordinator(read_book("coordinator", home), JOBS, ["agent:a"]) == []
+    assert check_coordinator(read_book("coordinator", tmp_path), JOBS, ["agent:a"]) == []
 
 
 def test_a_missing_or_unposted_charge_is_found(database: Database) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import sums
 from benchmarks.scale.bench import (
     Stored,
     bench_scale,
@@ -47,8 +48,8 @@ from labeler.release import open_histogram
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
-from tests.one_round import Tallier, agree_on_contributors
-from workers.agent.agent import InMemoryLedger
+from tests.one_round import Tallier, agree_on_contributors, run_round
+from workers.agent.agent import Agent, InMemoryLedger
 from workers.audit.run import digits_pool
 from workers.learning.learner import Trainer
 from workers.voting import NeighborIndexes
@@ -144,6 +145,19 @@ def test_sums_are_bit_for_bit_those_of_agents_and_talliers_of_the_product(
     assert release.is_seeded
 
 
+def test_a_round_of_the_benches_is_the_round_of_answering_agents(make_shard: MakeShard) -> None:
+    shards = [make_shard(f"s{number}", seed=number) for number in range(3)]
+    batch = QueryBatch(np.asarray(make_shard("public", records=9, seed=99, public=True).features))
+    task = task_of("knn", 3, queries=9)
+    ours, theirs = [], []
+    for number, shard in enumerate(shards):
+        name, secret = name_of(number), bytes([number]) * 32
+        ours.append((Agent(name, shard), secret))
+        theirs.append(AnsweringAgent(name, shard, ledger=unlimited(), noise_secret=secret))
+    found, expected = sums.run_round(task, batch, ours), run_round(task, batch, theirs)
+    assert np.array_equal(np.asarray(found.noisy_votes), np.asarray(expected.noisy_votes))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     method=st.sampled_from(["knn", "reverse-knn"]),
@@ -190,16 +204,6 @@ def test_messages_are_as_long_as_what_they_carry() -> None:
     assert told["agent_sends"] == sum(traffic.shares)
     assert told["tallier_receives"] == 1000 * words
     assert told["coordinator_sends"] == 1000 * (traffic.asked + sum(traffic.shares))
-
-
-def test_the_size_of_a_group_changes_no_bit_of_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, wanted = digits_pool(seed=3), Simulation(60, k=3, queries=20)
-    one = simulate(wanted, pool)
-    monkeypatch.setattr("benchmarks.scale.rounds.group_size", lambda *_: 7)
-    other = simulate(wanted, pool)
-    for name in ("sums_sha256", "labels_right", "bytes"):
-        assert one[name] == other[name], name
-    assert one["sums_sha256"] != simulate(replace(wanted, seed=1), pool)["sums_sha256"]
 
 
 @pytest.mark.parametrize("method", SIMULATED)

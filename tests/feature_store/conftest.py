@@ -1,10 +1,22 @@
-"""Fixtures that several suites of features share."""
+"""Fixtures and pictures that several suites of features share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
+
+
+def write_pictures(folder: Path, names: Iterable[str], *, size: tuple[int, int] = (12, 9)) -> Path:
+    """Write a picture of random colors under each name; return the folder."""
+    rng = np.random.default_rng(8)
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(folder / name)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from feature_store.backbones.backbone import PixelBackbone
 from feature_store.embedding import embed_source
@@ -17,6 +16,7 @@ from feature_store.shard_writer import ShardWriter
 from feature_store.sources import AttributeSource, PersonColumn, celeba_source, open_source, read_attributes
 from labeler.errors import BadData, DamagedShard, IdenticalImages, InvalidSetting, LabelerError, MixedShards
 from labeler.randomness import seeded_source
+from tests.feature_store.conftest import write_pictures
 from workers.embedder.shards import embed_images
 
 NAMES = ("Bald", "Smiling", "Young")
@@ -31,11 +31,9 @@ SPLIT = {"000001.jpg": 0, "000002.jpg": 0, "000003.jpg": 0, "000004.jpg": 1, "00
 def celeba(tmp_path: Path) -> Path:
     """Six small pictures in the layout in which CelebA is downloaded."""
     folder = tmp_path / "celeba"
-    (folder / "img_align_celeba").mkdir(parents=True)
-    rng = np.random.default_rng(5)
+    write_pictures(folder / "img_align_celeba", TRUTH)
     lines = [str(len(TRUTH)), " ".join(NAMES) + " "]
     for name, row in TRUTH.items():
-        Image.fromarray(rng.integers(0, 256, (11, 9, 3), dtype=np.uint8)).save(folder / "img_align_celeba" / name)
         lines.append(f"{name} " + " ".join(" 1" if has else "-1" for has in row))
     (folder / "list_attr_celeba.txt").write_text("\n".join(lines) + "\n")
     (folder / "list_eval_partition.txt").write_text("".join(f"{name} {part}\n" for name, part in SPLIT.items()))
@@ -65,6 +63,9 @@ def test_celebas_own_layout_becomes_a_shard_with_every_attribute_of_every_image(
     assert _said(shard) == TRUTH
     assert shard.labels.dtype == np.int16
     assert "Bald" not in repr(shard)
+    (celeba / "img_align_celeba").rename(celeba / "images")
+    with pytest.raises(InvalidSetting, match="no folder 'img_align_celeba'"):
+        open_source(celeba)
 
 
 def test_a_split_has_the_images_that_celebas_list_puts_there(celeba: Path, tmp_path: Path) -> None:
@@ -85,14 +86,12 @@ def test_a_csv_file_says_the_same_in_the_order_of_the_public_list(celeba: Path, 
 
 def test_names_of_images_may_hold_whatever_ends_a_line(tmp_path: Path) -> None:
     """The table was cut into lines first, so that a quoted name was in two of them."""
-    rng = np.random.default_rng(3)
-    (tmp_path / "images").mkdir()
     truth = {"a\nb.png": (1, 0, 0), "a\u2028b.png": (0, 1, 0), 'a"b,c.png': (0, 0, 1), "a\x0cb.png": (1, 1, 1)}
+    write_pictures(tmp_path / "images", truth)
     with (tmp_path / "table.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(["file", *NAMES])
         for name, row in truth.items():
-            Image.fromarray(rng.integers(0, 256, (11, 9, 3), dtype=np.uint8)).save(tmp_path / "images" / name)
             table.writerow([name, *row])
     shard = _embedded(AttributeSource(tmp_path / "images", tmp_path / "table.csv"), tmp_path / "s", classes=NAMES)
     assert _said(shard) == truth
@@ -180,13 +179,10 @@ def test_a_table_that_is_missing_and_an_attribute_that_it_lacks_are_refused(cele
 
 def test_people_bounds_and_equal_images_go_on_as_they_are(celeba: Path, tmp_path: Path) -> None:
     images = celeba / "img_align_celeba"
-    (images / "ann").mkdir()
-    for name in ("000001.jpg", "000002.jpg"):
-        (images / name).rename(images / "ann" / name)
-    for name in ("000003.jpg", "000004.jpg", "000005.jpg", "000006.jpg"):
-        (images / "bob").mkdir(exist_ok=True)
-        (images / name).rename(images / "bob" / name)
     rows = {(("ann/" if name < "000003" else "bob/") + name): row for name, row in TRUTH.items()}
+    for name in rows:
+        (images / name).parent.mkdir(exist_ok=True)
+        (images / Path(name).name).rename(images / name)
     table = tmp_path / "table.csv"
     lines = [",".join((name, *map(str, row))) for name, row in rows.items()]
     table.write_text("\n".join([",".join(("file", *NAMES)), *lines]))
@@ -230,21 +226,16 @@ def _written(path: Path, *, attributes: bool, public: bool = False) -> Shard:
 
 
 def test_attributes_that_are_no_attributes_are_refused(tmp_path: Path) -> None:
-    for labels in ([[1, 2]], [[1, -1]], [[-1, -1]], [[1, 0, 1]], [1]):
+    private = [([[1, 2]], False), ([[1, -1]], False), ([[-1, -1]], False), ([[1, 0, 1]], False), ([1], False)]
+    for labels, public in [*private, ([[1, -1]], True)]:
+        out = tmp_path / f"public {public}"
         with (
             ShardWriter(
-                tmp_path / "bad", classes=("a", "b"), fingerprint="f", dimension=2, public=False, attributes=True
+                out, classes=("a", "b"), fingerprint="f", dimension=2, public=public, attributes=True
             ) as writer,
-            pytest.raises(LabelerError),
+            pytest.raises(LabelerError, match="-1 for all of them" if public else None),
         ):
             writer.append(np.ones((1, 2)), np.array(labels), ["x"])
-    with (
-        ShardWriter(
-            tmp_path / "half", classes=("a", "b"), fingerprint="f", dimension=2, public=True, attributes=True
-        ) as writer,
-        pytest.raises(BadData, match="-1 for all of them"),
-    ):
-        writer.append(np.ones((1, 2)), np.array([[1, -1]]), ["x"])
     shard = _written(tmp_path / "damaged", attributes=True)
     np.save(shard.path / "labels.npy", np.array([0, 1, 1], dtype=np.int16))
     manifest = read_manifest(shard.path)
@@ -262,13 +253,6 @@ def test_attributes_and_classes_do_not_mix_but_public_images_without_labels_can_
             check_compatible(order)
     check_compatible([attributes, unlabelled, scored])
     check_compatible([unlabelled, scored])
-
-
-def test_a_folder_in_celebas_layout_is_known_by_its_table(celeba: Path) -> None:
-    assert isinstance(open_source(celeba), AttributeSource)
-    (celeba / "img_align_celeba").rename(celeba / "images")
-    with pytest.raises(InvalidSetting, match="no folder 'img_align_celeba'"):
-        open_source(celeba)
 
 
 def test_the_command_takes_a_table_or_celebas_folder_and_tells_its_attributes(celeba: Path, tmp_path: Path) -> None:

@@ -17,11 +17,12 @@ from pillow_heif import from_pillow
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
+from feature_store.backbones import load_backbone
 from feature_store.backbones.spec import Transform
 from feature_store.decode import decode_image, header_pixels
 from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images
+from feature_store.embedding import embed_source
 from labeler.errors import UnreadableImage
-from workers.commands.catalog import load_commands
 
 KEPT = Path(pydicom.__file__).parent / "data" / "test_files"
 """Files that come with pydicom."""
@@ -71,23 +72,14 @@ def test_without_a_window_an_image_goes_from_its_smallest_to_its_largest_value()
     assert len(np.unique(found)) == 256, "sixteen bits are scaled, not cut"
 
 
-def test_monochrome1_is_the_inverse_of_monochrome2() -> None:
-    assert (grey(dicom(RAMP, kind="MONOCHROME1")) == 255 - grey(dicom(RAMP))).all()
-
-
 def test_a_window_cuts_at_its_ends() -> None:
-    found = grey(dicom(RAMP, WindowCenter=2048, WindowWidth=1024))
+    found = grey(dicom(RAMP, **WINDOW))
     assert (found[RAMP <= 1535] == 0).all()
     assert (found[RAMP > 2560] == 255).all()
     inside = (RAMP > 1600) & (RAMP < 2500)
     # PS3.3 C.11.2.1.2.1: ((x - (c - 0.5)) / (w - 1) + 0.5) of the range.
     wanted = np.rint(255 * ((RAMP[inside] - 2047.5) / 1023 + 0.5))
     assert np.abs(found[inside] - wanted).max() <= 1
-
-
-def test_the_first_of_several_windows_is_taken() -> None:
-    two = dicom(RAMP, WindowCenter=[2048, 100], WindowWidth=[1024, 50])
-    assert (grey(two) == grey(dicom(RAMP, WindowCenter=2048, WindowWidth=1024))).all()
 
 
 @pytest.mark.parametrize("slope", [2.0, -1.0])
@@ -100,16 +92,24 @@ def test_a_window_is_about_rescaled_values_and_a_negative_slope_turns_them_round
     assert (shown.min(), shown.max()) == (0, 255)
 
 
-def test_signed_values_and_eight_bits_are_read() -> None:
-    signed = (RAMP.astype(np.int16) - 2000).astype(np.int16)
-    assert (grey(dicom(signed)) == grey(dicom(RAMP))).all()
-    small = np.arange(256, dtype=np.uint8).reshape(16, 16)
-    assert (grey(dicom(small)) == small).all()
+SMALL = np.arange(256, dtype=np.uint8).reshape(16, 16)
+WINDOW = {"WindowCenter": 2048, "WindowWidth": 1024}
 
 
-def test_an_even_image_is_black_and_an_empty_window_is_none() -> None:
-    assert (grey(dicom(np.full((4, 4), 700, dtype=np.uint16))) == 0).all()
-    assert (grey(dicom(RAMP, WindowCenter="", WindowWidth="")) == grey(dicom(RAMP))).all()
+@pytest.mark.parametrize(
+    ("made", "same"),
+    [
+        (dicom(RAMP, kind="MONOCHROME1"), 255 - grey(dicom(RAMP))),
+        (dicom(RAMP, WindowCenter=[2048, 100], WindowWidth=[1024, 50]), grey(dicom(RAMP, **WINDOW))),
+        (dicom(RAMP.astype(np.int16) - 2000), grey(dicom(RAMP))),
+        (dicom(SMALL), SMALL),
+        (dicom(np.full((4, 4), 700, dtype=np.uint16)), np.zeros((4, 4))),
+        (dicom(RAMP, WindowCenter="", WindowWidth=""), grey(dicom(RAMP))),
+    ],
+    ids=["inverse", "the first window", "signed", "eight bits", "an even image is black", "an empty window is none"],
+)
+def test_pictures_that_must_be_equal(made: bytes, same: np.ndarray) -> None:
+    assert (grey(made) == same).all()
 
 
 def test_colours_stay_as_they_are() -> None:
@@ -175,6 +175,8 @@ def test_heic_is_read_and_turned_as_the_telephone_held_it() -> None:
     assert header_pixels(heic(image)) == 48 * 64
     with pytest.raises(UnreadableImage, match="too large: 64 x 48"):
         decode_image(heic(image), max_pixels=1000)
+    with pytest.raises(UnreadableImage):
+        decode_image(heic(image)[:200])
 
 
 @pytest.mark.parametrize(("module", "extra"), [("pydicom", "dicom"), ("pillow_heif", "heic")])
@@ -184,12 +186,6 @@ def test_without_the_extra_one_sentence_names_it(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UnreadableImage, match=rf"needs the extra '{extra}': install private-labeler\[{extra}\]"):
         decode_image(data)
     assert header_pixels(data) == 0
-
-
-def test_a_damaged_heic_is_a_damaged_image() -> None:
-    data = heic(Image.new("RGB", (64, 64), (1, 200, 3)))
-    with pytest.raises(UnreadableImage):
-        decode_image(data[:200])
 
 
 def test_the_decoders_own_process_reads_both(tmp_path: Path) -> None:
@@ -204,21 +200,14 @@ def test_the_decoders_own_process_reads_both(tmp_path: Path) -> None:
     assert found[1].min() > 240
 
 
-def test_the_command_embeds_a_folder_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_both_is_embedded(tmp_path: Path) -> None:
     folder = tmp_path / "scans"
-    for name in ("calm", "busy"):
-        (folder / name).mkdir(parents=True)
+    folder.mkdir()
     rng = np.random.default_rng(1)
     for number in range(3):
-        values = rng.integers(0, 4096, (16, 16)).astype(np.uint16)
-        (folder / "busy" / f"{number}.dcm").write_bytes(dicom(values))
-        (folder / "calm" / f"{number}.heic").write_bytes(heic(Image.new("RGB", (32, 32), (60 * number, 90, 120))))
-    (folder / "busy" / "frames.dcm").write_bytes(dicom(np.zeros((16, 16), np.uint16), NumberOfFrames=2))
-    command = load_commands(["embed"])["embed"]
-    out = tmp_path / "scans.shard"
-    arguments = [str(folder), "--backbone", "pixels:8", "--public", "--out", str(out)]
-    with pytest.raises(SystemExit):  # one file was left out
-        command.main(arguments, standalone_mode=False)
-    told = capsys.readouterr()
-    assert "6 images" in told.out + told.err
-    assert "a DICOM file of 2 frames" in (out / "skipped.jsonl").read_text()
+        (folder / f"{number}.dcm").write_bytes(dicom(rng.integers(0, 4096, (16, 16)).astype(np.uint16)))
+        (folder / f"{number}.heic").write_bytes(heic(Image.new("RGB", (32, 32), (60 * number, 90, 120))))
+    (folder / "frames.dcm").write_bytes(dicom(np.zeros((16, 16), np.uint16), NumberOfFrames=2))
+    report = embed_source(folder, load_backbone("pixels:8"), tmp_path / "scans.shard", public=True)
+    assert report.records == 6
+    assert "a DICOM file of 2 frames" in report.skipped[0].reason

@@ -1,4 +1,4 @@
-"""Embedding a source: labels by name, skipped images listed, and a killed run that goes on."""
+"""Embedding a source: labels by name, skipped images listed, full passes, and a killed run that goes on."""
 
 from __future__ import annotations
 
@@ -7,39 +7,35 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
-from feature_store.backbones import load_backbone
+from feature_store.backbones import load_backbone, parse_spec
 from feature_store.backbones.backbone import PixelBackbone
+from feature_store.backbones.network import NetworkBackbone
 from feature_store.decode import Skipped
-from feature_store.embedding import embed_source
+from feature_store.embedding import Loaded, embed_source, loaded_batches
 from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.sources import open_source
 from labeler.errors import BadData, InvalidSetting
-
-
-class Stop(Exception):
-    """What a test raises to stop a run."""
+from tests.feature_store.conftest import write_pictures
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """30 images of 3 classes."""
-    rng = np.random.default_rng(8)
-    for name in ("cat", "dog", "owl"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for number in range(10):
-            image = Image.fromarray(rng.integers(0, 256, (12, 9, 3), dtype=np.uint8))
-            image.save(tmp_path / "photos" / name / f"{number}.png")
-    return tmp_path / "photos"
+    names = [f"{name}/{number}.png" for name in ("cat", "dog", "owl") for number in range(10)]
+    return write_pictures(tmp_path / "photos", names)
 
 
 def by_source(shard: Shard) -> dict[str, tuple[bytes, int]]:
@@ -60,7 +56,9 @@ def test_every_image_is_embedded_and_labelled_by_name(photos: Path, tmp_path: Pa
     assert by_source(shard) == {name: (row.tobytes(), place[name.split("/")[0]]) for name, row in rows}
 
 
-def test_private_labels_outside_the_class_list_are_refused_unnamed(photos: Path, tmp_path: Path) -> None:
+def test_private_images_without_a_label_of_the_class_list_are_refused_unnamed(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="no label"):
+        embed_source(photos / "cat", PixelBackbone(size=4), tmp_path / "out", classes=["cat", "dog"])
     with pytest.raises(BadData, match="10 of 30 private images have no label in the class list") as caught:
         embed_source(photos, PixelBackbone(size=4), tmp_path / "out", classes=["cat", "dog"])
     assert "owl" not in str(caught.value)
@@ -119,11 +117,6 @@ def test_public_images_whose_names_are_no_text_are_refused_and_private_ones_are_
     assert embed_source(photos, backbone, tmp_path / "own", classes=["cat", "dog", "owl"]).records == 30
 
 
-def test_unlabelled_private_images_are_refused(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadData, match="no label"):
-        embed_source(photos / "cat", PixelBackbone(size=4), tmp_path / "out", classes=["cat", "dog"])
-
-
 def test_numbered_labels_are_places_in_the_class_list(tmp_path: Path) -> None:
     image = tmp_path / "one.png"
     Image.new("RGB", (2, 2), (9, 9, 9)).save(image)
@@ -138,29 +131,8 @@ def test_numbered_labels_are_places_in_the_class_list(tmp_path: Path) -> None:
     assert sorted(np.asarray(Shard.open(tmp_path / "out").labels)) == [0, 2, 2]
 
 
-def test_a_run_stopped_between_batches_goes_on(photos: Path, tmp_path: Path) -> None:
-    backbone = PixelBackbone(size=4)
-    (photos / "cat" / "0.png").write_bytes(b"no image")
-    embed_source(photos, backbone, tmp_path / "whole", batch_size=4)
-
-    def stop(done: int, total: int) -> None:
-        if done >= 12:
-            raise Stop
-
-    with pytest.raises(Stop):
-        embed_source(photos, backbone, tmp_path / "out", batch_size=4, progress=stop)
-    assert not (tmp_path / "out").exists()
-    calls: list[tuple[int, int]] = []
-    report = embed_source(
-        photos, backbone, tmp_path / "out", batch_size=4, progress=lambda done, total: calls.append((done, total))
-    )
-    assert (report.resumed_from, report.records, len(report.skipped)) == (13, 29, 1)
-    assert calls[0] == (17, 30)
-    assert calls[-1] == (30, 30)
-    assert by_source(Shard.open(tmp_path / "out")) == by_source(Shard.open(tmp_path / "whole"))
-
-
 def test_a_killed_run_goes_on_and_gives_the_same_features(photos: Path, tmp_path: Path) -> None:
+    (photos / "cat" / "0.png").write_bytes(b"no image")
     script = """
         import os, signal, sys
         from feature_store.backbones.backbone import PixelBackbone
@@ -176,9 +148,13 @@ def test_a_killed_run_goes_on_and_gives_the_same_features(photos: Path, tmp_path
     command = [sys.executable, "-c", textwrap.dedent(script), str(photos), str(out)]
     assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
     assert not out.exists()
-    report = embed_source(photos, PixelBackbone(size=4), out)
+    calls: list[tuple[int, int]] = []
+    report = embed_source(photos, PixelBackbone(size=4), out, progress=lambda *now: calls.append(now))
     embed_source(photos, PixelBackbone(size=4), tmp_path / "whole")
-    assert (report.resumed_from, report.records) == (15, 30)
+    assert 15 <= report.resumed_from < 30
+    assert calls[0][0] > report.resumed_from
+    assert calls[-1] == (30, 30)
+    assert (report.records, len(report.skipped)) == (29, 1)
     assert by_source(Shard.open(out)) == by_source(Shard.open(tmp_path / "whole"))
 
 
@@ -255,3 +231,72 @@ def test_a_disk_that_is_full_at_any_step_is_said_and_the_same_call_goes_on(photo
     )
     assert done.returncode == 0, done.stderr
     assert 10 < int(done.stdout) < 35
+
+
+TRANSFORM = {"resize": 36, "crop": 32, "mean": [0.5] * 3, "std": [0.5] * 3}
+
+
+@pytest.fixture
+def jpegs(tmp_path: Path) -> Path:
+    """20 photographs of 2 classes, three of which cannot be read."""
+    names = [f"{name}/{number}.jpg" for name in ("cat", "dog") for number in range(10)]
+    write_pictures(tmp_path / "jpegs", names, size=(90, 70))
+    for name in ("cat/0", "cat/3", "dog/9"):
+        (tmp_path / "jpegs" / f"{name}.jpg").write_bytes(b"no image")
+    return tmp_path / "jpegs"
+
+
+def network(weights: Path, **settings: Any) -> NetworkBackbone:
+    fields = {"kind": "timm", "architecture": "test_efficientnet", "weights": weights, "transform": TRANSFORM}
+    backbone = load_backbone(parse_spec(fields), device="cpu", **settings)
+    assert isinstance(backbone, NetworkBackbone)
+    return backbone
+
+
+def test_passes_are_full_whatever_batch_is_asked_for_and_whatever_cannot_be_read(
+    weights: Path, jpegs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass costs the same however many images it has: 17 images are 3 passes of 8, not one for every two images."""
+    passed: list[int] = []
+    run = NetworkBackbone._pass
+
+    def counted(self: NetworkBackbone, block: NDArray[np.uint8]) -> NDArray[np.float32]:
+        passed.append(len(block))
+        return run(self, block)
+
+    monkeypatch.setattr(NetworkBackbone, "_pass", counted)
+    report = embed_source(jpegs, network(weights, batch_size=8), tmp_path / "out", batch_size=2)
+    assert (report.records, len(report.skipped)) == (17, 3)
+    assert passed == [8, 8, 1]
+
+
+def test_features_are_the_same_however_many_threads_and_whatever_batch(
+    weights: Path, jpegs: Path, tmp_path: Path
+) -> None:
+    backbone = network(weights, batch_size=8)
+    embed_source(jpegs, backbone, tmp_path / "one", threads=1)
+    embed_source(jpegs, backbone, tmp_path / "five", threads=5, batch_size=16)
+    one, five = Shard.open(tmp_path / "one"), Shard.open(tmp_path / "five")
+    rows = [
+        {name: row.tobytes() for name, row in zip(shard.sources, np.asarray(shard.features), strict=True)}
+        for shard in (one, five)
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_images_are_loaded_ahead_in_order_and_only_so_far() -> None:
+    begun: list[int] = []
+    lock = threading.Lock()
+
+    def load(index: int) -> Loaded:
+        with lock:
+            begun.append(index)
+        return Loaded(index, None if index % 5 == 0 else np.zeros(1, np.uint8), None, "")
+
+    batches = loaded_batches(load, range(1000), batch_size=10, threads=3)
+    first = next(batches)
+    assert [item.index for item in first] == list(range(13))
+    assert sum(item.pixels is not None for item in first) == 10
+    assert len(begun) <= 13 + 2 * 10 + 4 * 8
+    rest = [item.index for batch in batches for item in batch]
+    assert rest == list(range(13, 1000))

@@ -1,8 +1,8 @@
-"""Image sources: a stable list, right colors whatever the file's mode, and nothing dropped silently."""
+"""Image sources and decoders: a stable list, right colors whatever the file's mode, and nothing dropped silently."""
 
 from __future__ import annotations
 
-import gzip
+import hashlib
 import io
 import json
 import shutil
@@ -18,19 +18,21 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from feature_store.backbones import Transform, load_backbone, parse_spec
+from feature_store.backbones.backbone import decode_for, decode_reduced, least_side, prepare_image, region
 from feature_store.decode import Skipped, decode_image
 from feature_store.sources import open_source
 from labeler.errors import BadData, InvalidSetting, UnreadableImage
 
 
-def encode(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+def encode(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, format=kind, **options)
     return buffer.getvalue()
 
 
 def solid(colour: tuple[int, int, int], size: tuple[int, int] = (4, 3)) -> bytes:
-    return encode(Image.new("RGB", size, colour))
+    return encode(Image.new("RGB", size, colour), "PNG")
 
 
 def folder_of_classes(root: Path) -> Path:
@@ -99,9 +101,9 @@ def test_an_empty_folder_and_a_wrong_path_are_refused(tmp_path: Path) -> None:
     [
         (b"this is text", "not an image"),
         (b"", "not an image"),
+        (encode(Image.effect_noise((64, 64), 50), "PNG")[:900], "damaged or truncated"),
         (encode(Image.effect_noise((64, 64), 50))[:900], "damaged or truncated"),
-        (encode(Image.effect_noise((64, 64), 50), "JPEG")[:900], "damaged or truncated"),
-        (encode(Image.new("1", (3000, 3000))), "too large: 3000 x 3000"),
+        (encode(Image.new("1", (3000, 3000)), "PNG"), "too large: 3000 x 3000"),
         (encode(Image.new("F", (2, 2)), "TIFF"), "floating-point"),
     ],
 )
@@ -119,24 +121,24 @@ def test_an_image_that_claims_to_be_gigantic_is_refused_before_decoding() -> Non
 
 def test_sixteen_bit_grey_is_scaled_and_not_clipped() -> None:
     ramp = np.array([[0, 257, 32_896, 65_535]], dtype=np.uint16)
-    pixels = np.asarray(decode_image(encode(Image.fromarray(ramp))))
+    pixels = np.asarray(decode_image(encode(Image.fromarray(ramp), "PNG")))
     assert pixels[0, :, 0].tolist() == [0, 1, 128, 255]
     assert pixels.shape == (1, 4, 3)
 
 
 def test_palettes_are_looked_up_and_transparency_lies_on_white() -> None:
     palette = Image.new("RGB", (2, 2), (200, 10, 30)).quantize(4)
-    assert decode_image(encode(palette)).getpixel((0, 0)) == (200, 10, 30)
-    assert decode_image(encode(palette, transparency=0)).getpixel((0, 0)) == (255, 255, 255)
-    assert decode_image(encode(Image.new("RGBA", (1, 1), (0, 0, 0, 51)))).getpixel((0, 0)) == (204, 204, 204)
-    assert decode_image(encode(Image.new("LA", (1, 1), (0, 0)))).getpixel((0, 0)) == (255, 255, 255)
+    assert decode_image(encode(palette, "PNG")).getpixel((0, 0)) == (200, 10, 30)
+    assert decode_image(encode(palette, "PNG", transparency=0)).getpixel((0, 0)) == (255, 255, 255)
+    assert decode_image(encode(Image.new("RGBA", (1, 1), (0, 0, 0, 51)), "PNG")).getpixel((0, 0)) == (204, 204, 204)
+    assert decode_image(encode(Image.new("LA", (1, 1), (0, 0)), "PNG")).getpixel((0, 0)) == (255, 255, 255)
 
 
 def test_the_orientation_in_exif_is_applied() -> None:
     image = Image.new("RGB", (4, 2))
     exif = image.getexif()
     exif[0x0112] = 6
-    assert decode_image(encode(image, "JPEG", exif=exif)).size == (2, 4)
+    assert decode_image(encode(image, exif=exif)).size == (2, 4)
 
 
 @pytest.mark.parametrize("nested", [True, False])
@@ -162,16 +164,13 @@ def test_parquet_label_numbers_take_their_names_from_the_metadata(tmp_path: Path
     assert (named.label_names, list(named.labels)) == (("cat", "dog"), [1, 1])
 
 
-def test_parquet_without_images_is_refused(tmp_path: Path) -> None:
+def test_parquet_without_images_or_bytes_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"picture": [b"x"]}), tmp_path / "set.parquet")
     with pytest.raises(BadData, match="needs a column image"):
         open_source(tmp_path / "set.parquet")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(BadData, match="no Parquet file"):
         open_source(tmp_path / "bad.parquet")
-
-
-def test_a_parquet_row_without_bytes_is_unreadable(tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": pa.array([None], pa.binary())}), tmp_path / "set.parquet")
     with pytest.raises(UnreadableImage, match="no bytes"):
         open_source(tmp_path / "set.parquet").read(0)
@@ -200,19 +199,6 @@ def test_a_torchvision_set_that_is_not_there_is_not_fetched_unasked(tmp_path: Pa
         open_source(f"torchvision:MNIST?root={tmp_path}&spilt=test")
 
 
-def test_the_original_mnist_files_are_read(data_root: Path, tmp_path: Path) -> None:
-    raw = tmp_path / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for packed in sorted((data_root / "mnist").glob("t10k*.gz")):
-        with gzip.open(packed) as source, (raw / packed.stem).open("wb") as target:
-            shutil.copyfileobj(source, target)
-    for name in ("images-idx3", "labels-idx1"):
-        shutil.copyfile(raw / f"t10k-{name}-ubyte", raw / f"train-{name}-ubyte")
-    mnist = open_source(f"torchvision:MNIST?root={tmp_path}&split=test")
-    assert len(mnist.names) == 10_000
-    assert list(mnist.labels)[:5] == [7, 2, 1, 0, 4]
-
-
 def test_warnings_of_decoders_go_to_the_log_once_and_quote_no_image() -> None:
     """12.8 MB of them went to the standard error beside the log: each image had words of its own."""
     code = (
@@ -233,3 +219,140 @@ def test_warnings_of_decoders_go_to_the_log_once_and_quote_no_image() -> None:
     assert "of somebody else" in done.stderr
     assert "secret" not in done.stderr
     assert len(done.stderr) < 1000
+
+
+SLOW = Transform(resize=72, crop=64, mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic")
+FAST = SLOW.model_copy(update={"decoder": "turbo"})
+GREY = FAST.model_copy(update={"mean": (0.5,), "std": (0.5,)})
+
+
+def photo(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Soft shapes with some texture, as photographs have."""
+    rng = np.random.default_rng(seed)
+    small = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
+    pixels = np.asarray(small.resize((width, height), Image.Resampling.BICUBIC)).astype(int)
+    return Image.fromarray((pixels + rng.integers(-8, 9, pixels.shape)).clip(0, 255).astype(np.uint8))
+
+
+def prepared(data: bytes, transform: Transform) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return prepare_image(decode_for(data, transform), transform)
+
+
+def sixteen_bits() -> Image.Image:
+    return Image.fromarray(np.linspace(0, 65_535, 200 * 300).astype(np.uint16).reshape(200, 300))
+
+
+def animation() -> bytes:
+    return encode(photo(200, 150), "GIF", save_all=True, append_images=[Image.new("RGB", (200, 150))])
+
+
+KINDS = {
+    "jpeg": encode(photo(500, 375)),
+    "large": encode(photo(1300, 900)),
+    "small": encode(photo(40, 30)),
+    "panorama": encode(photo(2000, 100)),
+    "one row": encode(photo(300, 1)),
+    "progressive": encode(photo(300, 300), progressive=True, quality=60),
+    "grey jpeg": encode(photo(300, 200).convert("L")),
+    "cmyk": encode(photo(300, 200).convert("CMYK")),
+    "png": encode(photo(700, 500), "PNG"),
+    "webp": encode(photo(300, 200), "WEBP"),
+    "alpha": encode(Image.merge("RGBA", (*photo(300, 200).split(), photo(300, 200, 1).getchannel(0))), "PNG"),
+    "palette": encode(photo(300, 200).quantize(16), "PNG"),
+    "16 bits": encode(sixteen_bits(), "PNG"),
+    "animation": animation(),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_decoders_see_nearly_the_same_picture(kind: str) -> None:
+    slow, fast = prepared(KINDS[kind], SLOW).astype(int), prepared(KINDS[kind], FAST).astype(int)
+    assert fast.shape == slow.shape == (64, 64, 3)
+    assert np.abs(slow - fast).mean() < 4
+    grey = prepared(KINDS[kind], GREY)
+    assert np.abs(np.asarray(Image.fromarray(slow.astype(np.uint8)).convert("L")) - grey[..., 0].astype(int)).mean() < 4
+
+
+def test_a_picture_that_is_taken_whole_is_resized_like_any_other() -> None:
+    """Nothing of it is cut, so nothing was copied: its memory is Pillow's own, which torch warns of."""
+    whole = FAST.model_copy(update={"resize": 64})
+    data = encode(photo(50, 50), "PNG")
+    assert np.abs(prepared(data, whole).astype(int) - prepared(data, SLOW.model_copy(update={"resize": 64}))).mean() < 4
+
+
+@pytest.mark.parametrize("orientation", range(1, 10))
+def test_photographs_are_the_right_way_up(orientation: int) -> None:
+    image = photo(500, 300)
+    exif = image.getexif()
+    exif[0x0112] = orientation
+    data = encode(image, exif=exif)
+    slow, fast = np.asarray(decode_image(data)), decode_reduced(data, FAST, max_pixels=10**6)
+    assert [4 * side for side in fast.shape[:2]] == list(slow.shape[:2])
+    assert np.abs(prepared(data, SLOW).astype(int) - prepared(data, FAST)).mean() < 4
+
+
+def test_the_same_damage_makes_an_image_unreadable_for_both() -> None:
+    """Cut after every so many bytes, and with bytes turned over, which decoders may or may not forgive."""
+    whole = encode(photo(300, 200))
+    rng = np.random.default_rng(3)
+    damaged = [whole[:end] for end in range(0, len(whole), 97)]
+    for place in rng.integers(0, len(whole), 60):
+        damaged.append(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+    damaged += [whole + b"more", b"\xff\xd8\xff" + b"x" * 500]
+    verdicts = [(_reason(data, SLOW), _reason(data, FAST)) for data in damaged]
+    assert all(slow == fast for slow, fast in verdicts)
+    assert {"", "damaged or truncated (OSError)"} <= {slow for slow, _ in verdicts}
+
+
+def _reason(data: bytes, transform: Transform) -> str:
+    try:
+        decode_for(data, transform)
+    except UnreadableImage as error:
+        return str(error)
+    return ""
+
+
+def test_a_jpeg_beyond_the_limit_is_refused_though_it_would_be_reduced() -> None:
+    with pytest.raises(UnreadableImage, match="too large: 1300 x 900"):
+        decode_for(KINDS["large"], FAST, max_pixels=10**6)
+
+
+@pytest.mark.parametrize("size", [(500, 375), (3000, 2000), (255, 255), (10_000, 64), (1, 5000), (65, 64)])
+def test_what_the_network_sees_of_an_image_is_bounded_whatever_its_size(size: tuple[int, int]) -> None:
+    """So the process that decodes a stranger's image hands over a bounded number of bytes."""
+    square = region(photo(*size), FAST)
+    assert max(square.shape[:2]) <= 2 * least_side(FAST) + 1
+    assert min(square.shape[:2]) >= min(*size, 56)
+
+
+def test_the_pixels_of_this_decoder_are_what_they_were() -> None:
+    """The fingerprint names the decoder and not the library behind it: other pixels need another name."""
+    fixed = Path(__file__).parent / "turbo.jpg"
+    found = [hashlib.sha256(prepared(fixed.read_bytes(), one)).hexdigest()[:16] for one in (FAST, GREY)]
+    assert found == ["ed20170d70f1870e", "f3826cac816a59d2"]
+
+
+TINY: dict[str, Any] = {"kind": "timm", "architecture": "test_efficientnet", "transform": SLOW.model_dump()}
+
+
+def test_each_decoder_has_its_fingerprint_and_pillow_the_one_of_before(weights: Path) -> None:
+    spec = TINY | {"weights": weights}
+    slow = load_backbone(parse_spec(spec | {"decoder": "pillow"}), device="cpu")
+    fast = load_backbone(parse_spec(spec), device="cpu")
+    assert fast.fingerprint != slow.fingerprint
+    assert fast.spec["transform"] == slow.spec["transform"] | {"decoder": "turbo"}
+    assert "decoder" not in slow.spec["transform"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "pixels", "decoder": "turbo"},
+        {"kind": "simclr", "weights": "x.safetensors", "decoder": "turbo"},
+        {"kind": "timm", "architecture": "x", "transform": SLOW.model_dump() | {"decoder": "turbo"}},
+        {"kind": "timm", "architecture": "x", "decoder": "quick"},
+    ],
+)
+def test_a_decoder_is_named_where_it_belongs(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSetting, match="decoder"):
+        parse_spec(fields)

@@ -95,6 +95,9 @@ def test_every_kind_of_file_gives_the_same_records(written: Callable[..., dict[s
     expected = zip(IDS, quantize(x.astype(np.float32)), range(20), strict=True)
     assert found == {one: (row.tobytes(), number % 2) for one, row, number in expected}
     assert len(np.unique(np.asarray(shard.persons), axis=0)) == 10
+    manifest = (made.path / "manifest.json").read_text()
+    assert "patient" not in manifest
+    assert "scan" not in manifest
     np.testing.assert_array_equal(probe_rows(shard.probe or "", WIDTH), quantize(PROBE.astype(np.float32)))
     # The same call again changes nothing; changed features under the same ids are another source.
     assert labeler.embed(**given, **DECLARED, probe=PROBE, out=tmp_path / "a.shard", classes=CLASSES).records == 20
@@ -168,15 +171,6 @@ def test_features_that_are_there_twice_are_left_out_or_refused_like_images(tmp_p
     assert made.listed == tmp_path / "b.shard.duplicates.csv"
 
 
-def test_a_private_name_is_in_no_public_field_of_a_shard(tmp_path: Path) -> None:
-    made = labeler.embed(
-        **in_memory(tmp_path, rows(20)), **DECLARED, probe=PROBE, out=tmp_path / "a.shard", classes=CLASSES
-    )
-    manifest = (made.path / "manifest.json").read_text()
-    assert "patient" not in manifest
-    assert "scan" not in manifest
-
-
 def federation(
     tmp_path: Path, probes: tuple[NDArray[np.float64], ...], **declared: Any
 ) -> list[labeler.EmbeddedImages]:
@@ -203,16 +197,11 @@ def turned(units: int) -> NDArray[np.float64]:
     return moved
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_job_with_another_backbone_of_the_same_name_is_refused_before_anything_is_paid_for(
-    place: int, tmp_path: Path
-) -> None:
+def test_the_same_backbone_on_another_computer_runs_and_its_student_labels_no_other_features(tmp_path: Path) -> None:
     base = quantize(PROBE).astype(np.float64)
-    near = [turned(PROBE_SLACK) if number == place else base for number in range(3)]
-    a, b, public = federation(tmp_path / "near", tuple(near))
-    job = labeler.run([a, b], public, tmp_path / "near" / "job", epsilon=5, colluding_agents=0, quiet=True)
+    a, b, public = federation(tmp_path, (turned(PROBE_SLACK), base, base))
+    job = labeler.run([a, b], public, tmp_path / "job", epsilon=5, colluding_agents=0, quiet=True)
     assert job.labels()["label"].tolist()[:2] == [0, 1]
-
     odd = labeler.embed(
         features=rows(30, seed=9), out=tmp_path / "odd.shard", probe=PROBE[:, ::-1], public=True, **DECLARED
     )
@@ -221,14 +210,19 @@ def test_a_job_with_another_backbone_of_the_same_name_is_refused_before_anything
     with pytest.raises(MixedShards, match=r"'odd\.shard' embedded the probe \d+ grid units from the model's job"):
         student.label(odd, quiet=True)
 
-    far = [PROBE[:, ::-1] if number == place else base for number in range(3)]
-    a, b, public = federation(tmp_path / "far", tuple(far))
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_job_with_another_backbone_of_the_same_name_is_refused_before_anything_is_paid_for(
+    place: int, tmp_path: Path
+) -> None:
+    far = [PROBE[:, ::-1] if number == place else PROBE for number in range(3)]
+    a, b, public = federation(tmp_path, tuple(far))
     with pytest.raises(MixedShards, match=r"embedded the probe (\d+) grid units from shard 'site-a\.shard'") as refused:
-        labeler.run([a, b], public, tmp_path / "far" / "job", epsilon=5, colluding_agents=0, quiet=True)
+        labeler.run([a, b], public, tmp_path / "job", epsilon=5, colluding_agents=0, quiet=True)
     said = int(re.findall(r"(\d+) grid units", str(refused.value))[0])
     assert said == np.abs(quantize(PROBE).astype(int) - quantize(PROBE[:, ::-1].copy())).max()
     assert ("site-b" if place < 2 else "public") in str(refused.value)
-    assert not (tmp_path / "far" / "job").exists() or not list((tmp_path / "far" / "job").glob("*.parquet"))
+    assert not (tmp_path / "job").exists() or not list((tmp_path / "job").glob("*.parquet"))
 
 
 def test_rounding_of_another_computer_stays_within_the_slack() -> None:

@@ -26,6 +26,7 @@ from feature_store.shard_writer import Gathered
 from feature_store.sources import PersonColumn, open_source
 from labeler.errors import BadData, IdenticalImages, InvalidSetting, UnsafeStorage
 from labeler.system.site_key import SITE_KEY_FILE, SiteKey, site_key
+from tests.feature_store.conftest import write_pictures
 
 CLASSES = ("cat", "dog")
 PEOPLE = ("Ada Ambrose", "Bo Berg", "Cy Crane")
@@ -34,14 +35,8 @@ PEOPLE = ("Ada Ambrose", "Bo Berg", "Cy Crane")
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """CLASS/PERSON/file: 3 people with 4 images each, 2 of either class."""
-    rng = np.random.default_rng(8)
-    for label in CLASSES:
-        for person in PEOPLE:
-            (tmp_path / "photos" / label / person).mkdir(parents=True)
-            for number in range(2):
-                image = Image.fromarray(rng.integers(0, 256, (12, 9, 3), dtype=np.uint8))
-                image.save(tmp_path / "photos" / label / person / f"{number}.png")
-    return tmp_path / "photos"
+    names = [f"{label}/{person}/{number}.png" for label in CLASSES for person in PEOPLE for number in range(2)]
+    return write_pictures(tmp_path / "photos", names)
 
 
 def _embed(photos: Path, out: Path, **changes: Any) -> EmbedReport:

@@ -60,6 +60,7 @@ product's own code chooses questions and reads answers.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,7 +71,6 @@ from benchmarks.data import Split
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.rows import FEATURE_SCALE, quantize
 from feature_store.students import Learners, NoisyAnswers, fit_student
-from labeler.rounds.effects import StudentKind
 
 _STEPS = 2_000
 
@@ -114,10 +114,12 @@ class PublicPrototypes:
 
     Attributes:
         low, high: to which cosines are cut.
+        are_quantiles: the two are quantiles of the cosines between public images, for images that are all alike.
     """
 
     low: float = 0.0
     high: float = 1.0
+    are_quantiles: bool = False
 
     @property
     def name(self) -> str:
@@ -126,9 +128,13 @@ class PublicPrototypes:
     def fit(self, world: World) -> Predict:
         """Return the scores of all public images for each class, summed over agents: what a curator would hold."""
         candidates = unit(world.public)
+        cut = self
+        if self.are_quantiles:
+            cosines = (candidates @ candidates.T)[~np.eye(len(candidates), dtype=np.bool_)]
+            cut = PublicPrototypes(*np.quantile(cosines, [self.low, self.high]).tolist())
         scores = np.sum(
             [
-                class_sums(one, self.scores(near), world.num_classes)
+                class_sums(one, cut.scores(near), world.num_classes)
                 for one, near in zip(world.holdings, world.similarities, strict=True)
             ],
             axis=0,
@@ -287,22 +293,14 @@ class LeastSquares:
         return predict
 
 
-@dataclass(frozen=True, eq=False)
-class PublicAxes:
-    """phi of the module: a map fitted on public features alone."""
-
-    mean: NDArray[np.float64]
-    matrix: NDArray[np.float64]
-
-    def __call__(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        return unit((unit(features) - self.mean) @ self.matrix)
-
-
-def public_axes(world: World, *, axes: int, whiten: float = 0.0) -> PublicAxes:
-    """Fit the map on the public images."""
+def public_axes(
+    world: World, *, axes: int, whiten: float = 0.0
+) -> Callable[[NDArray[np.floating]], NDArray[np.float64]]:
+    """Return phi of the module, a map fitted on the public images."""
     mean, deviations, components = world.principal_axes
     kept = min(axes, len(world.public) - 1)
-    return PublicAxes(mean, components[:kept].T / np.maximum(deviations[:kept], 1e-6) ** whiten)
+    matrix = components[:kept].T / np.maximum(deviations[:kept], 1e-6) ** whiten
+    return lambda features: unit((unit(features) - mean) @ matrix)
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,15 +330,13 @@ def ask(world: World, clusters: int) -> Answers:
 
 @dataclass(frozen=True)
 class ProductVotes:
-    """reverse-knn as a job reads it: the student `kind` of the product, fitted to the noisy histogram.
+    """reverse-knn as a job reads it: the student of the product, fitted to the noisy histogram.
 
     Attributes:
         clusters: questions asked.
-        kind: of student.
     """
 
     clusters: int = 10
-    kind: StudentKind = "planned"
 
     @property
     def name(self) -> str:
@@ -367,7 +363,7 @@ class ProductVotes:
                 assignment=asked.questions.assignment,
             )
             student = fit_student(
-                self.kind, answers, public, num_classes=world.num_classes, seed=draw, learners=learners
+                "planned", answers, public, num_classes=world.num_classes, seed=draw, learners=learners
             )
             return student.predict_proba(world.asked)
 

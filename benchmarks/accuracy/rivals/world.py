@@ -171,8 +171,6 @@ def noisy_sum(
     """Return the released sum of every agent's vector, in the vectors' shape; see the module for what they may be.
 
     Args:
-        world: whose agents; its radius clips.
-        vectors: one for each agent.
         epsilon: of all openings together; None adds no noise.
         draw: which noise.
         releases: how many sums this price is for.

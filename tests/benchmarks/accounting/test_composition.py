@@ -120,12 +120,3 @@ def test_whole_batches_compose_to_a_gaussian() -> None:
     for composition in (training.exact(), training.as_printed()):
         assert composition.delta(1.0) == pytest.approx(delta_of_epsilon(1.0, 1.0), rel=1e-4)
     assert training.replaced().mu_at(1e-5) == pytest.approx(2.0, rel=1e-4)
-
-
-def test_wider_cells_of_loss_cost_more_in_every_account_of_local_training() -> None:
-    training = LocalTraining(records=100, batch=10, noise_multiplier=2.0, iterations=2, rounds=2)
-    for account in (training.as_printed, training.exact, training.replaced):
-        narrow, wide = account(interval=1e-3).epsilon(1e-3), account(interval=0.05).epsilon(1e-3)
-        assert narrow < wide < narrow + 0.2
-    whole = LocalTraining(records=10, batch=10, noise_multiplier=2.0, iterations=2, rounds=2)
-    assert training.replaced(interval=1e-3).epsilon(1e-3) < 0.6 * whole.replaced(interval=1e-3).epsilon(1e-3)

@@ -79,27 +79,6 @@ def test_all_methods_spend_the_same_and_only_one_has_certainty(small: DataSet) -
     assert certainty == [False, False, True]
 
 
-@pytest.mark.long  # in small and without noise above
-def test_real_features_keep_the_order_of_table_2(data_root: Path) -> None:
-    """Alpha 0.01, epsilon 0.6, heads as in the paper, on 64 directions of the features for speed."""
-    if not _is_cached(data_root):
-        pytest.skip("features of CIFAR-10 are not in the cache folder; any papers bench computes them")
-    data = fedauxfdp.cifar10_features(data_root)
-    some = data.test.inputs[:4000].astype(np.float64)
-    directions = np.linalg.eigh(some.T @ some)[1][:, -64:].astype(np.float32)
-    data = DataSet(*(Split(part.inputs @ directions, part.labels) for part in (data.train, data.test)))
-    world = fedauxfdp.make_world(data, fedauxfdp.AS_IN_PAPER, 0.01, seed=7)
-    found = {method: fedauxfdp.measure(world, method, 0.6).accuracy for method in fedauxfdp.METHODS}
-    assert found[fedauxfdp.FEDAUX] > 10 + max(found[fedauxfdp.FEDAVG], found[fedauxfdp.FEDD])
-
-
-def _is_cached(root: Path) -> bool:
-    from benchmarks.data import cache_folder
-
-    folders = {path.parent for path in cache_folder().glob("*/cifar10-train")}
-    return (root / "cifar10-jpeg").is_dir() and any((folder / "cifar10-test").exists() for folder in folders)
-
-
 @given(seed=st.integers(0, 2**31), scale=st.sampled_from([1, 7, 1 << 16, 1 << 30]), classes=st.integers(2, 12))
 @settings(max_examples=60, deadline=None)
 def test_votes_on_the_grid_never_exceed_one_vote_per_query(seed: int, scale: int, classes: int) -> None:

@@ -1,7 +1,7 @@
 """The table of PriFedSync: its quick version on real digits and its rows of accounting.
 
-The noise is what the accountant was told, coins are fair, helper models follow equation 2.1; one record moves a
-client's sum by at most the bound.
+The noise is what the accountant was told, helper models follow equation 2.1; one record moves a client's sum by at most
+the bound.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom, chi2
+from scipy.stats import chi2
 
 from benchmarks.accounting.composition import LocalTraining
-from benchmarks.papers.prifedsync import NO_RECORD, PRINTED, LinearClients, PriFedSync, cells, sample, train
+from benchmarks.papers.prifedsync import NO_RECORD, PRINTED, LinearClients, PriFedSync, cells, train
 from labeler.accounting.gaussian import epsilon_of_delta, mu_of_epsilon
 from labeler.randomness import ByteSource, seeded_source
 from workers.progress import silent
@@ -108,19 +108,6 @@ def test_the_price_is_that_of_the_event_and_barely_above_continuous_noise() -> N
     sampled = replace(SMALL, batch=2)
     assert sampled.price(18, 3, 1e-5)[1] >= sampled.local_training(3).exact().mu_at(1e-5)
     assert sampled.price(18, 3, 1e-5)[1] == pytest.approx(sampled.local_training(3).exact().mu_at(1e-5), rel=0.01)
-
-
-def test_coins_are_independent_and_show_the_batch_rate() -> None:
-    """Counts over 400 samples of 20 rows, each row and the whole within binomial quantiles; false alarm below 1e-6."""
-    settings = replace(SMALL, batch=3)
-    source = seeded_source(b"coins")
-    drawn = np.array([sample(settings, source) for _ in range(400)])
-    low, high = binom.ppf([1e-8, 1 - 1e-8], 400, 3 / 20)
-    assert ((drawn.sum(0) >= low) & (drawn.sum(0) <= high)).all()
-    low, high = binom.ppf([1e-8, 1 - 1e-8], 8000, 3 / 20)
-    assert low <= drawn.sum() <= high
-    assert len(set(drawn.sum(1).tolist())) > 3  # Poisson sampling: no fixed size
-    assert sample(SMALL, source).all()
 
 
 def test_rounds_follow_algorithm_1_and_equation_2_1() -> None:

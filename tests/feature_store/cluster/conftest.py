@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.machine import cpu_seconds_below
 from feature_store.cluster.driver import Driver
 from labeler.errors import Unavailable
+from tests.processes import is_gone
 
 
 def needs_ray() -> None:
@@ -21,19 +23,7 @@ def needs_ray() -> None:
 
 def processes_below(parent: int) -> dict[int, str]:
     """Every process that descends from one, with its command line; those that are gone and not yet reaped left out."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                state, above = (entry / "stat").read_text().rpartition(") ")[2].split()[:2]
-            except OSError:
-                continue
-            if state != "Z":
-                parents[int(entry.name)] = int(above)
-    found: set[int] = {parent}
-    while below := {one for one, above in parents.items() if above in found and one not in found}:
-        found |= below
-    return {one: _command(one) for one in found - {parent}}
+    return {one: _command(one) for one in cpu_seconds_below(parent) if one != parent and not is_gone(one)}
 
 
 def _command(process: int) -> str:

@@ -76,6 +76,15 @@ def test_two_workers_write_the_shard_of_one_process_and_list_what_nobody_can_rea
     assert together.records == IMAGES
     assert done == sorted(done)
     assert done[-1] == (IMAGES + 2, IMAGES + 2)
+    # Nothing of an image is left in the cluster's folder.
+    shard = Shard.open(tmp_path / "together")
+    assert shard.image_digests is not None
+    private = [bytes(range(KEY_BYTES)), b"private-name", shard.image_digests[3].tobytes(), b"right"]
+    private += [np.asarray(shard.features[row]).tobytes()[:64] for row in (0, 70)]
+    for path in two_workers.cluster.folders[0].rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            content = path.read_bytes()
+            assert not [word for word in private if word in content], path.name
 
 
 @pytest.mark.long
@@ -116,20 +125,6 @@ def test_workers_that_are_killed_in_the_middle_change_nothing_in_the_bytes(two_w
     embed(folder, tmp_path / "together", recipe, driver=two_workers, progress=kill_once)
     assert killed
     assert bytes_of(tmp_path / "alone") == bytes_of(tmp_path / "together")
-
-
-@pytest.mark.long
-def test_nothing_of_an_image_is_left_in_the_folder_of_a_cluster(two_workers: Driver, tmp_path: Path) -> None:
-    folder, recipe = images_at(tmp_path / "images"), partial(load_backbone, "pixels")
-    embed(folder, tmp_path / "together", recipe, driver=two_workers)
-    shard = Shard.open(tmp_path / "together")
-    assert shard.image_digests is not None
-    private = [bytes(range(KEY_BYTES)), b"private-name", shard.image_digests[3].tobytes(), b"right"]
-    private += [np.asarray(shard.features[row]).tobytes()[:64] for row in (0, 70)]
-    for path in two_workers.cluster.folders[0].rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            content = path.read_bytes()
-            assert not [word for word in private if word in content], path.name
 
 
 @pytest.mark.long

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
 from feature_store.index import Neighbors, build, build_index, engine_torch, nearest_by_definition
 from feature_store.index.build import probe
-from feature_store.index.engine_torch import Product, TorchBlock, TorchEngine, exact_sums, single_product
+from feature_store.index.definition import pack
+from feature_store.index.engine_torch import (
+    _GROUP,
+    Product,
+    TorchBlock,
+    TorchEngine,
+    exact_sums,
+    first_of_tile,
+    interleaved,
+    single_product,
+)
 from feature_store.index.exact_index import ExactIndex, NumpyBlock, NumpyEngine, check_memory_limit
 from feature_store.rows import GatheredRows
 from labeler.errors import InvalidSetting, UnsafeIndex
@@ -367,3 +382,48 @@ def test_a_hundred_indexes_leave_a_real_device_as_it_was() -> None:
     for _ in range(100):
         ExactIndex(FEATURES, IDS, engine).search(QUERIES, 5)
     assert torch.cuda.memory_allocated() == before
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    panels=st.integers(1, 3),
+    records=st.integers(1, 12 * _GROUP),
+    count=st.integers(1, 12),
+    values=st.sampled_from([1, 2, 3, 40, 2**24]),
+)
+def test_the_first_of_a_tile_are_those_of_a_full_sort(
+    seed: int, panels: int, records: int, count: int, values: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    similarities = rng.integers(-values, values, (3, panels * records)).clip(-(2**24) + 1).astype(np.float32)
+    ranks = np.sort(rng.choice(2**37, panels * records, replace=False)).astype(np.int64)
+    found = first_of_tile(_laid(similarities.T, records).T, _laid(ranks, records), count, records).numpy()
+    assert np.array_equal(np.sort(found, axis=1), np.sort(pack(similarities, ranks), axis=1)[:, :count])
+
+
+def _laid(by_record: NDArray[Any], panel_rows: int) -> torch.Tensor:
+    """What belongs to records, as it lies on a device: panel after panel."""
+    return torch.cat([interleaved(panel) for panel in torch.from_numpy(by_record).split(panel_rows)]).contiguous()
+
+
+ROOT = Path(__file__).parents[3]
+CARDS = {75: "T4", 80: "A100", 86: "A10", 89: "L4", 90: "H100"}
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this wheel of torch is for processors only")
+def test_the_torch_wheel_has_code_for_every_card() -> None:
+    flags = torch._C._cuda_getArchFlags().split()
+    majors = {int(flag.removeprefix("sm_").rstrip("af")) // 10 for flag in flags if flag.startswith("sm_")}
+    assert {card // 10 for card in CARDS} <= majors, flags
+
+
+@pytest.mark.long
+def test_where_a_gpu_is_required_its_tests_fail_instead_of_being_skipped() -> None:
+    asked = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "-n", "0"]
+    asked.append("tests/feature_store/test_backbones.py")
+    outcomes = {}
+    for required in ("0", "1"):
+        environment = os.environ | {"LABELER_REQUIRE_GPU": required, "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(asked, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        outcomes[required] = (done.returncode, "skipped" in done.stdout.splitlines()[-1], "failed" in done.stdout)
+    assert outcomes == {"0": (0, True, False), "1": (1, False, True)}

@@ -120,22 +120,3 @@ def _pairs(found: Neighbors) -> dict[tuple[int, int], int]:
     query, place = np.nonzero(found.record_ids >= 0)
     ids = found.record_ids[query, place].tolist()
     return dict(zip(zip(query.tolist(), ids, strict=True), found.similarities[query, place].tolist(), strict=True))
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_with_one_row_removed_all_other_similarities_are_the_same_bits(engine: str, rng: np.random.Generator) -> None:
-    """At full size, where float features would differ in most last bits."""
-    features = rng.normal(0, 50, (2000, 640)).astype(np.int16)
-    ids = rng.permutation(2000).astype(np.int64)
-    queries = rng.normal(0, 50, (200, 640)).astype(np.int16)
-    whole = build_index(features, ids, engine=engine).search(queries, 2000)
-    table = np.empty((200, 2000), dtype=np.int32)
-    np.put_along_axis(table, whole.rows, whole.similarities, axis=1)
-    for row in (0, 777, 1999):
-        rest = np.delete(np.arange(2000), row)
-        part = build_index(features[rest], ids[rest], engine=engine).search(queries, 1999)
-        np.testing.assert_array_equal(part.similarities, np.take_along_axis(table, rest[part.rows], axis=1))
-        index = build_index(features, ids, engine=engine)
-        index.remove(ids[[row]])
-        part = index.search(queries, 1999)
-        np.testing.assert_array_equal(part.similarities, np.take_along_axis(table, part.rows, axis=1))

@@ -36,16 +36,16 @@ class World:
 
 
 @functools.cache
-def world(*, groups_per_class: int = 1, queries: int = 10, sigma: float = 12.0, seed: int = 0) -> World:
-    """Classes made of Gaussian groups; reverse-knn votes of 1,500 private records."""
-    rng = np.random.default_rng(seed)
-    centres = rng.standard_normal((CLASSES * groups_per_class, 60)) * 1.2
+def world() -> World:
+    """Classes made of Gaussian groups; reverse-knn votes of 1,500 private records at ten questions."""
+    rng, queries, sigma = np.random.default_rng(0), 10, 12.0
+    centres = rng.standard_normal((CLASSES, 60)) * 1.2
     sizes = {"private": 1500, "public": 400, "test": 300}
     group = {name: rng.integers(0, len(centres), size) for name, size in sizes.items()}
     data = {
         name: quantize(centres[group[name]] + 0.8 * rng.standard_normal((size, 60))) for name, size in sizes.items()
     }
-    chosen = select_queries(data["public"], strategy="clustered", count=queries, seed=seed)
+    chosen = select_queries(data["public"], strategy="clustered", count=queries, seed=0)
     nearest = (data["private"].astype(np.int64) @ chosen.features.astype(np.int64).T).argmax(axis=1)
     votes = np.zeros((queries, CLASSES))
     np.add.at(votes, (nearest, group["private"] % CLASSES), 1)
@@ -68,22 +68,13 @@ def accuracy(kind: StudentKind, case: World) -> float:
 
 
 @pytest.mark.parametrize("kind", STUDENT_KINDS)
-def test_students_recover_classes_from_a_noisy_histogram(kind: StudentKind) -> None:
-    assert accuracy(kind, world()) > 0.9
-
-
-@pytest.mark.parametrize("kind", STUDENT_KINDS)
-def test_students_recover_classes_from_winners_alone(kind: StudentKind) -> None:
+@pytest.mark.parametrize("without", [None, "noisy_votes", "assignment"])
+def test_students_recover_classes_from_histograms_from_winners_and_where_images_find_their_question(
+    kind: StudentKind, without: str | None
+) -> None:
     case = world()
-    winners = dataclasses.replace(case.answers, noisy_votes=None)
-    assert accuracy(kind, dataclasses.replace(case, answers=winners)) > 0.9
-
-
-@pytest.mark.parametrize("kind", STUDENT_KINDS)
-def test_without_an_assignment_images_find_their_query(kind: StudentKind) -> None:
-    case = world()
-    alone = dataclasses.replace(case.answers, assignment=None)
-    assert accuracy(kind, dataclasses.replace(case, answers=alone)) > 0.9
+    answers = dataclasses.replace(case.answers, **{without: None} if without else {})  # type: ignore[arg-type]
+    assert accuracy(kind, dataclasses.replace(case, answers=answers)) > 0.9
 
 
 @pytest.mark.parametrize("kind", STUDENT_KINDS)
@@ -121,13 +112,6 @@ def test_more_classes_than_answers_is_fine(kind: StudentKind) -> None:
 
 
 @pytest.mark.parametrize("kind", STUDENT_KINDS)
-def test_overwhelming_noise_still_gives_distributions(kind: StudentKind) -> None:
-    case = world(sigma=1e6)
-    probabilities = fit_student(kind, case.answers, case.public, num_classes=CLASSES).predict_proba(case.test)
-    assert np.isfinite(probabilities).all()
-
-
-@pytest.mark.parametrize("kind", STUDENT_KINDS)
 def test_two_public_images_are_enough(kind: StudentKind) -> None:
     rows = quantize(np.array([[1.0, 0.0, 0.1], [0.0, 1.0, 0.1]]))
     answers = NoisyAnswers(features=rows, labels=np.array([0, 1]), total_sigma_votes=0.0, num_classes=2)
@@ -161,9 +145,9 @@ def test_a_student_labels_no_features_that_it_cannot_read(features: NDArray[np.f
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning:sklearn")
 @pytest.mark.parametrize("kind", STUDENT_KINDS)
-@pytest.mark.parametrize("world", ["one line", "one image", "no votes"])
+@pytest.mark.parametrize("world", ["one line", "one image", "no votes", "much noise"])
 def test_where_nothing_tells_classes_apart_probabilities_are_numbers(kind: StudentKind, world: str) -> None:
-    """Images on one line of which one answer came, images that are all alike, and a release that counted nothing."""
+    """Images on one line of which one answer came, images that are all alike, no count, and noise that drowns all."""
     rng = np.random.default_rng(0)
     public = rng.normal(size=(40, 1 if world == "one line" else 6)) + 0.01
     if world == "one image":
@@ -172,9 +156,9 @@ def test_where_nothing_tells_classes_apart_probabilities_are_numbers(kind: Stude
     answers = NoisyAnswers(
         features=public[:4],
         labels=labels,
-        total_sigma_votes=0.0,
+        total_sigma_votes=1e6 if world == "much noise" else 0.0,
         num_classes=3,
-        noisy_votes=np.zeros((4, 3)) if world == "no votes" else None,
+        noisy_votes={"no votes": np.zeros((4, 3)), "much noise": 1e6 * rng.normal(size=(4, 3))}.get(world),
         assignment=np.arange(40) % 4,
     )
     said = fit_student(kind, answers, public, num_classes=3).predict_proba(public)

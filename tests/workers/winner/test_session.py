@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.speed.winner_party import _orders, write_trio
+from benchmarks.speed.winner import read_orders, write_trio
 from labeler.errors import Forged, InvalidSetting, LabelerError, ProtocolViolation, Unavailable, WrongDigest
 from labeler.randomness import os_source
 from labeler.sharing import WinnerTerms
@@ -236,22 +236,22 @@ def test_the_others_stop_when_a_party_is_killed_and_the_same_shares_work_afterwa
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from benchmarks.speed.winner_party import _orders\n"
+        "from benchmarks.speed.winner import read_orders\n"
         "from workers.winner.session import SecureEngine\n"
         "seen = []\n"
         "def record(peer, data):\n"
         "    seen.append(len(data))\n"
         "    if sum(seen) > 100_000: os.kill(os.getpid(), 9)\n"
-        "SecureEngine(record=record).winners(_orders(Path(sys.argv[1]), 1, 1))\n"
+        "SecureEngine(record=record).winners(read_orders(Path(sys.argv[1]), 1))\n"
     )
     dying = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
     with ThreadPoolExecutor(2) as pool:
-        calls = [pool.submit(SecureEngine().winners, _orders(tmp_path, party, 1)) for party in (0, 2)]
+        calls = [pool.submit(SecureEngine().winners, read_orders(tmp_path, party)) for party in (0, 2)]
         outcomes = [call.result()[0] for call in calls]
     assert dying.wait() == -9
     assert all(isinstance(outcome, Unavailable) for outcome in outcomes), outcomes
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(SecureEngine().winners, [_orders(tmp_path, party, 1) for party in range(3)]))
+        found = list(pool.map(SecureEngine().winners, [read_orders(tmp_path, party) for party in range(3)]))
     check_equal([one[0] for one in found], reference_winners(shares, field=job.field))
 
 

@@ -1,0 +1,212 @@
+"""Labels of public images: the radius and the expectation of a plan, and confidences that noise takes away."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+from typer.testing import CliRunner
+
+from feature_store.rows import quantize
+from feature_store.shard_writer import ShardWriter
+from feature_store.students import NoisyAnswers
+from feature_store.students.answers import sharpened
+from feature_store.students.labeling import expect_on, label_images, propose_radius, temperatures
+from labeler.errors import InvalidSetting
+from labeler.randomness import seeded_source
+from labeler.task import Task, parse_task
+from workers.commands.catalog import app
+from workers.plan import PlanRequest, make_plan, solve_request, with_radius
+
+CLASSES = tuple("abcd")
+
+
+def groups(count: int) -> NDArray[np.int16]:
+    """Images around four directions that have nothing in common."""
+    rng = np.random.default_rng(0)
+    return quantize(np.eye(8)[np.arange(count) % 4] + 0.02 * rng.normal(size=(count, 8)))
+
+
+def test_it_is_half_the_length_of_a_ballot_of_as_many_records() -> None:
+    """100 records of four pure groups at four questions: about 25 in each, centered a length of 43."""
+    assert propose_radius(groups(200), questions=4, num_classes=4, k=1, records=100) in (21, 22)
+    assert propose_radius(groups(200), questions=4, num_classes=4, k=1, records=1) == 1
+
+
+def test_finer_questions_make_ballots_shorter_and_more_votes_make_them_longer() -> None:
+    coarse, fine, twice = (
+        propose_radius(groups(400), questions=questions, num_classes=4, k=k, records=400)
+        for questions, k in ((4, 1), (16, 1), (16, 2))
+    )
+    assert fine < coarse
+    assert twice > fine
+
+
+def test_too_few_public_images_are_refused() -> None:
+    with pytest.raises(InvalidSetting, match="20 public images"):
+        propose_radius(groups(8), questions=20, num_classes=4, k=1, records=10)
+
+
+def request(**changes: object) -> PlanRequest:
+    fields = {
+        "method": "reverse-knn", "k": 1, "max_queries": 4, "delta": 1e-5, "agents": 10, "colluding_agents": 1,
+        "max_dropouts": 0, "ballot_radius": "auto",
+    }  # fmt: skip
+    level = changes.pop("level", "agent")
+    return PlanRequest(
+        fields | changes, classes=4, sigma=None, epsilon=0.5, solve="sigma", level=level, records=1000,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def public(path: Path) -> Path:
+    with ShardWriter(
+        path, classes=CLASSES, fingerprint="b", dimension=8, public=True, random_bytes=seeded_source(b"ids").bytes
+    ) as writer:
+        writer.append(groups(200), np.full(200, -1, np.int16), [f"{number}.png" for number in range(200)])
+        writer.finish()
+    return path
+
+
+def test_a_plan_proposes_a_radius_and_solves_the_noise_of_a_whole_agent_for_it(tmp_path: Path) -> None:
+    shard = public(tmp_path / "public")
+    document = make_plan(request(), public=shard)
+    assert document["ballot_radius"] in (21, 22)
+    assert document["agent"]["epsilon"] <= 0.5
+    assert document["instance"]["epsilon"] < 0.02
+    found = with_radius(request(), shard)
+    assert solve_request(found).ballot_radius == document["ballot_radius"]
+
+
+def test_a_radius_that_was_named_is_kept_and_one_without_images_is_refused() -> None:
+    assert make_plan(request(ballot_radius=7), public=None)["ballot_radius"] == 7
+    with pytest.raises(InvalidSetting, match="public images"):
+        make_plan(request(), public=None)
+    assert "ballot_radius" not in make_plan(request(ballot_radius=None, level="instance"), public=None)
+
+
+def test_the_command_says_the_radius_that_it_proposed(tmp_path: Path) -> None:
+    shard = public(tmp_path / "public")
+    arguments = (
+        "plan --method reverse-knn --queries 4 --classes 4 --agents 10 --delta 1e-5 --records 1000 --level agent"
+    )
+    asked = [*arguments.split(), "--epsilon", "0.5", "--solve", "sigma", "--queries-shard", str(shard)]
+    found = CliRunner().invoke(app, [*asked, "--ballot-radius", "auto"])
+    assert found.exit_code == 0, found.output
+    assert "onto a ball of 2" in found.output
+    refused = CliRunner().invoke(app, [*asked, "--ballot-radius", "far"])
+    assert refused.exit_code != 0
+
+
+def task(**changes: Any) -> Task:
+    fields = {"name": "t", "classes": list("abcd"), "method": "reverse-knn", "k": 1, "sigma_votes": 5.0, "delta": 1e-5}
+    return parse_task(fields | {"max_queries": 12, "agents": 3, "colluding_agents": 1} | changes)
+
+
+def images(spread: float) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    return quantize(rng.normal(size=(4, 30))[rng.integers(0, 4, 400)] + spread * rng.normal(size=(400, 30)))
+
+
+def test_what_geometry_and_noise_allow_is_expected() -> None:
+    clear, quiet = images(0.1), task()
+    assert (expect_on(quiet, clear).high or 0) > 0.9
+    assert (expect_on(task(sigma_votes=5000.0), clear).high or 1) < 0.6
+    assert (expect_on(task(sigma_votes=5000.0), clear)).warning
+    assert expect_on(quiet, clear) == expect_on(quiet, clear)
+
+
+def test_too_few_images_are_refused_and_models_not_rehearsed() -> None:
+    with pytest.raises(InvalidSetting, match="too few for 12 questions"):
+        expect_on(task(), images(0.1)[:8])
+    training = {"min_records": 150, "regularisation": 0.01}
+    model = task(method="blind-average", max_queries=31, training=training)
+    assert expect_on(model, images(0.1)).low is None
+
+
+DIGITS = load_digits()
+
+
+def asked_about_each(images: int, votes: float, sigma: float, seed: int) -> tuple[NoisyAnswers, NDArray[np.int64]]:
+    """A release about every one of some real digits, with so many votes for the right one, and the truth."""
+    rng = np.random.default_rng(seed)
+    chosen = rng.choice(len(DIGITS.data), images, replace=False)
+    truth = DIGITS.target[chosen].astype(np.int64)
+    counts = np.zeros((images, 10))
+    counts[np.arange(images), truth] = votes
+    noisy = counts + rng.normal(0, sigma, counts.shape)
+    features = np.round(DIGITS.data[chosen] * 50).astype(np.int16)
+    return NoisyAnswers(features, noisy.argmax(axis=1), sigma, 10, noisy_votes=noisy), truth
+
+
+@pytest.mark.parametrize("images", [30, 200])
+def test_labels_that_noise_has_made_are_not_stated_as_sure(images: int) -> None:
+    """15 votes under noise of 50, ten worlds: most labels are wrong, and the mean confidence says about that."""
+    right, said, sure = [], [], 0
+    for seed in range(10):
+        answers, truth = asked_about_each(images, 15.0, 50.0, seed)
+        labelled = label_images(answers, answers.features, rows=np.arange(images), kind="prototypes")
+        right.append((labelled.probabilities.argmax(axis=1) == truth).mean())
+        said.append(labelled.probabilities.max(axis=1).mean())
+        sure += int((labelled.probabilities.max(axis=1) >= 0.95).sum())
+    assert np.mean(right) < 0.75
+    assert np.mean(said) < np.mean(right) + 0.15
+    assert sure <= 0.02 * images * 10
+
+
+def test_votes_far_above_the_noise_are_not_rehearsed_and_change_nothing() -> None:
+    answers, truth = asked_about_each(100, 500.0, 20.0, 0)
+
+    def label(release: NoisyAnswers) -> NDArray[np.float64]:
+        raise AssertionError("nothing is rehearsed here")
+
+    said = np.full((100, 10), 0.1)
+    parts = (np.ones(100, dtype=np.bool_), np.zeros(100, dtype=np.bool_))
+    assert temperatures(label, answers, said, np.arange(100), parts, seed=0) == (1.0, 1.0)
+    labelled = label_images(answers, answers.features, rows=np.arange(100), kind="prototypes")
+    assert (labelled.probabilities.argmax(axis=1) == truth).mean() > 0.97
+    assert labelled.probabilities.max(axis=1).mean() > 0.9
+
+
+@pytest.mark.parametrize("right", [0.25, 0.5, 0.9])
+def test_labels_that_no_vote_supports_are_stated_as_seldom_right_as_the_votes_say(right: float) -> None:
+    """A student that always says the same repeats itself in rehearsal; counts that it has not seen contradict it."""
+    rng, images = np.random.default_rng(5), 4000
+    truth = rng.integers(0, 10, images)
+    labels = np.where(rng.random(images) < right, truth, (truth + 1) % 10)
+    noisy = np.eye(10)[truth] * 30 + rng.normal(0, 15, (images, 10))
+    answers = NoisyAnswers(rng.normal(size=(images, 3)), noisy.argmax(axis=1), 15.0, 10, noisy_votes=noisy)
+    sure = np.full((images, 10), 0.002)
+    sure[np.arange(images), labels] = 0.982
+
+    everything = (np.ones(images, dtype=np.bool_),)
+    (found,) = temperatures(lambda _: sure, answers, sure, np.arange(images), everything, seed=0)
+    said = float(sharpened(sure, found).max(axis=1).mean())
+    # Six standard errors of the count in a division of the noise: sqrt(2 images) 15 / (30 images), over three draws.
+    assert abs(said - right) < 6 * 15 * np.sqrt(2 / images) / 30
+
+
+@given(st.floats(1.0, 400.0), st.integers(0, 1000))
+@settings(deadline=None, max_examples=15)
+def test_a_rehearsal_takes_certainty_away_and_moves_no_label(sigma: float, seed: int) -> None:
+    answers, _ = asked_about_each(40, 20.0, sigma, seed)
+    calm = dataclasses.replace(answers, total_sigma_votes=0.0)
+    rehearsed = label_images(answers, answers.features, rows=np.arange(40), kind="prototypes", seed=seed)
+    assert np.allclose(rehearsed.probabilities.sum(axis=1), 1.0)
+    assert rehearsed.student.temperature > 0
+
+    def label(release: NoisyAnswers) -> NDArray[np.float64]:
+        rows = np.full((40, 10), 1e-3)
+        rows[np.arange(40), release.labels] = 1 - 9e-3
+        return rows
+
+    parts = (np.ones(40, dtype=np.bool_),)
+    (found,) = temperatures(label, answers, label(answers), np.arange(40), parts, seed=seed)
+    assert found >= 1.0
+    assert temperatures(label, calm, label(calm), np.arange(40), parts, seed=seed) == (1.0,)
