@@ -94,18 +94,13 @@ def test_every_table_is_documented() -> None:
     assert set(re.findall(r"^## `\[(\w+)\]`", DOCUMENT, flags=re.M)) == set(Policy.model_fields)
 
 
-def test_the_documented_example_is_a_policy_that_survives_being_written(tmp_path: Path) -> None:
+def test_the_documented_example_a_bound_for_a_person_and_unusual_names_survive_being_written(tmp_path: Path) -> None:
     example = re.search(r"```toml\n(.*?)```", DOCUMENT, flags=re.S)
     assert example is not None
-    parsed = Policy.model_validate(tomllib.loads(example[1]))
-    (tmp_path / "policy.toml").write_text(policy_toml(parsed))
-    assert read_policy(tmp_path / "policy.toml") == parsed
-
-
-def test_a_bound_for_a_person_survives_being_written(tmp_path: Path) -> None:
-    bounded = policy(allow__person_epsilon=0.7)
-    (tmp_path / "policy.toml").write_text(policy_toml(bounded))
-    assert read_policy(tmp_path / "policy.toml") == bounded
+    odd = policy(talliers={'he said "no" \\ \n [x] ü': "a" * 64})
+    for one in (Policy.model_validate(tomllib.loads(example[1])), policy(allow__person_epsilon=0.7), odd):
+        (tmp_path / "policy.toml").write_text(policy_toml(one))
+        assert read_policy(tmp_path / "policy.toml") == one
 
 
 def test_what_a_task_costs_a_person_is_bounded_at_the_sites_own_delta() -> None:
@@ -140,12 +135,6 @@ def test_with_a_bound_for_a_person_a_task_without_one_is_refused_and_without_a_b
     # Noise too small for this many records: nothing can be proved; the price is infinite, not a number.
     with pytest.raises(PolicyRefusal, match="and no bound was asked for"):
         check(policy(allow__person_epsilon=1000.0), ask(records_per_person=10**9, k=10**6, sigma_votes=1.0))
-
-
-def test_a_policy_with_unusual_names_survives_being_written(tmp_path: Path) -> None:
-    odd = policy(talliers={'he said "no" \\ \n [x] ü': "a" * 64})
-    (tmp_path / "policy.toml").write_text(policy_toml(odd))
-    assert read_policy(tmp_path / "policy.toml") == odd
 
 
 def test_what_the_policy_allows_passes() -> None:
