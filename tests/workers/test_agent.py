@@ -63,13 +63,6 @@ def test_a_batch_beyond_the_queries_paid_for_is_refused_uncharged(make_shard, ba
     assert ledger.accounts["instance"].spent == 0
 
 
-def test_each_record_votes_k_times_in_a_reverse_knn_batch(make_shard, batch) -> None:
-    shard = make_shard("own", records=20)
-    votes = agent_for(shard).ballots(task_for(shard, method="reverse-knn", k=2), batch)
-    assert votes.sum() == 40
-    assert votes.sum(axis=0).tolist() == [14, 14, 12]
-
-
 @pytest.mark.parametrize("method", ["knn", "reverse-knn"])
 def test_ballots_found_in_many_blocks_are_those_found_in_one(make_shard, batch, monkeypatch, method) -> None:
     shard = make_shard("own")

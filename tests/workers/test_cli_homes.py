@@ -8,8 +8,10 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,8 @@ from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.tokens import TokenStore
 from labeler.system.erasable import KeyFolder
 from labeler.system.keys import PartyKeys
-from labeler.task import Task, parse_task
 from tests.command_line import Labeler
+from tests.labeler.tasks import make_task
 from workers.agent.decisions import is_approved
 from workers.agent.policy import read_policy
 from workers.commands.console import cell, complain, escaped
@@ -105,32 +107,11 @@ def test_a_home_is_made_once(coordinator: Path, hospital: Path, labeler: Labeler
     assert again.code == 2
 
 
-class FullDisk:
-    """A disk with room for so many files more, which knows no names, as the system's does not."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.room = 10**9
-        write_bytes = Path.write_bytes
-
-        def write(path: Path, data: bytes) -> int:
-            self.room -= 1
-            if self.room < 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return write_bytes(path, data)
-
-        monkeypatch.setattr(Path, "write_bytes", write)
-
-
 @pytest.mark.parametrize("role", ["coordinator", "agent", "tallier"])
 def test_a_home_for_which_there_was_no_room_is_made_by_the_same_command(
-    tmp_path: Path,
-    coordinator: Path,
-    labeler: Labeler,
-    make_shard: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    role: str,
+    tmp_path: Path, coordinator: Path, labeler: Labeler, make_shard: Any, role: str
 ) -> None:
-    keys = coordinator / "keys.public.json"
+    keys, write_bytes = coordinator / "keys.public.json", Path.write_bytes
     options = {
         "coordinator": ("serve", "--init"),
         "agent": ("agent", "init", "--id", "h", "--coordinator", "https://x", "--shard", make_shard("a.shard").path),
@@ -139,11 +120,17 @@ def test_a_home_for_which_there_was_no_room_is_made_by_the_same_command(
             *("--coordinator-keys", keys, "--listen", "127.0.0.1:7701"),
         ),
     }[role]
-    disk = FullDisk(monkeypatch)
     for room in range(10):
-        home, disk.room = tmp_path / f"{role}-{room}", room
-        first = labeler(*options, "--home", home)
-        disk.room = 10**9
+        home, files = tmp_path / f"{role}-{room}", count()
+
+        def write(path: Path, data: bytes, files: Iterator[int] = files, room: int = room) -> int:
+            if next(files) >= room:  # the system's error names no file, as here
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write_bytes(path, data)
+
+        with pytest.MonkeyPatch.context() as full:
+            full.setattr(Path, "write_bytes", write)
+            first = labeler(*options, "--home", home)
         if first.code == 0:
             break
         assert first.code == 75
@@ -323,14 +310,6 @@ def test_what_is_left_of_an_account_can_be_written_off(hospital: Path, labeler: 
 # A site's own eyes
 
 
-def a_task(**changes: Any) -> Task:
-    fields = {
-        "name": "scans", "classes": ("cat", "dog", "eel"), "method": "knn", "k": 5, "sigma_votes": 30.0, "delta": 1e-5,
-        "max_queries": 100, "agents": 3, "backbone_fingerprint": "backbone", "nonce": "n",
-    }  # fmt: skip
-    return parse_task(fields | changes)
-
-
 def test_a_site_sees_what_its_agent_has_spent(hospital: Path, labeler: Labeler) -> None:
     fill_in(hospital / "policy.toml")
     spend(hospital, "r1", 50_000_000)
@@ -365,7 +344,7 @@ def test_where_charges_may_be_forgotten_only_what_was_written_off_is_known(
 
 def test_a_person_sees_what_waits_and_approves_it_by_its_first_digits(hospital: Path, labeler: Labeler) -> None:
     fill_in(hospital / "policy.toml")
-    tasks = [a_task(sigma_votes=90.0, agents=7, colluding_agents=2, nonce=nonce) for nonce in ("n", "m")]
+    tasks = [make_task(nonce=nonce, sigma_votes=90.0, agents=7, colluding_agents=2) for nonce in ("n", "m")]
     with closing(open_home(hospital)) as database:
         memory = AgentMemory(database, Ledger(database, clock=lambda: NOW))
         for task in tasks:
