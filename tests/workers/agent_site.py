@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from sqlalchemy import text
 
 from feature_store.shard import Shard
+from labeler.ledger.agent_memory import AgentMemory
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Ledger
 from labeler.messages import Message
@@ -136,9 +138,20 @@ class Site:
             states = text("SELECT state FROM agent_rounds WHERE round_digest = :digest")
             return connection.execute(states, {"digest": ask.round.digest}).scalar() == "stored"
 
-    def spent(self) -> int:
+    @contextmanager
+    def ledger(self) -> Iterator[Ledger]:
+        """Look at its ledger, also while its process runs."""
         with open_database(self.home / "journal.db", read_only=True) as database:
-            return sum(balance.spent for balance in Ledger(database, clock=lambda: NOW).balances() if balance.cap)
+            yield Ledger(database, clock=lambda: NOW)
+
+    def waiting(self) -> list[str]:
+        """Return the digests of the tasks that wait for a person."""
+        with self.ledger() as ledger:
+            return [task.digest for _, task, _ in AgentMemory(ledger.database, ledger).waiting()]
+
+    def spent(self) -> int:
+        with self.ledger() as ledger:
+            return sum(balance.spent for balance in ledger.balances() if balance.cap)
 
 
 def same(first: tuple[ShareVector, ...], second: tuple[ShareVector, ...]) -> bool:

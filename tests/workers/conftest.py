@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -23,13 +23,14 @@ from starlette.routing import Route
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
-from labeler.messages.bodies import AnswerSent, Mail, Poll
+from labeler.messages.bodies import AnswerSent, Mail, OpenRound, Poll, SumRequest
 from labeler.randomness import seeded_source
 from labeler.system.keys import PartyKeys, PublicKeys, verify
-from labeler.tally import QueryBatch
+from labeler.tally import QueryBatch, Round
 from tests.command_line import labeler
 from tests.processes import wait_until
 from tests.workers.agent_site import Site
+from workers.party.home import TallierConfig, create_tallier_home
 
 __all__ = ["labeler"]
 
@@ -125,6 +126,33 @@ class Relay:
         self.sequence += 1
         fields = {"sender": COORDINATOR, "recipient": recipient, "sequence": self.sequence} | changes
         return self.keys.message(kind, task_digest=task, round_digest=round, body=body, **fields)
+
+    def send_as(
+        self, keys: PartyKeys, kind: Kind, recipient: str, body: bytes, *, round: Round, **changes: Any
+    ) -> Message:
+        """Put a message into somebody's mail under these keys, as a party or an impostor signs it."""
+        of_round = {"recipient": recipient, "task_digest": round.task_digest, "round_digest": round.digest}
+        message = keys.message(kind, body=body, **(of_round | changes))
+        self.put(recipient, message)
+        return message
+
+    def open_round(self, recipient: str, round: Round, agents: Mapping[str, PartyKeys], **changes: Any) -> None:
+        keys = {name: keys.public.verify_key for name, keys in agents.items()}
+        opening = OpenRound(**({"round": round, "participants": keys} | changes))
+        self.send("open-round", recipient, opening.encode(), task=round.task_digest, round=round.digest)
+
+    def ask_sum(self, recipient: str, round: Round, contributors: tuple[str, ...]) -> None:
+        body = SumRequest(contributors, ledger_seq=5, ledger_hash="e" * 64).encode()
+        self.send("sum", recipient, body, task=round.task_digest, round=round.digest)
+
+    def make_tallier(self, home: Path, name: str) -> None:
+        """Make a tallier's home, and enrol it."""
+        public = self.keys.public
+        config = TallierConfig(
+            tallier_id=name, coordinator_url=self.url,
+            coordinator_verify_key=public.verify_key, coordinator_seal_key=public.seal_key,
+        )  # fmt: skip
+        self.enrolled[name] = create_tallier_home(home, config)
 
     def put(self, recipient: str, message: Message) -> None:
         self._mail[recipient].append(frame([message]))

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from labeler.ledger import promises as told
-from labeler.ledger.database import open_database
-from labeler.ledger.ledger import Ledger
 from labeler.messages.bodies import Willing, Withdrawn
 from labeler.planning import price
+from labeler.system.keys import PartyKeys
 from tests.workers.agent_site import AGENT, NOW, UNTIL, Site
 from workers.agent import driver
 from workers.agent.service import run_agent
@@ -21,8 +20,8 @@ from workers.agent.service import run_agent
 
 def entries(site: Site) -> list[tuple[str, str, int]]:
     """Kind, first word of the reservation, and amount of every charge in the agent's own ledger."""
-    with open_database(site.home / "journal.db", read_only=True) as database:
-        found = Ledger(database, clock=lambda: NOW).entries(limit=1000, level="instance")
+    with site.ledger() as ledger:
+        found = ledger.entries(limit=1000, level="instance")
     return [(e.kind, e.reservation_id.split("-")[0], e.amount) for e in found if e.kind not in ("open", "cap")]
 
 
@@ -76,28 +75,29 @@ def test_budget_is_set_aside_for_31_days_at_most(site: Site) -> None:
         ({"methods": ["reverse-knn"]}, {}, "allow.methods"),
         ({"tasks": ["0" * 64]}, {}, "allow.tasks"),
         ({"max_queries_per_day": 8}, {}, "allow.max_queries_per_day"),
+        ({}, {"talliers": {"tallier-1": PartyKeys.generate().public.seal_key}}, "talliers.tallier-1"),
         ({}, {"sigma_votes": 0.5}, "account 'agent:hospital-1', instance level: the site's budget does not cover"),
         ({}, {"classes": ("ant", "bee", "cow")}, "the task's classes"),
         ({}, {"attributes_per_record": 2}, "the shard holds one class per record"),
-        ({}, {"until": NOW.timestamp() - 1}, "the proposal has expired"),
+        ({}, {"until": NOW.timestamp() - 1}, "expired"),
     ],
 )
-def test_a_no_names_its_reason_as_a_refusal_does_and_costs_nothing(
-    site: Site,
-    caplog: pytest.LogCaptureFixture,
-    policy: dict[str, Any],
-    changes: dict[str, Any],
-    said: str,
+def test_what_it_may_not_do_is_declined_or_refused_with_one_reason_and_costs_nothing(
+    site: Site, caplog: pytest.LogCaptureFixture, policy: dict[str, Any], changes: dict[str, Any], said: str
 ) -> None:
     caplog.set_level("INFO")
     site.write_policy(**policy)
     site.propose(site.proposal(**changes))
+    asked = {name: value for name, value in changes.items() if name != "until"}
+    site.send(site.ask(expires_at=changes.get("until", UNTIL), **asked))
     with site.run():
-        (no,) = site.declined(1)
+        ((no,), (refusal,)) = site.declined(1), site.refusals(1)
     assert no.job_id == "job-1"
-    assert no.refusal.is_final
-    assert said in no.refusal.sentence
+    for one in (no.refusal, refusal):
+        assert one.is_final
+        assert said in one.sentence
     assert site.spent() == 0
+    assert site.relay.mail_of("tallier-0") == []
     assert {"willing", "answered"}.isdisjoint(record.message for record in caplog.records)
 
 

@@ -14,9 +14,6 @@ import pytest
 
 from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting, JournalBehind, PolicyRefusal, Unavailable
-from labeler.ledger.agent_memory import AgentMemory
-from labeler.ledger.database import open_database
-from labeler.ledger.ledger import Ledger
 from labeler.messages.bodies import Ask, Settled, share_from_bytes
 from labeler.planning import price
 from labeler.rounds.agent import NOT_KEPT
@@ -51,27 +48,6 @@ def test_each_tallier_can_open_its_share_and_together_they_are_votes_and_noise(s
     assert site.spent() == price(ask.task).instance.charge_nano
 
 
-@pytest.mark.parametrize(
-    ("policy", "changes", "said"),
-    [
-        ({"methods": ["reverse-knn"]}, {}, "allow.methods"),
-        ({}, {"talliers": {"tallier-1": PartyKeys.generate().public.seal_key}}, "talliers.tallier-1"),
-        ({}, {"expires_at": 1e9}, "expired"),
-    ],
-)
-def test_what_it_may_not_do_is_refused_with_the_reason_and_costs_nothing(
-    site: Site, policy: dict[str, Any], changes: dict[str, Any], said: str
-) -> None:
-    site.write_policy(**policy)
-    site.send(site.ask(**changes))
-    with site.run():
-        (refusal,) = site.refusals(1)
-    assert said in refusal.sentence
-    assert refusal.is_final
-    assert site.spent() == 0
-    assert site.relay.mail_of("tallier-0") == []
-
-
 def test_a_task_waits_for_approval_and_is_answered_after_it(site: Site) -> None:
     site.write_policy(approval=True)
     ask = site.ask()
@@ -80,11 +56,7 @@ def test_a_task_waits_for_approval_and_is_answered_after_it(site: Site) -> None:
         (refusal,) = site.refusals(1)
         assert (refusal.reason, refusal.is_final) == ("awaiting-approval", False)
         assert ask.task.digest in refusal.sentence
-        with open_database(site.home / "journal.db", read_only=True) as database:
-            memory = AgentMemory(database, Ledger(database, clock=lambda: NOW))
-            assert [(digest, task.digest) for digest, task, _ in memory.waiting()] == [
-                (ask.task.digest, ask.task.digest)
-            ]
+        assert site.waiting() == [ask.task.digest]
         approve(site.home, ask.task.digest)
         site.shares_of(ask)
         # Taken back after the charge, it is about what comes: the stored bytes are sent again.
@@ -118,8 +90,7 @@ def test_a_task_that_does_not_fit_the_records_never_waits_for_a_person(site: Sit
     site.send(site.ask(backbone_fingerprint="0" * 64))
     with site.run():
         assert [refusal.reason for refusal in site.refusals(2)] == ["mixed-shards", "mixed-shards"]
-    with open_database(site.home / "journal.db", read_only=True) as database:
-        assert AgentMemory(database, Ledger(database, clock=lambda: NOW)).waiting() == []
+    assert site.waiting() == []
 
 
 def test_of_a_budget_the_coordinator_hears_only_that_it_does_not_cover_the_round(
@@ -170,9 +141,8 @@ def test_it_does_not_start_without_a_policy(site: Site) -> None:
 def test_poisoned_messages_are_refused_or_skipped_and_the_next_is_answered(site: Site) -> None:
     ask = site.ask()
     stranger = PartyKeys.generate()
-    site.relay.put(
-        AGENT, stranger.message("ask", sender="coordinator", recipient=AGENT, sequence=10**6, body=ask.encode())
-    )
+    forged = {"sender": "coordinator", "sequence": 10**6}
+    site.relay.send_as(stranger, "ask", AGENT, ask.encode(), round=ask.round, **forged)
     site.relay.send("ask", AGENT, b"\x00 no ask", task=ask.task.digest, round=ask.round.digest)
     site.relay.send("ask", AGENT, ask.encode(), task="b" * 64, round="b" * 64)
     site.relay.send("sum", AGENT, b"{}", task=ask.task.digest, round=ask.round.digest)
@@ -322,8 +292,8 @@ def test_a_settlement_of_a_round_it_was_not_charged_for_or_that_is_none_changes_
     site.send(ask)
     with site.run():
         site.relay.wait_for("answered")
-        fields = {"sender": "coordinator", "recipient": AGENT, "sequence": 10**6, "round_digest": ask.round.digest}
-        site.relay.put(AGENT, stranger.message("answered", body=Settled().encode(), **fields))
+        forged = {"sender": "coordinator", "sequence": 10**6}
+        site.relay.send_as(stranger, "answered", AGENT, Settled().encode(), round=ask.round, **forged)
         site.relay.send("answered", AGENT, b"{}", task=ask.task.digest, round=ask.round.digest)
         site.send(ask)
         first, again = site.shares(ask, 2)

@@ -35,7 +35,7 @@ from labeler.tally import AggregateShare, Round
 from tests.processes import wait_until
 from tests.workers.builders import killed_at
 from workers.homes.journals import accept_restored_journal, backup_home
-from workers.party.home import TallierConfig, create_tallier_home, read_tallier_config
+from workers.party.home import create_tallier_home, read_tallier_config
 from workers.tallier.service import run_tallier
 
 ME = "tallier-1"
@@ -59,11 +59,7 @@ class Table:
         return Round("a" * 64, f"{number:064x}", num_queries=2, num_classes=3, quorum=2)
 
     def open(self, round: Round, *, expires_at: float = EXPIRES, **changes: Any) -> None:
-        participants = {name: keys.public.verify_key for name, keys in self.agents.items()}
-        opening = OpenRound(
-            **{"round": round, "tallier": 1, "participants": participants, "expires_at": expires_at} | changes
-        )
-        self.relay.send("open-round", ME, opening.encode(), task=round.task_digest, round=round.digest)
+        self.relay.open_round(ME, round, self.agents, tallier=1, expires_at=expires_at, **changes)
 
     def share_of(self, agent: str, round: Round, *, is_marked: bool = False) -> ShareVector:
         seeded = seeded_source(f"{agent} {round.digest}".encode())
@@ -74,17 +70,9 @@ class Table:
     def share(self, agent: str, round: Round, *, is_marked: bool = False, **changes: Any) -> Message:
         self.sequence += 1
         body = changes.pop("body", None) or share_to_bytes(self.share_of(agent, round, is_marked=is_marked))
-        fields = {
-            "sender": agent,
-            "recipient": ME,
-            "task_digest": round.task_digest,
-            "round_digest": round.digest,
-            "sequence": self.sequence,
-            "seal_to": self.relay.enrolled[ME].seal_key,
-        }
-        message = changes.pop("keys", self.agents[agent]).message("input-share", body=body, **fields | changes)
-        self.relay.put(ME, message)
-        return message
+        fields = {"sender": agent, "sequence": self.sequence, "seal_to": self.relay.enrolled[ME].seal_key} | changes
+        keys = fields.pop("keys", self.agents[agent])
+        return self.relay.send_as(keys, "input-share", ME, body, round=round, **fields)
 
     def opened(self, round: Round, agents: Iterable[str] = AGENTS, **changes: Any) -> Round:
         """Open a round, and send these agents' shares of it."""
@@ -94,8 +82,7 @@ class Table:
         return round
 
     def sum(self, round: Round, contributors: tuple[str, ...]) -> None:
-        body = SumRequest(contributors, ledger_seq=5, ledger_hash="e" * 64).encode()
-        self.relay.send("sum", ME, body, task=round.task_digest, round=round.digest)
+        self.relay.ask_sum(ME, round, contributors)
 
     def run(self) -> Any:
         return self.start(lambda stop: run_tallier(self.home, stop=stop, clock=lambda: self.now, wait_s=0.1))
@@ -127,13 +114,7 @@ class Table:
 
 @pytest.fixture
 def table(tmp_path: Path, relay: Any, start: Any) -> Table:
-    config = TallierConfig(
-        tallier_id=ME,
-        coordinator_url=relay.url,
-        coordinator_verify_key=relay.keys.public.verify_key,
-        coordinator_seal_key=relay.keys.public.seal_key,
-    )
-    relay.enrolled[ME] = create_tallier_home(tmp_path / "tallier", config)
+    relay.make_tallier(tmp_path / "tallier", ME)
     return Table(tmp_path / "tallier", relay, start, {name: PartyKeys.generate() for name in AGENTS})
 
 
@@ -254,11 +235,7 @@ def test_only_the_coordinator_opens_and_sums(table: Table) -> None:
     round = table.opened(table.round(), "ab")
     body = SumRequest(("a", "b"), ledger_seq=5, ledger_hash="e" * 64).encode()
     for sender, keys in (("a", table.agents["a"]), ("coordinator", table.agents["a"])):
-        forged = keys.message(
-            "sum", sender=sender, recipient=ME, task_digest=round.task_digest, round_digest=round.digest,
-            sequence=10**6, body=body,
-        )  # fmt: skip
-        table.relay.put(ME, forged)
+        table.relay.send_as(keys, "sum", ME, body, round=round, sender=sender, sequence=10**6)
     table.through()
     assert table.relay.received("aggregate-share") == []
 

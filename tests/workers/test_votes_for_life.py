@@ -15,14 +15,13 @@ from feature_store.shard import Shard
 from labeler.accounting.lifetime import set_aside_nano, vote_nano
 from labeler.budget import budget_for
 from labeler.ledger.database import open_database
-from labeler.ledger.ledger import Ledger
 from labeler.ledger.lifetimes import CLOSED, NO_DIGESTS, OTHER_KEY
 from labeler.ledger.schema import life_spends
 from labeler.messages.bodies import Ask
 from labeler.sharing import unshard
 from labeler.system.site_key import SiteKey
 from labeler.tally import QueryBatch
-from tests.workers.agent_site import AGENT, NOW, Site
+from tests.workers.agent_site import AGENT, Site
 from tests.workers.builders import shard_of_rows
 from tests.workers.conftest import CLASSES, DIMENSION
 from workers.agent.policy import Policy, policy_toml
@@ -82,8 +81,8 @@ class LifeSite(Site):
 
     def answers_in_the_chain(self) -> int:
         verify_journal(self.home)
-        with open_database(self.home / "journal.db", read_only=True) as database:
-            return sum(entry.kind == "answer" for entry in Ledger(database, clock=lambda: NOW).entries())
+        with self.ledger() as ledger:
+            return sum(entry.kind == "answer" for entry in ledger.entries())
 
 
 @pytest.fixture

@@ -16,10 +16,8 @@ from labeler.errors import Forged
 from labeler.ledger.database import open_database
 from labeler.ledger.tallier_memory import TallierMemory
 from labeler.messages.bodies import (
-    OpenRound,
     Poll,
     Refusal,
-    SumRequest,
     holdings_from_bytes,
     share_to_bytes,
     winner_from_bytes,
@@ -30,7 +28,6 @@ from labeler.system.erasable import KeyFolder
 from labeler.system.keys import PartyKeys
 from labeler.tally import Round, split_ballots
 from tests.processes import wait_until
-from workers.party.home import TallierConfig, create_tallier_home
 from workers.tallier.peers import read_group, read_peers
 from workers.tallier.service import run_tallier
 from workers.up.home import introduce_talliers
@@ -59,10 +56,8 @@ class Trio:
         return Round("a" * 64, f"{number:064x}", queries, CLASSES, quorum=2, terms=terms)
 
     def open(self, round: Round) -> None:
-        participants = {name: keys.public.verify_key for name, keys in self.agents.items()}
         for number, name in enumerate(TALLIERS):
-            body = OpenRound(round=round, tallier=number, participants=participants, expires_at=EXPIRES).encode()
-            self.relay.send("open-round", name, body, task=round.task_digest, round=round.digest)
+            self.relay.open_round(name, round, self.agents, tallier=number, expires_at=EXPIRES)
 
     def vote(
         self, agent: str, round: Round, ballots: np.ndarray, noise: np.ndarray | None = None, total: int = K
@@ -75,17 +70,9 @@ class Trio:
         )
         for name, share in zip(TALLIERS, shares, strict=True):
             self.sequence += 1
-            message = self.agents[agent].message(
-                "input-share",
-                sender=agent,
-                recipient=name,
-                task_digest=round.task_digest,
-                round_digest=round.digest,
-                sequence=self.sequence,
-                body=share_to_bytes(share),
-                seal_to=self.relay.enrolled[name].seal_key,
-            )
-            self.relay.put(name, message)
+            fields = {"sender": agent, "sequence": self.sequence, "seal_to": self.relay.enrolled[name].seal_key}
+            body = share_to_bytes(share)
+            self.relay.send_as(self.agents[agent], "input-share", name, body, round=round, **fields)
 
     def vote_all(self, round: Round, ballots: Any) -> None:
         for agent in AGENTS:
@@ -94,8 +81,7 @@ class Trio:
     def ask(self, round: Round, contributors: Mapping[str, tuple[str, ...]] | tuple[str, ...] = AGENTS) -> None:
         for name in TALLIERS:
             told = contributors if isinstance(contributors, tuple) else contributors[name]
-            body = SumRequest(told, ledger_seq=5, ledger_hash="e" * 64).encode()
-            self.relay.send("sum", name, body, task=round.task_digest, round=round.digest)
+            self.relay.ask_sum(name, round, told)
 
     def run(self) -> list[Any]:
         return [
@@ -134,13 +120,7 @@ def trio(tmp_path: Path, relay: Any, start: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("workers.tallier.winners.MEETING_LIMIT_S", 600.0)
     homes = {name: tmp_path / name for name in TALLIERS}
     for name, home in homes.items():
-        config = TallierConfig(
-            tallier_id=name,
-            coordinator_url=relay.url,
-            coordinator_verify_key=relay.keys.public.verify_key,
-            coordinator_seal_key=relay.keys.public.seal_key,
-        )
-        relay.enrolled[name] = create_tallier_home(home, config)
+        relay.make_tallier(home, name)
     introduce_talliers(homes)
     return Trio(homes, relay, start, {name: PartyKeys.generate() for name in AGENTS})
 
@@ -224,8 +204,7 @@ def test_asked_for_another_round_meanwhile_a_tallier_turns_to_that_one(trio: Tri
     for round in (lonely, wanted):
         trio.open(round)
         trio.vote_all(round, [[0, 2, 0, 0], [0, 0, 2, 0]])
-    body = SumRequest(AGENTS, ledger_seq=5, ledger_hash="e" * 64).encode()
-    trio.relay.send("sum", "tallier-1", body, task=lonely.task_digest, round=lonely.digest)
+    trio.relay.ask_sum("tallier-1", lonely, AGENTS)
     trio.run()
     trio.relay.wait_for("holdings", 6)
     trio.ask(wanted)

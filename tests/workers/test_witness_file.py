@@ -292,8 +292,8 @@ def test_every_answer_moves_the_head_whatever_it_spent_and_no_entry_tells(site: 
     with site.run():
         found = [abs(site.answer(ask)) > 30 for ask in asks]
     assert found == [True, False, False]
-    with open_database(site.home / "journal.db", read_only=True) as database:
-        entries = [one for one in Ledger(database, clock=lambda: NOW).entries() if one.kind == "answer"]
+    with site.ledger() as ledger:
+        entries = [one for one in ledger.entries() if one.kind == "answer"]
     assert [one.reservation_id for one in entries] == [ask.round.digest for ask in asks]
     assert {(one.account, one.level, one.amount) for one in entries} == {(f"agent:{AGENT}", "instance", 0)}
     said = [str(one.detail["spends"]) for one in entries]
