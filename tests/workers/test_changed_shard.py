@@ -175,13 +175,12 @@ def test_a_second_home_answers_nothing_from_the_same_shard(homes: tuple[Site, Si
     assert re.search("answers for another home, of agent 'hospital-1' .*second budget.*write-off", said)
 
 
-def test_the_same_home_goes_on_however_often_it_starts_and_wherever_it_is_moved(homes: tuple[Site, Site]) -> None:
-    first, _ = homes
-    answer(first, "first")
-    first.start_once()
-    first.home.rename(first.home.with_name("moved"))
-    first.home = first.home.with_name("moved")
-    answer(first, "second")
+def test_the_same_home_goes_on_however_often_it_starts_and_wherever_it_is_moved(site: Site) -> None:
+    answer(site, "first")
+    site.start_once()
+    site.home.rename(site.home.with_name("moved"))
+    site.home = site.home.with_name("moved")
+    answer(site, "second")
 
 
 def test_a_copy_of_the_shard_answers_for_the_same_home(homes: tuple[Site, Site], tmp_path: Path) -> None:
@@ -208,10 +207,8 @@ def test_a_shard_is_handed_over_as_the_refusal_says(homes: tuple[Site, Site]) ->
 
 
 def test_a_home_that_runs_stops_answering_once_the_shard_is_handed_over(
-    homes: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, _ = homes
-    enrol(first)
     gate, seen, look = threading.Lock(), threading.Event(), service._Records.look
 
     def looked(records: service._Records) -> None:
@@ -221,50 +218,47 @@ def test_a_home_that_runs_stops_answering_once_the_shard_is_handed_over(
 
     monkeypatch.setattr(service, "LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(service._Records, "look", looked)
-    with first.run():
-        first.shares_of(first.ask(nonce="before"))
+    with site.run():
+        site.shares_of(site.ask(nonce="before"))
         with gate:  # it does not look in between and take it back
-            (first.shard.path / MARK_NAME).unlink()
-            claim(first.shard.path, agent_id=AGENT, journal=OTHER)
+            (site.shard.path / MARK_NAME).unlink()
+            claim(site.shard.path, agent_id=AGENT, journal=OTHER)
             seen.clear()
         assert seen.wait(90)
-        first.send(first.ask(nonce="after"))
-        (refusal,) = first.refusals(1)
+        site.send(site.ask(nonce="after"))
+        (refusal,) = site.refusals(1)
     assert "this agent cannot answer this round" in refusal.sentence
-    assert str(first.shard.path) not in refusal.sentence
+    assert str(site.shard.path) not in refusal.sentence
 
 
-def test_a_mark_that_cannot_be_read_refuses_every_home(homes: tuple[Site, Site]) -> None:
-    first, _ = homes
-    first.start_once()
+def test_a_mark_that_cannot_be_read_refuses_every_home(site: Site) -> None:
+    site.start_once()
     for damage in (b"", b"{", b"[]", b'{"version": "labeler-shard-mark/2", "journal": "1"}'):
-        (first.shard.path / MARK_NAME).write_bytes(damage)
+        (site.shard.path / MARK_NAME).write_bytes(damage)
         with pytest.raises(BadData, match="cannot be read, so nobody knows which home"):
-            first.start_once()
+            site.start_once()
 
 
-def test_a_marked_shard_is_a_shard_as_before(homes: tuple[Site, Site]) -> None:
-    first, _ = homes
-    first.start_once()
-    shard = Shard.open(first.shard.path)
+def test_a_marked_shard_is_a_shard_as_before(site: Site) -> None:
+    site.start_once()
+    shard = Shard.open(site.shard.path)
     assert shard.delete(shard.record_ids[:1]) == 1
-    first.start_once()
+    site.start_once()
 
 
 @pytest.mark.long
-def test_labeler_run_asks_nobody_about_the_mark(homes: tuple[Site, Site], make_shard: Any, tmp_path: Path) -> None:
+def test_labeler_run_asks_nobody_about_the_mark(site: Site, make_shard: Any, tmp_path: Path) -> None:
     """It has no budget that lasts beyond its folder, as docs/task-file.md says."""
-    first, _ = homes
-    first.start_once()
-    mark = (first.shard.path / MARK_NAME).read_bytes()
+    site.start_once()
+    mark = (site.shard.path / MARK_NAME).read_bytes()
     other, public = make_shard("other", seed=1), make_shard("asked", seed=9, public=True)
     claim(other.path, agent_id="elsewhere", journal=OTHER)
     task, queries = TaskTable(name="t", epsilon=0.5, delta=1e-5), QueriesTable(strategy="random", count=8)
     file = TaskFile(task=task, queries=queries)
-    job = LabelingJob(file, (first.shard.path, other.path), public.path, tmp_path / "job")
+    job = LabelingJob(file, (site.shard.path, other.path), public.path, tmp_path / "job")
     found = run_job(job, warn=[].append)
     assert found["labels"]["asked"] == 8
-    assert (first.shard.path / MARK_NAME).read_bytes() == mark
+    assert (site.shard.path / MARK_NAME).read_bytes() == mark
 
 
 def test_where_nothing_can_be_written_it_says_so_and_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
