@@ -85,7 +85,7 @@ def killed_at(point: str, fault: Path, code: str, *arguments: object) -> None:
         [sys.executable, "-c", f"import sys, threading; from pathlib import Path; {code}", *map(str, arguments)],
         env=os.environ | {"LABELER_FAULTS": str(fault)},
         cwd=Path(__file__).parents[2],
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert died.returncode == -signal.SIGKILL

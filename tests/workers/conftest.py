@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -21,10 +23,14 @@ from starlette.routing import Route
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
-from labeler.messages.bodies import AnswerSent, Mail, Poll
+from labeler.messages.bodies import AnswerSent, Mail, OpenRound, Poll, SumRequest
 from labeler.randomness import seeded_source
 from labeler.system.keys import PartyKeys, PublicKeys, verify
+from labeler.tally import QueryBatch, Round
 from tests.command_line import labeler
+from tests.processes import wait_until
+from tests.workers.agent_site import Site
+from workers.party.home import TallierConfig, create_tallier_home
 
 __all__ = ["labeler"]
 
@@ -104,7 +110,6 @@ class Relay:
         self.url = ""
         self._mail: dict[str, list[bytes]] = defaultdict(list)
         self._asked_after: dict[str, int] = {}
-        self._dropped: dict[str, int] = defaultdict(int)
         self._taken: dict[tuple[str, str], int] = defaultdict(int)
 
     def send(
@@ -122,33 +127,57 @@ class Relay:
         fields = {"sender": COORDINATOR, "recipient": recipient, "sequence": self.sequence} | changes
         return self.keys.message(kind, task_digest=task, round_digest=round, body=body, **fields)
 
+    def send_as(
+        self, keys: PartyKeys, kind: Kind, recipient: str, body: bytes, *, round: Round, **changes: Any
+    ) -> Message:
+        """Put a message into somebody's mail under these keys, as a party or an impostor signs it."""
+        of_round = {"recipient": recipient, "task_digest": round.task_digest, "round_digest": round.digest}
+        message = keys.message(kind, body=body, **(of_round | changes))
+        self.put(recipient, message)
+        return message
+
+    def open_round(self, recipient: str, round: Round, agents: Mapping[str, PartyKeys], **changes: Any) -> None:
+        keys = {name: keys.public.verify_key for name, keys in agents.items()}
+        opening = OpenRound(**({"round": round, "participants": keys} | changes))
+        self.send("open-round", recipient, opening.encode(), task=round.task_digest, round=round.digest)
+
+    def ask_sum(self, recipient: str, round: Round, contributors: tuple[str, ...]) -> None:
+        body = SumRequest(contributors, ledger_seq=5, ledger_hash="e" * 64).encode()
+        self.send("sum", recipient, body, task=round.task_digest, round=round.digest)
+
+    def make_tallier(self, home: Path, name: str) -> None:
+        """Make a tallier's home, and enrol it."""
+        public = self.keys.public
+        config = TallierConfig(
+            tallier_id=name, coordinator_url=self.url,
+            coordinator_verify_key=public.verify_key, coordinator_seal_key=public.seal_key,
+        )  # fmt: skip
+        self.enrolled[name] = create_tallier_home(home, config)
+
     def put(self, recipient: str, message: Message) -> None:
         self._mail[recipient].append(frame([message]))
 
     def received(self, kind: str) -> list[Message]:
         return [message for message in self.inbox if message.header.kind == kind]
 
-    def wait_for(self, kind: str, count: int = 1, *, seconds: float = 60.0) -> list[Message]:
+    def wait_for(self, kind: str, count: int = 1) -> list[Message]:
         """The first `count` messages of a kind, once they are there."""
-        end = time.monotonic() + seconds
-        while len(self.received(kind)) < count:
-            assert time.monotonic() < end, f"waited {seconds} s for {count} x {kind}, got {self.inbox}"
-            time.sleep(0.02)
+        wait_until(lambda: len(self.received(kind)) >= count, what=f"{count} x {kind}")
         return self.received(kind)
 
-    def wait_for_poll(self, count: int = 1, *, seconds: float = 60.0) -> None:
+    def wait_for_poll(self, count: int = 1) -> None:
         """Until a party has asked for its mail so often."""
-        end = time.monotonic() + seconds
-        while len(self.polls) < count:
-            assert time.monotonic() < end, f"waited {seconds} s for {count} polls"
-            time.sleep(0.02)
+        wait_until(lambda: len(self.polls) >= count, what=f"{count} polls")
 
-    def wait_for_rest(self, party: str, *, seconds: float = 60.0) -> None:
+    def wait_for_rest(self, party: str) -> None:
         """Until a party knows that all its mail is done with: what that has come to was taken, and was said to be."""
-        end = time.monotonic() + seconds
-        while self._asked_after.get(party) != len(self._mail[party]):
-            assert time.monotonic() < end, f"waited {seconds} s for {party} to be done with its mail"
-            time.sleep(0.01)
+        wait_until(lambda: self._asked_after.get(party) == len(self._mail[party]), what=f"the rest of {party}")
+
+    def turn_away(self, *, is_revoked: bool) -> None:
+        """Not be there from now on, or not know who asks; return once that was said a few times."""
+        status, problem = (403, b'{"type": "urn:labeler:problem:not-enrolled"}') if is_revoked else (503, b"")
+        self.failures.extend((status, {}, problem) for _ in range(10_000))
+        wait_until(lambda: len(self.failures) <= 9_996)
 
     def forget_mail(self, recipient: str) -> None:
         """Lose the mail that waits for a party; its numbers start again with the next message."""
@@ -230,23 +259,52 @@ class Relay:
         )
 
 
-@pytest.fixture
-def relay() -> Iterator[Relay]:
-    """A relay that listens on a free port."""
-    relay = Relay()
-    server = uvicorn.Server(uvicorn.Config(relay.app(), host="127.0.0.1", port=0, log_level="error", lifespan="off"))
+@contextmanager
+def serving(relay: Relay, certificate: Path | None = None, key: Path | None = None) -> Iterator[int]:
+    """Serve a relay on a free port, behind TLS where there is a certificate."""
+    config = uvicorn.Config(
+        relay.app(), host="127.0.0.1", port=0, log_level="critical", lifespan="off",
+        ssl_certfile=certificate, ssl_keyfile=key,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    relay.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    yield relay
+    wait_until(lambda: server.started)
+    yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True
     thread.join(timeout=60)
 
 
+@pytest.fixture
+def relay() -> Iterator[Relay]:
+    """A relay that listens on a free port."""
+    relay = Relay()
+    with serving(relay) as port:
+        relay.url = f"http://127.0.0.1:{port}"
+        yield relay
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a private authority (ca.pem), and of a certificate of localhost that only it vouches for."""
+    made = tmp_path_factory.mktemp("authority") / "tls"
+    script = Path(__file__).parents[2] / "deploy" / "make-certificate.sh"
+    subprocess.run([script, made, "localhost", "127.0.0.1"], check=True, capture_output=True)
+    return made
+
+
+@pytest.fixture
+def encrypted(relay: Relay, authority: Path) -> Iterator[tuple[str, Path]]:
+    """The relay behind TLS, and the file that vouches for it.
+
+    Ask for it before `make_link`: it ends once its peers have hung up, or 30 s later.
+    """
+    with serving(relay, authority / "coordinator.pem", authority / "coordinator.key") as port:
+        yield f"https://localhost:{port}", authority / "ca.pem"
+
+
 class Running:
-    """A party's process, here a thread: its work until it stops, and how it ended."""
+    """A party's process, here a thread: its work until it stops, and how it ended. A `with` block ends it behind it."""
 
     def __init__(self, work: Callable[[threading.Event], None]) -> None:
         self.stop = threading.Event()
@@ -267,8 +325,16 @@ class Running:
         if self.error is not None:
             raise self.error
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.stop.set()
+        if kind is None:  # else the test has failed already
+            self.end()
+
     def join(self) -> None:
-        self._thread.join(timeout=60)
+        self._thread.join(timeout=150)
         assert not self._thread.is_alive(), "it did not stop"
 
 
@@ -285,3 +351,19 @@ def start() -> Iterator[Callable[[Callable[[threading.Event], None]], Running]]:
     for running in started:
         running.stop.set()
         running.join()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A party that is turned away asks again at once."""
+    monkeypatch.setattr("workers.party.link._LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr("workers.party.link._pause", lambda *_, **__: time.sleep(0.05))
+
+
+@pytest.fixture
+def site(tmp_path: Path, make_shard: MakeShard, relay: Relay, start: Any) -> Site:
+    """An agent's home beside a relay, and nine questions."""
+    batch = QueryBatch(make_shard("public", records=9, seed=99, public=True).features[:])
+    site = Site(tmp_path / "agent", make_shard("own"), relay, batch, start)
+    site.make()
+    return site

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from labeler.errors import PrivacyRefusal
-from labeler.ledger.agent_memory import JournalRounds
+from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.database import Database
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.promises import PromiseStore
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
+from labeler.system.erasable import ErasableKeys, KeysInMemory
 from workers.agent.ledger import DurableLedger
+from workers.agent.policy import Policy
 
 
 @dataclass(repr=False)
@@ -78,3 +82,41 @@ class ChargingLedger:
         with self.database.write() as connection:
             if self.ledger.charge_in(connection, policy, round_digest=round_digest, **given):
                 self.rounds.open({round_digest: self.ledger.kept_until(self.expires_at)}, connection=connection)
+
+
+class Clock:
+    """The time, as a test sets it."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+class DurableSite:
+    """A site's ledger over its journal, as its process begins it, with policy and clock in reach."""
+
+    def __init__(
+        self,
+        database: Database,
+        policy: Policy,
+        *,
+        clock: Clock | None = None,
+        keys: ErasableKeys | None = None,
+        expires_at: float | None = None,
+    ) -> None:
+        self.database, self.policy = database, policy
+        self.clock = clock or Clock()
+        self.journal = Ledger(database, clock=self.clock)
+        self.promises = PromiseStore(database, self.journal)
+        self.durable = DurableLedger(
+            database, AgentMemory(database, self.journal), self.journal, self.promises,
+            account="agent:a", read_policy=lambda: self.policy, clock=self.clock,
+        )  # fmt: skip
+        self.durable.open_accounts()
+        self.rounds = JournalRounds(database, keys or KeysInMemory())
+        self.ledger = ChargingLedger(database, self.rounds, self.durable, expires_at)
+
+    def spent(self) -> int:
+        return self.journal.balance("agent:a", "instance").spent

@@ -150,6 +150,13 @@ class Office:
         run_agent(self.home, stop=self.time, clock=self.time.utc, ticks=self.time)
         return self.coordinator.sent[begun:]
 
+    def after(self, *asks: Ask) -> tuple[Sent, float]:
+        """Serve these asks as one mail; what is sent after them, and how many seconds later."""
+        self.coordinator.ask(*asks)
+        begun = self.time.now_s
+        _, sent = self.run()
+        return sent, sent.at_s - begun
+
 
 def make_office(
     path: Path, patch: pytest.MonkeyPatch, make_shard: Callable[..., Shard], *, records: int = 60, **config: Any

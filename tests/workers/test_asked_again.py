@@ -6,21 +6,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from feature_store.query_selection import model_rows
 from feature_store.shard import Shard
 from labeler.errors import LabelerError
-from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.database import Database, open_database
-from labeler.ledger.ledger import Ledger
-from labeler.ledger.promises import PromiseStore
 from labeler.rounds.agent import Recipients
 from labeler.system.erasable import KeyFolder
 from labeler.system.keys import PartyKeys, seal_body
@@ -28,21 +22,15 @@ from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
 from tests.scored import scored
-from tests.workers import test_agent_service
+from tests.workers.agent_site import AGENT, UNTIL, Site, same
 from tests.workers.builders import policy_of
-from tests.workers.journal_store import ChargingLedger, JournalStore
-from tests.workers.test_agent_service import AGENT, Site, same
-from workers.agent.ledger import DurableLedger
+from tests.workers.journal_store import Clock, DurableSite, JournalStore
 from workers.agent.policy import Policy
 
-site = test_agent_service.site
-
-NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 METHODS = ("knn", "reverse-knn", "ensemble", "blind-average", "aux-distill", "evaluate")
 KEYS = [PartyKeys.generate().public.seal_key for _ in range(4)]
 TALLIERS: Recipients = tuple((f"tallier-{number}", KEYS[number]) for number in range(3))
 ROTATED: Recipients = (*TALLIERS[:2], ("tallier-2", KEYS[3]))
-STEPS = ("ask", "ask", "ask", "charge only", "change records", "ask rotated", "settle", "restart", "wait")
 
 
 def policy() -> Policy:
@@ -80,7 +68,7 @@ class World:
     task: Task
     batch: QueryBatch
     changes: bool
-    now: datetime = NOW
+    clock: Clock = field(default_factory=Clock)
     transcript: list[tuple[object, ...]] = field(default_factory=list)
     first: tuple[bytes, ...] | None = None
 
@@ -94,17 +82,12 @@ class World:
         self.database = open_database(
             self.folder / "journal.db", anchor=self.folder / "journal.head", allow_unsynced=True
         )
-        ledger = Ledger(self.database, clock=lambda: self.now)
-        rounds = JournalRounds(self.database, KeyFolder(self.folder / "erasable"))
-        self.rounds = JournalStore(self.database, rounds)
-        site = DurableLedger(
-            self.database, AgentMemory(self.database, ledger), ledger,
-            PromiseStore(self.database, ledger), account="agent:a", read_policy=policy, clock=lambda: self.now,
-        )  # fmt: skip
-        site.open_accounts()
-        rounds.sweep()
-        charging = ChargingLedger(self.database, rounds, site, self.later)
-        self.agent = AnsweringAgent("a", self.shard, ledger=charging, rounds=self.rounds, engine="numpy")
+        site = DurableSite(
+            self.database, policy(), clock=self.clock, keys=KeyFolder(self.folder / "erasable"), expires_at=UNTIL
+        )
+        site.rounds.sweep()
+        self.rounds = JournalStore(self.database, site.rounds)
+        self.agent = AnsweringAgent("a", self.shard, ledger=site.ledger, rounds=self.rounds, engine="numpy")
 
     @property
     def digest(self) -> str:
@@ -121,15 +104,8 @@ class World:
             self.rounds.erase(self.digest)
         elif name == "restart":
             self.open()
-        elif name == "wait":
-            self.now += timedelta(hours=30)
-            self.transcript.append((name, len(self.rounds.expire(self.now))))
         elif self.changes and len(self.shard) > 2:
             self.shard.delete(self.shard.record_ids[self.shard.alive][:1])
-
-    @property
-    def later(self) -> float:
-        return (NOW + timedelta(hours=24)).timestamp()
 
     def answer(self, recipients: Recipients) -> tuple[bytes, ...]:
         def seal(number: int, body: bytes) -> bytes:
@@ -159,10 +135,8 @@ class World:
 
 def worlds(tmp_path: Path, make_shard: Callable[..., Shard], method: str, steps: list[str]) -> tuple[World, World]:
     """One in which records come to be deleted, and its neighbor, which lacks a record and whose records stay."""
-    if not (tmp_path / "one").exists():
-        make_shard("one")
-        make_shard("public", records=30, seed=99, public=True)
-    shutil.rmtree(tmp_path / "worlds", ignore_errors=True)
+    make_shard("one")
+    make_shard("public", records=30, seed=99, public=True)
     made = []
     for name in ("a", "b"):
         folder = tmp_path / "worlds" / name
@@ -179,19 +153,6 @@ def worlds(tmp_path: Path, make_shard: Callable[..., Shard], method: str, steps:
         if world.database is not None:
             world.database.close()
     return made[0], made[1]
-
-
-@pytest.mark.long
-@settings(
-    max_examples=12, deadline=None, derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)  # fmt: skip
-@given(steps=st.lists(st.sampled_from(STEPS), min_size=2, max_size=9))
-def test_neighbouring_worlds_look_alike_whatever_is_asked_when(
-    tmp_path: Path, make_shard: Callable[..., Shard], steps: list[str]
-) -> None:
-    one, other = worlds(tmp_path, make_shard, "knn", steps)
-    assert one.transcript == other.transcript
 
 
 LIFE = [
@@ -228,13 +189,11 @@ def test_killed_before_anything_left_and_then_a_record_deleted_one_answer_leaves
     assert site.relay.mail_of("tallier-0") == []
     other = Shard.open(site.shard.path)
     other.delete(other.record_ids[:1])
-    site.send(ask)
-    running = site.run()
-    site.shares(ask, 1)
-    other.delete(other.record_ids[1:2])
-    site.send(ask)
-    first, again = site.shares(ask, 2)
-    running.end()
+    with site.run():
+        site.shares_of(ask)
+        other.delete(other.record_ids[1:2])
+        site.send(ask)
+        first, again = site.shares(ask, 2)
     assert same(first, again)
     assert site.relay.received("refused") == []
     assert {message.header.sender for message in site.relay.inbox} == {AGENT}

@@ -8,15 +8,17 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from api.coordinator.config import read_config
-from labeler.errors import BadData, PolicyRefusal
+from labeler.errors import BadData, InvalidSetting, PolicyRefusal
 from labeler.ledger.agent_memory import AgentMemory
 from labeler.ledger.chain import Anchor, Head
 from labeler.ledger.database import Database, open_database
@@ -24,11 +26,12 @@ from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.tokens import TokenStore
 from labeler.system.erasable import KeyFolder
 from labeler.system.keys import PartyKeys
-from labeler.task import Task, parse_task
 from tests.command_line import Labeler
+from tests.labeler.tasks import make_task
 from workers.agent.decisions import is_approved
 from workers.agent.policy import read_policy
 from workers.commands.console import cell, complain, escaped
+from workers.homes.journals import trust_restored_journal
 from workers.homes.new import read_public
 from workers.party.home import read_agent_config, read_tallier_config
 from workers.tallier.peers import read_group
@@ -104,32 +107,11 @@ def test_a_home_is_made_once(coordinator: Path, hospital: Path, labeler: Labeler
     assert again.code == 2
 
 
-class FullDisk:
-    """A disk with room for so many files more, which knows no names, as the system's does not."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.room = 10**9
-        write_bytes = Path.write_bytes
-
-        def write(path: Path, data: bytes) -> int:
-            self.room -= 1
-            if self.room < 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return write_bytes(path, data)
-
-        monkeypatch.setattr(Path, "write_bytes", write)
-
-
 @pytest.mark.parametrize("role", ["coordinator", "agent", "tallier"])
 def test_a_home_for_which_there_was_no_room_is_made_by_the_same_command(
-    tmp_path: Path,
-    coordinator: Path,
-    labeler: Labeler,
-    make_shard: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    role: str,
+    tmp_path: Path, coordinator: Path, labeler: Labeler, make_shard: Any, role: str
 ) -> None:
-    keys = coordinator / "keys.public.json"
+    keys, write_bytes = coordinator / "keys.public.json", Path.write_bytes
     options = {
         "coordinator": ("serve", "--init"),
         "agent": ("agent", "init", "--id", "h", "--coordinator", "https://x", "--shard", make_shard("a.shard").path),
@@ -138,11 +120,17 @@ def test_a_home_for_which_there_was_no_room_is_made_by_the_same_command(
             *("--coordinator-keys", keys, "--listen", "127.0.0.1:7701"),
         ),
     }[role]
-    disk = FullDisk(monkeypatch)
     for room in range(10):
-        home, disk.room = tmp_path / f"{role}-{room}", room
-        first = labeler(*options, "--home", home)
-        disk.room = 10**9
+        home, files = tmp_path / f"{role}-{room}", count()
+
+        def write(path: Path, data: bytes, files: Iterator[int] = files, room: int = room) -> int:
+            if next(files) >= room:  # the system's error names no file, as here
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write_bytes(path, data)
+
+        with pytest.MonkeyPatch.context() as full:
+            full.setattr(Path, "write_bytes", write)
+            first = labeler(*options, "--home", home)
         if first.code == 0:
             break
         assert first.code == 75
@@ -299,25 +287,6 @@ def test_a_backup_of_a_damaged_journal_fails_and_leaves_nothing(
     assert not (tmp_path / "copy").exists()
 
 
-def test_an_older_copy_is_refused_until_a_person_accepts_that_all_is_spent(
-    tmp_path: Path, hospital: Path, labeler: Labeler
-) -> None:
-    spend(hospital, "r1", 7)
-    assert labeler("journal", "backup", "--home", hospital, "--out", tmp_path / "old").code == 0
-    spend(hospital, "r2", 11)
-    for name in ("journal.db-wal", "journal.db-shm"):
-        (hospital / name).unlink(missing_ok=True)
-    shutil.copy2(tmp_path / "old" / "journal.db", hospital / "journal.db")
-    refused = labeler("journal", "verify", "--home", hospital)
-    assert refused.code == 1
-    assert "accept-restored" in refused.err
-    accepted = labeler("journal", "accept-restored", "--home", hospital, "--reason", "disk lost")
-    assert accepted.code == 0, accepted.err
-    assert labeler("journal", "verify", "--home", hospital).code == 0
-    with closing(open_home(hospital)) as database:
-        assert Ledger(database, clock=lambda: NOW).balance(ACCOUNT, "instance").left == 0
-
-
 def test_a_journal_from_before_its_owners_first_start_gives_no_budget_back(coordinator: Path, labeler: Labeler) -> None:
     assert labeler("keys", "token", "--home", coordinator, "--name", "data team", "--role", "admin").code == 0
     Anchor(coordinator / "journal.head").replace(Head(3, "ab" * 32))
@@ -339,14 +308,6 @@ def test_what_is_left_of_an_account_can_be_written_off(hospital: Path, labeler: 
 
 
 # A site's own eyes
-
-
-def a_task(**changes: Any) -> Task:
-    fields = {
-        "name": "scans", "classes": ("cat", "dog", "eel"), "method": "knn", "k": 5, "sigma_votes": 30.0, "delta": 1e-5,
-        "max_queries": 100, "agents": 3, "backbone_fingerprint": "backbone", "nonce": "n",
-    }  # fmt: skip
-    return parse_task(fields | changes)
 
 
 def test_a_site_sees_what_its_agent_has_spent(hospital: Path, labeler: Labeler) -> None:
@@ -383,7 +344,7 @@ def test_where_charges_may_be_forgotten_only_what_was_written_off_is_known(
 
 def test_a_person_sees_what_waits_and_approves_it_by_its_first_digits(hospital: Path, labeler: Labeler) -> None:
     fill_in(hospital / "policy.toml")
-    tasks = [a_task(sigma_votes=90.0), a_task(sigma_votes=90.0, nonce="m")]
+    tasks = [make_task(nonce=nonce, sigma_votes=90.0, agents=7, colluding_agents=2) for nonce in ("n", "m")]
     with closing(open_home(hospital)) as database:
         memory = AgentMemory(database, Ledger(database, clock=lambda: NOW))
         for task in tasks:
@@ -391,6 +352,9 @@ def test_a_person_sees_what_waits_and_approves_it_by_its_first_digits(hospital: 
         waiting = labeler("agent", "waiting", "--home", hospital, "--json").document
         assert [one["task_id"] for one in waiting] == sorted(task.digest for task in tasks)
         assert waiting[0]["instance_epsilon"] > 0
+        for one in waiting:
+            assert (one["agents"], one["colluding_agents"], one["noise_contributors"]) == (7, 2, 5)
+            assert one["sigma_votes"] == 90.0
         chosen = tasks[0].digest
         assert labeler("agent", "approve", chosen[:10], "--home", hospital).code == 0
         assert is_approved(hospital, chosen)
@@ -400,22 +364,6 @@ def test_a_person_sees_what_waits_and_approves_it_by_its_first_digits(hospital: 
         assert labeler("agent", "approve", "ffff", "--home", hospital).code in (0, 1)
         assert labeler("agent", "approve", chosen, "--home", hospital, "--revoke").code == 0
         assert not is_approved(hospital, chosen)
-
-
-def test_what_waits_is_shown_with_its_noise_and_never_obeyed(
-    hospital: Path, labeler: Labeler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task = a_task(name="[/red] :bomb:", agents=7, colluding_agents=2, sigma_votes=31.5)
-    with closing(open_home(hospital)) as database:
-        AgentMemory(database, Ledger(database, clock=lambda: NOW)).request(task, NOW)
-    (waiting,) = labeler("agent", "waiting", "--home", hospital, "--json").document
-    assert (waiting["agents"], waiting["colluding_agents"], waiting["noise_contributors"]) == (7, 2, 5)
-    assert waiting["sigma_votes"] == 31.5
-    monkeypatch.setenv("COLUMNS", "300")
-    shown = labeler("agent", "waiting", "--home", hospital)
-    assert shown.code == 0
-    assert "[/red] :bomb:" in shown.out
-    assert "31.5" in shown.out
 
 
 def test_a_terminal_obeys_no_text_from_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
@@ -437,22 +385,6 @@ def test_a_file_of_keys_cannot_write_over_the_fingerprint_it_is_shown_with(
     path.write_text(json.dumps(document | changes))
     with pytest.raises(BadData, match="not a file of public keys"):
         read_public(path)
-
-
-def test_every_command_has_a_help_with_an_example() -> None:
-    from workers.commands.catalog import load_commands
-
-    def leaves(command: Any, path: tuple[str, ...]) -> Any:
-        below = getattr(command, "commands", {})
-        for name, child in below.items():
-            yield from leaves(child, (*path, name))
-        if not below or command.invoke_without_command:
-            yield " ".join(path), command.help or ""
-
-    found = dict(leaf for name, command in load_commands().items() for leaf in leaves(command, ("labeler", name)))
-    assert len(found) > 25
-    for path, text in found.items():
-        assert re.search(rf"`{path}\b", text), path
 
 
 def test_three_talliers_pin_each_other_from_the_files_their_sites_sent(
@@ -484,3 +416,51 @@ def test_three_talliers_pin_each_other_from_the_files_their_sites_sent(
     assert len({(group.digest, group.addresses, group.verify_keys) for group in groups if group is not None}) == 1
     again = labeler("tallier", "peers", "--home", homes[0], homes[1] / "keys.public.json")
     assert "this is tallier 0: name the files of talliers 1 and 2, each once; found 1" in again.err
+
+
+# A site's consent to a coordinator's restored journal: to one head, kept beside what was seen before
+
+
+SEEN, ACCEPTED = Head(40, "a" * 64), Head(12, "b" * 64)
+TEXT = f"12:{ACCEPTED.hash}"
+
+
+@pytest.fixture
+def consenting(tmp_path: Path) -> Path:
+    """As much of an agent's home as consent needs."""
+    (tmp_path / "agent.toml").write_text("")
+    Anchor(tmp_path / "coordinator.head").remember(SEEN)
+    return tmp_path
+
+
+def test_what_was_seen_is_kept_beside_what_is_accepted(consenting: Path) -> None:
+    told = trust_restored_journal(consenting, TEXT)
+    assert told["seen"] == {"entries": 40, "hash": SEEN.hash}
+    assert Anchor(consenting / "coordinator.head").read() == ACCEPTED
+    assert Anchor(Path(told["kept"])).read() == SEEN
+    with pytest.raises(InvalidSetting, match="nothing to consent to"):
+        trust_restored_journal(consenting, TEXT)
+
+
+def test_what_was_seen_may_be_damaged(consenting: Path) -> None:
+    (consenting / "coordinator.head").write_bytes(b"half a rec")
+    assert trust_restored_journal(consenting, TEXT)["seen"] is None
+    assert Anchor(consenting / "coordinator.head").read() == ACCEPTED
+
+
+@pytest.mark.parametrize(
+    "head", ["", "12", "12:abc", f"0:{'b' * 64}", f"-1:{'b' * 64}", f"12:{'B' * 64}", f"1e3:{'b' * 64}"]
+)
+def test_a_head_that_is_none_is_refused_and_changes_nothing(consenting: Path, head: str) -> None:
+    with pytest.raises(InvalidSetting, match="ENTRY:HASH"):
+        trust_restored_journal(consenting, head)
+    assert Anchor(consenting / "coordinator.head").read() == SEEN
+
+
+def test_only_a_party_that_has_seen_something_consents(consenting: Path, tmp_path: Path) -> None:
+    (consenting / "coordinator.head").unlink()
+    with pytest.raises(InvalidSetting, match="seen nothing"):
+        trust_restored_journal(consenting, TEXT)
+    (consenting / "agent.toml").unlink()
+    with pytest.raises(InvalidSetting, match="not the home of an agent or a tallier"):
+        trust_restored_journal(consenting, TEXT)

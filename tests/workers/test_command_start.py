@@ -174,16 +174,17 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return shard | {"SCANS": root / "scans"}
 
 
+def fresh(*arguments: str, **environment: str) -> str:
+    """Return what a fresh interpreter prints."""
+    settings = os.environ | environment
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=settings).stdout
+
+
 def test_the_help_of_no_command_loads_a_heavy_library() -> None:
     """All rooms in one process: together they load no more than what one may."""
-    code = (
-        "import json, sys\n"
-        "from workers.commands.catalog import load_commands\n"
-        "load_commands()\n"
-        "print(json.dumps(sorted(sys.modules)))\n"
-    )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    loaded = set(json.loads(told.stdout))
+    code = "import json, sys; from workers.commands.catalog import load_commands; load_commands()"
+    loaded = set(json.loads(fresh("-c", f"{code}; print(json.dumps(sorted(sys.modules)))")))
     assert {f"workers.commands.{entry.module}" for entry in CATALOG.values()} <= loaded
     assert loaded & {*HEAVY, "httpx2", "scipy"} == set()
 
@@ -202,10 +203,8 @@ def nosy(tmp_path: Path) -> Path:
 def test_what_a_command_validates_is_shown_to_no_other_package(nosy: Path) -> None:
     """Installed packages may extend pydantic, and are then told every value that is validated."""
     path = os.pathsep.join([str(nosy), str(ROOT)])
-    command = [sys.executable, "-m", "workers.cli", "plan", "--sigma", "25", "--json"]
-    environment = os.environ | {"PYTHONPATH": path}
-    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert json.loads(ended.stdout)["sigma_votes"] == 25
+    told = fresh("-m", "workers.cli", "plan", "--sigma", "25", "--json", PYTHONPATH=path)
+    assert json.loads(told)["sigma_votes"] == 25
     assert not (nosy / "asked").exists()
 
 
@@ -214,7 +213,7 @@ def test_nor_is_what_a_process_of_its_own_validates(nosy: Path, monkeypatch: pyt
         "from pydantic import BaseModel\nclass One(BaseModel):\n    one: int\nprint(One(one=1).one)\n"
     )
     monkeypatch.syspath_prepend(str(nosy))
-    said, _ = start_process("validates", answers=True).communicate(timeout=60)
+    said, _ = start_process("validates", answers=True).communicate(timeout=200)
     assert said == b"1\n"
     assert not (nosy / "asked").exists()
 
@@ -231,8 +230,7 @@ def test_the_catalogue_says_of_every_command_what_its_own_help_says_first() -> N
 def test_the_help_lists_every_command_once_under_a_heading_and_says_how_a_shell_completes() -> None:
     listed = [name for names in GROUPS.values() for name in names]
     assert sorted(listed) == sorted(CATALOG)
-    command = [sys.executable, "-m", "workers.cli", "--help"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    told = fresh("-m", "workers.cli", "--help")
     places = [told.index(f" {heading} ") for heading in GROUPS]
     assert places == sorted(places)
     assert (
@@ -245,9 +243,7 @@ def complete(words: str) -> list[str]:
     """What a shell is offered for the last of these words."""
     asked = {"_LABELER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     code = "import sys; sys.argv = ['labeler']; from workers.cli import main; main()"
-    command = [sys.executable, "-c", code]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=os.environ | asked)
-    return ended.stdout.split()
+    return fresh("-c", code, **asked).split()
 
 
 def test_a_shell_completes_commands_their_parts_and_their_options() -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
+import subprocess
+import sys
 import threading
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import pytest
+from sklearn import datasets
 
 from api.coordinator.config import read_config
 from feature_store.shard import Shard
@@ -21,13 +23,14 @@ from labeler.ledger.database import open_database
 from labeler.ledger.parties import PartyStore
 from labeler.system.keys import PartyKeys
 from workers.agent.policy import read_policy
+from workers.digits import DIGITS, load_digits
 from workers.embedder.shards import embed_images
 from workers.party.home import read_agent_config, read_tallier_config
 from workers.up import Plan
 from workers.up import home as home_module
 from workers.up.home import LocalFederation, make_federation, prepare_journal
 from workers.up.supervisor import Death
-from workers.up.up import Running, _Run, last_complaint, run_up
+from workers.up.up import Running, _Run, run_up
 
 URL, REDIS = "http://127.0.0.1:1234", "unix:///somewhere/redis.sock?db=0"
 
@@ -245,21 +248,6 @@ def test_everybody_is_enrolled_once_and_no_start_takes_other_keys_or_brings_back
 # What it tells while it starts and runs
 
 
-def test_the_last_complaint_of_a_log_is_told_without_those_of_earlier_starts(tmp_path: Path) -> None:
-    log = tmp_path / "agent-1.log"
-    since = datetime(2026, 1, 2, tzinfo=UTC)
-    assert last_complaint(log, since) == ""
-    behind = {"level": "ERROR", "message": "a journal is behind", "sentence": "agent-1's is at 3, not 7"}
-    lines = [behind | {"at": f"2026-01-0{day}T00:00:00+00:00"} for day in (1, 3)]
-    lines.append({"level": "INFO", "message": "started", "at": "2026-01-03T00:00:01+00:00"})
-    log.write_text("".join(json.dumps(line) + "\n" for line in lines[:1]))
-    assert last_complaint(log, since) == ""
-    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert last_complaint(log, since) == "a journal is behind (agent-1's is at 3, not 7)"
-    log.write_text("Traceback\nlabeler: key file 'keys.json' cannot be read\n")
-    assert last_complaint(log, None) == "key file 'keys.json' cannot be read"
-
-
 def test_a_full_disk_does_not_end_it_where_somebody_dies(
     made: LocalFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,3 +269,28 @@ def test_a_full_disk_does_not_end_it_where_somebody_dies(
     run = _Run(running, cast(Any, None), port=0, stop=threading.Event(), complain=said.append)
     run._tend()
     assert said == ["agent-1 ended (exit code -9); started again in 1 s"]
+
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_the_digits_that_are_dealt_are_those_of_scikit_learn() -> None:
+    images, targets = load_digits()
+    theirs = datasets.load_digits()
+    assert images.shape == (DIGITS, 8, 8)
+    np.testing.assert_array_equal(images, theirs.images)
+    np.testing.assert_array_equal(targets, theirs.target)
+
+
+def test_making_a_federation_of_digits_loads_no_learning_library(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from workers.up.home import make_federation\n"
+        "from workers.up import Plan\n"
+        "make_federation(Path(sys.argv[1]), Plan(agents=2))\n"
+        "print(*sorted({'sklearn', 'torch', 'faiss', 'timm', 'matplotlib', 'scipy.optimize'} & set(sys.modules)))\n"
+    )
+    tmp_path.chmod(0o700)
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, check=True, cwd=ROOT)
+    assert ended.stdout.split() == []

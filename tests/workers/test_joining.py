@@ -10,7 +10,6 @@ import shutil
 import socket
 import ssl
 import stat
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,15 +21,17 @@ import pytest
 
 from api.coordinator.config import CapsTable, CoordinatorConfig
 from labeler import invitation
+from labeler.ledger.database import open_database
 from labeler.system.keys import PartyKeys
 from tests.api.routes.conftest import Service, running
 from tests.command_line import Labeler
+from tests.processes import wait_until
+from tests.workers.conftest import Running
 from workers.agent.policy import read_policy
 from workers.agent.service import run_agent
+from workers.party.coordinator import CoordinatorHttp, Unreachable
 from workers.party.home import read_agent_config, read_tallier_config
 from workers.up.redis_server import RedisServer
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -55,14 +56,6 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("authority") / "tls"
-    command = [ROOT / "deploy" / "make-certificate.sh", made, "localhost", "127.0.0.1"]
-    subprocess.run(command, check=True, capture_output=True)
-    return made
 
 
 @contextmanager
@@ -93,11 +86,11 @@ def speaking_tls(tls: tuple[Path, Path], port: int, upstream: int) -> Iterator[N
         thread = threading.Thread(target=runner.run, args=(edge(),))
         thread.start()
         try:
-            assert is_open.wait(60), "the edge did not start"
+            assert is_open.wait(90), "the edge did not start"
             yield
         finally:
             loop.call_soon_threadsafe(ended.set)
-            thread.join(30)
+            thread.join(90)
             assert not thread.is_alive()
 
 
@@ -125,36 +118,34 @@ def service(redis_url: str, authority: Path, tmp_path: Path, monkeypatch: pytest
         yield started
 
 
-def join_talliers(labeler: Labeler) -> None:
-    for number in range(3):
-        made = labeler("invite", f"t{number}", "--role", "tallier", "--json")
-        assert made.code == 0, made.err
-        phrase = ("--phrase", made.document["phrase"])
-        joined = labeler("tallier", "join", f"t{number}.invitation.json", "--home", f"t{number}", *phrase)
+def phrase_for(labeler: Labeler, *invited: str) -> str:
+    made = labeler("invite", *invited, "--json")
+    assert made.code == 0, made.err
+    return str(made.document["phrase"])
+
+
+@pytest.fixture
+def talliers(service: Service, labeler: Labeler, make_shard: Any) -> None:
+    """Three that have joined, and a hospital's shard."""
+    make_shard("a.shard")
+    for name in ("t0", "t1", "t2"):
+        phrase = phrase_for(labeler, name, "--role", "tallier")
+        joined = labeler("tallier", "join", f"{name}.invitation.json", "--home", name, "--phrase", phrase)
         assert joined.code == 0, joined.err
 
 
+JOIN = ("agent", "join", "hospital-a.invitation.json", "--home", "a")
+
+
 def test_a_hospital_joins_with_two_commands_and_its_home_is_whole(
-    service: Service, labeler: Labeler, make_shard: Any, tmp_path: Path
+    talliers: None, service: Service, labeler: Labeler, tmp_path: Path
 ) -> None:
-    join_talliers(labeler)
-    make_shard("a.shard")
     invited = labeler("invite", "hospital-a")
     assert invited.code == 0, invited.err
     phrase = re.search(r"[0-9A-Z]{4}-[0-9A-Z]{4}-[0-9A-Z]{4}", invited.out)
     assert phrase is not None
     assert stat.S_IMODE((tmp_path / "hospital-a.invitation.json").stat().st_mode) == 0o600
-    joined = labeler(
-        "agent",
-        "join",
-        "hospital-a.invitation.json",
-        "--shard",
-        "a.shard",
-        "--home",
-        "a",
-        "--phrase",
-        phrase[0].lower(),
-    )
+    joined = labeler(*JOIN, "--shard", "a.shard", "--phrase", phrase[0].lower())
     assert joined.code == 0, joined.err
     for screen in (invited.out, joined.out):
         assert max(map(len, screen.splitlines())) <= 80, screen
@@ -188,35 +179,9 @@ def test_a_hospital_joins_with_two_commands_and_its_home_is_whole(
 def run_once(home: Path, service: Service, party_id: str) -> None:
     """The process of a home serves until it was heard of again."""
     parties = service.coordinator.stores.parties
-    stop = threading.Event()
     before = parties.get(party_id).last_contact
-    failures: list[BaseException] = []
-
-    def serve() -> None:
-        try:
-            run_agent(home, stop=stop, wait_s=0.2)
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    pause = threading.Event()
-    while parties.get(party_id).last_contact == before and thread.is_alive():
-        pause.wait(0.02)
-    stop.set()
-    thread.join(30)
-    assert not failures
-
-
-def test_another_phrase_does_nothing(service: Service, labeler: Labeler, tmp_path: Path) -> None:
-    assert labeler("invite", "t0", "--role", "tallier").code == 0
-    refused = labeler("tallier", "join", "t0.invitation.json", "--home", "t0", "--phrase", "AAAA-BBBB-CCCC")
-    assert refused.code == 2
-    assert "exchanged on its way" in refused.err
-    assert not (tmp_path / "t0").exists()
-    # Nobody at the keyboard: nothing is agreed to.
-    assert labeler("tallier", "join", "t0.invitation.json", "--home", "t0").code == 1
-    assert not (tmp_path / "t0").exists()
+    with Running(lambda stop: run_agent(home, stop=stop, wait_s=0.2)) as agent:
+        wait_until(lambda: parties.get(party_id).last_contact != before or agent.error)
 
 
 def test_whoever_joins_types_the_phrase_they_hear_and_is_shown_none(
@@ -224,6 +189,8 @@ def test_whoever_joins_types_the_phrase_they_hear_and_is_shown_none(
 ) -> None:
     made = json.loads(labeler("invite", "t0", "--role", "tallier", "--json").out)
     join = ("tallier", "join", made["file"], "--home", "t0")
+    assert labeler(*join).code == 1, "nobody is at the keyboard, so nothing is agreed to"
+    assert "exchanged on its way" in labeler(*join, "--phrase", "AAAA-BBBB-CCCC").err
     for typed, code in (("y", 2), ("AAAA-BBBB-CCCC", 2), (made["phrase"].lower().replace("-", " "), 0)):
         monkeypatch.setattr("sys.stdin", io.StringIO(f"{typed}\n"))
         said = labeler(*join)
@@ -232,46 +199,24 @@ def test_whoever_joins_types_the_phrase_they_hear_and_is_shown_none(
         assert (tmp_path / "t0").exists() == (code == 0)
 
 
-@pytest.mark.parametrize("field", ["url", "seal_key", "party_id", "token", "expires_at"])
+@pytest.mark.parametrize("changed", [{"url": "https://elsewhere.example"}, {"token": "inv_" + "x" * 43}])
 def test_a_file_that_was_changed_on_its_way_is_refused(
-    service: Service, labeler: Labeler, tmp_path: Path, field: str
+    service: Service, labeler: Labeler, tmp_path: Path, changed: dict[str, str]
 ) -> None:
     assert labeler("invite", "t0", "--role", "tallier").code == 0
     path = tmp_path / "t0.invitation.json"
-    document = json.loads(path.read_text())
-    changed = {"url": "https://elsewhere.example", "seal_key": "ab" * 32, "party_id": "t9", "expires_at": 2**39}
-    document[field] = changed.get(field, "inv_" + "x" * 43)
-    if field == "seal_key":
-        document["roster_digest"] = _digest(document)
-    path.write_text(json.dumps(document))
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     refused = labeler("tallier", "join", path, "--home", "t0", "--phrase", "AAAA-BBBB-CCCC")
     assert refused.code == 1
     assert "changed after the coordinator signed it" in refused.err
     assert not (tmp_path / "t0").exists()
 
 
-def _digest(document: dict[str, Any]) -> str:
-    from labeler.invitation import roster_digest
-
-    return roster_digest(document["verify_key"], document["seal_key"], ())
-
-
-def test_a_hospital_is_told_to_wait_for_the_talliers(service: Service, labeler: Labeler) -> None:
-    refused = labeler("invite", "hospital-a")
-    assert refused.code == 1
-    assert "talliers are enrolled; enrolled:" in refused.err
-    assert "labeler invite NAME --role tallier --number 0" in refused.err
-
-
 def test_the_same_command_goes_on_after_an_answer_that_was_lost(
-    service: Service, labeler: Labeler, make_shard: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    talliers: None, labeler: Labeler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    join_talliers(labeler)
-    make_shard("a.shard")
-    phrase = labeler("invite", "hospital-a", "--json").document["phrase"]
-    command = ("agent", "join", "hospital-a.invitation.json", "--shard", "a.shard", "--home", "a", "--phrase", phrase)
-    from workers.party.coordinator import CoordinatorHttp, Unreachable
-
+    phrase = phrase_for(labeler, "hospital-a")
+    command = (*JOIN, "--shard", "a.shard", "--phrase", phrase)
     posted = CoordinatorHttp.post
 
     def lost(self: CoordinatorHttp, path: str, data: bytes, **more: Any) -> bytes:
@@ -284,37 +229,33 @@ def test_the_same_command_goes_on_after_an_answer_that_was_lost(
     assert first.code == 75
     assert "Run the same command again to go on" in first.err
     keys = (tmp_path / "a" / "keys.json").read_bytes()
-    (tmp_path / "a" / "policy.toml").write_text(
-        (tmp_path / "a" / "policy.toml").read_text().replace("instance_epsilon = 1.0", "instance_epsilon = 0.25")
-    )
+    policy = tmp_path / "a" / "policy.toml"
+    policy.write_text(policy.read_text().replace("instance_epsilon = 1.0", "instance_epsilon = 0.25"))
     again = labeler(*command)
     assert again.code == 0, again.err
     assert (tmp_path / "a" / "keys.json").read_bytes() == keys
-    assert read_policy(tmp_path / "a" / "policy.toml").budget.instance_epsilon == 0.25, "what a person wrote stays"
+    assert read_policy(policy).budget.instance_epsilon == 0.25, "what a person wrote stays"
     # Somebody who has the file, too, comes too late and hears what to do.
-    other = labeler(*command[:6], "b", "--phrase", phrase)
+    other = labeler(*JOIN[:-1], "b", "--shard", "a.shard", "--phrase", phrase)
     assert other.code == 1
     assert "used before, with other keys" in other.err
 
 
 def test_new_keys_come_by_invitation_and_bring_the_talliers_as_they_are_now(
-    service: Service, labeler: Labeler, make_shard: Any, tmp_path: Path
+    talliers: None, service: Service, labeler: Labeler, tmp_path: Path
 ) -> None:
-    join_talliers(labeler)
-    make_shard("a.shard")
-    phrase = labeler("invite", "hospital-a", "--json").document["phrase"]
-    command = ("agent", "join", "hospital-a.invitation.json", "--home", "a")
-    assert labeler(*command, "--shard", "a.shard", "--phrase", phrase).code == 0
+    phrase = phrase_for(labeler, "hospital-a")
+    assert labeler(*JOIN, "--shard", "a.shard", "--phrase", phrase).code == 0
     policy_file = tmp_path / "a" / "policy.toml"
     policy_file.write_text("# our own words\n" + policy_file.read_text().replace("day = 1000", "day = 77"))
     before = PartyKeys.load(tmp_path / "a" / "keys.json").public
 
     # A tallier is replaced by another one.
     assert labeler("keys", "revoke", "t1").code == 0
-    made = labeler("invite", "t9", "--role", "tallier", "--json").document
-    assert labeler("tallier", "join", "t9.invitation.json", "--home", "t9", "--phrase", made["phrase"]).code == 0
-    phrase = labeler("invite", "hospital-a", "--rotate", "--json").document["phrase"]
-    renewed = labeler(*command, "--phrase", phrase)
+    heard = phrase_for(labeler, "t9", "--role", "tallier")
+    assert labeler("tallier", "join", "t9.invitation.json", "--home", "t9", "--phrase", heard).code == 0
+    phrase = phrase_for(labeler, "hospital-a", "--rotate")
+    renewed = labeler(*JOIN, "--phrase", phrase)
     assert renewed.code == 0, renewed.err
     assert "t1 is no longer trusted with a share" in renewed.out
     assert "t9 is trusted with a share from now on" in renewed.out
@@ -328,22 +269,16 @@ def test_new_keys_come_by_invitation_and_bring_the_talliers_as_they_are_now(
     assert policy_file.read_text().startswith("# our own words")
     assert len(list((tmp_path / "a").glob("keys.json.*"))) == 1
     # Again, as after a crash: the same keys, no others.
-    assert labeler(*command, "--phrase", phrase).code == 0
+    assert labeler(*JOIN, "--phrase", phrase).code == 0
     assert PartyKeys.load(tmp_path / "a" / "keys.json").public == after
     run_once(tmp_path / "a", service, "hospital-a")
 
 
-def test_keys_are_not_renewed_under_a_process_that_runs(
-    service: Service, labeler: Labeler, make_shard: Any, tmp_path: Path
-) -> None:
-    join_talliers(labeler)
-    made = labeler("invite", "t0", "--role", "tallier", "--rotate", "--json")
-    assert made.code == 0, made.err
+def test_keys_are_not_renewed_under_a_process_that_runs(talliers: None, labeler: Labeler, tmp_path: Path) -> None:
+    phrase = phrase_for(labeler, "t0", "--role", "tallier", "--rotate")
     keys = (tmp_path / "t0" / "keys.json").read_bytes()
-    from labeler.ledger.database import open_database
-
     with open_database(tmp_path / "t0" / "journal.db", anchor=tmp_path / "t0" / "journal.head"):
-        refused = labeler("tallier", "join", "t0.invitation.json", "--home", "t0", "--phrase", made.document["phrase"])
+        refused = labeler("tallier", "join", "t0.invitation.json", "--home", "t0", "--phrase", phrase)
     assert refused.code == 75
     assert "stop it first" in refused.err
     assert (tmp_path / "t0" / "keys.json").read_bytes() == keys
@@ -351,14 +286,9 @@ def test_keys_are_not_renewed_under_a_process_that_runs(
 
 
 def test_a_tallier_names_the_hospitals_it_sums_from_their_files(
-    service: Service, labeler: Labeler, make_shard: Any, tmp_path: Path
+    talliers: None, labeler: Labeler, tmp_path: Path
 ) -> None:
-    join_talliers(labeler)
-    make_shard("a.shard")
-    phrase = labeler("invite", "hospital-a", "--json").document["phrase"]
-    joined = labeler(
-        "agent", "join", "hospital-a.invitation.json", "--shard", "a.shard", "--home", "a", "--phrase", phrase, "--json"
-    )
+    joined = labeler(*JOIN, "--shard", "a.shard", "--phrase", phrase_for(labeler, "hospital-a"), "--json")
     named = labeler("tallier", "agents", "a/keys.public.json", "--home", "t0")
     assert named.code == 0, named.err
     assert joined.document["fingerprint"] in named.out

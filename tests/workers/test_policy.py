@@ -21,6 +21,7 @@ from labeler.planning import price
 from labeler.system.keys import PartyKeys
 from labeler.tally import QueryBatch
 from tests.labeler.tasks import make_task
+from tests.workers.builders import policy_of
 from workers.agent.policy import (
     AllowTable,
     BudgetTable,
@@ -37,32 +38,12 @@ TALLIERS = {f"tallier-{number}": PartyKeys.generate().public for number in range
 FINGERPRINT = "f" * 64
 
 
-def fields(**changes: Any) -> dict[str, Any]:
-    content: dict[str, Any] = {
-        "budget": {"instance_epsilon": 2.0, "agent_epsilon": "unlimited", "delta": 1e-5},
-        "allow": {
-            "backbones": [FINGERPRINT],
-            "tasks": "any",
-            "methods": ["knn"],
-            "max_queries_per_day": 10,
-            "releases": ["histogram"],
-            "max_noise_contributors": 3,
-            "approval": False,
-        },
-        "talliers": {name: keys.seal_key for name, keys in TALLIERS.items()},
-        "coordinator": {"verify_key": COORDINATOR.verify_key},
-    }
-    for path, value in changes.items():
-        table, _, field = path.partition("__")
-        if field:
-            content[table][field] = value
-        else:
-            content[table] = value
-    return content
-
-
-def policy(**changes: Any) -> Policy:
-    return Policy.model_validate(fields(**changes))
+def policy(*, budget: dict[str, Any] | None = None, **changes: Any) -> Policy:
+    usual = {
+        "talliers": {name: keys.seal_key for name, keys in TALLIERS.items()}, "verify_key": COORDINATOR.verify_key,
+        "backbones": [FINGERPRINT], "methods": ["knn"], "max_queries_per_day": 10,
+    }  # fmt: skip
+    return policy_of(budget={"instance_epsilon": 2.0} | (budget or {}), **(usual | changes))
 
 
 def ask(*, queries: int = 4, talliers: dict[str, str] | None = None, talliers_of: int = 3, **changes: Any) -> Ask:
@@ -94,34 +75,29 @@ def test_every_table_is_documented() -> None:
     assert set(re.findall(r"^## `\[(\w+)\]`", DOCUMENT, flags=re.M)) == set(Policy.model_fields)
 
 
-def test_the_documented_example_is_a_policy_that_survives_being_written(tmp_path: Path) -> None:
+def test_the_documented_example_a_bound_for_a_person_and_unusual_names_survive_being_written(tmp_path: Path) -> None:
     example = re.search(r"```toml\n(.*?)```", DOCUMENT, flags=re.S)
     assert example is not None
-    parsed = Policy.model_validate(tomllib.loads(example[1]))
-    (tmp_path / "policy.toml").write_text(policy_toml(parsed))
-    assert read_policy(tmp_path / "policy.toml") == parsed
-
-
-def test_a_bound_for_a_person_survives_being_written(tmp_path: Path) -> None:
-    bounded = policy(allow__person_epsilon=0.7)
-    (tmp_path / "policy.toml").write_text(policy_toml(bounded))
-    assert read_policy(tmp_path / "policy.toml") == bounded
+    odd = policy(talliers={'he said "no" \\ \n [x] ü': "a" * 64})
+    for one in (Policy.model_validate(tomllib.loads(example[1])), policy(person_epsilon=0.7), odd):
+        (tmp_path / "policy.toml").write_text(policy_toml(one))
+        assert read_policy(tmp_path / "policy.toml") == one
 
 
 def test_what_a_task_costs_a_person_is_bounded_at_the_sites_own_delta() -> None:
     asked = ask(records_per_person=2, sigma_votes=200.0, k=5)
     at_site = price(asked.task.model_copy(update={"delta": 1e-5})).person
     assert at_site is not None
-    check(policy(allow__person_epsilon=at_site.epsilon), asked)
+    check(policy(person_epsilon=at_site.epsilon), asked)
     with pytest.raises(PolicyRefusal, match=r"allow.person_epsilon: .* per person \(delta 1e-05\), and epsilon"):
-        check(policy(allow__person_epsilon=at_site.epsilon * 0.999), asked)
+        check(policy(person_epsilon=at_site.epsilon * 0.999), asked)
     # A task that states itself at a generous delta is judged at the site's.
     generous = ask(records_per_person=2, sigma_votes=200.0, k=5, delta=0.1)
     stated = price(generous.task).person
     assert stated is not None
     assert stated.epsilon < at_site.epsilon * 0.9
     with pytest.raises(PolicyRefusal, match=r"allow\.person_epsilon"):
-        check(policy(allow__person_epsilon=stated.epsilon), generous)
+        check(policy(person_epsilon=stated.epsilon), generous)
 
 
 def test_a_task_with_a_finite_price_at_its_own_delta_alone_is_refused() -> None:
@@ -129,52 +105,46 @@ def test_a_task_with_a_finite_price_at_its_own_delta_alone_is_refused() -> None:
     asked = ask(k=20, sigma_votes=2.0, delta=1e-2)
     check(policy(), asked)  # the site promises nothing for a whole agent
     with pytest.raises(PolicyRefusal, match=r"budget\.delta.*1e-05 \(agent level\).*0\.01"):
-        check(policy(budget__agent_epsilon=900.0), asked)
-    check(policy(budget__agent_epsilon=900.0, budget__delta=1e-2), asked)
+        check(policy(budget={"agent_epsilon": 900.0}), asked)
+    check(policy(budget={"agent_epsilon": 900.0, "delta": 1e-2}), asked)
 
 
 def test_with_a_bound_for_a_person_a_task_without_one_is_refused_and_without_a_bound_nobody_looks() -> None:
     with pytest.raises(PolicyRefusal, match="a task without records_per_person, so no bound"):
-        check(policy(allow__person_epsilon=1000.0), ask())
+        check(policy(person_epsilon=1000.0), ask())
     check(policy(), ask(records_per_person=10**6))
     # Noise too small for this many records: nothing can be proved; the price is infinite, not a number.
     with pytest.raises(PolicyRefusal, match="and no bound was asked for"):
-        check(policy(allow__person_epsilon=1000.0), ask(records_per_person=10**9, k=10**6, sigma_votes=1.0))
-
-
-def test_a_policy_with_unusual_names_survives_being_written(tmp_path: Path) -> None:
-    odd = policy(talliers={'he said "no" \\ \n [x] ü': "a" * 64})
-    (tmp_path / "policy.toml").write_text(policy_toml(odd))
-    assert read_policy(tmp_path / "policy.toml") == odd
+        check(policy(person_epsilon=1000.0), ask(records_per_person=10**9, k=10**6, sigma_votes=1.0))
 
 
 def test_what_the_policy_allows_passes() -> None:
     check(policy(), ask())
-    check(policy(allow__approval=True), ask(), is_approved=True)
-    check(policy(allow__tasks=[ask().task.digest]), ask())
-    check(policy(allow__max_queries_per_day=4), ask())
-    check(policy(allow__max_noise_contributors=1), ask(colluding_agents=2))
-    check(policy(allow__max_noise_talliers=2), ask(dishonest_talliers=1))
-    check(policy(allow__max_noise_talliers=1, allow__max_noise_contributors=1), ask(dishonest_talliers=2))
+    check(policy(approval=True), ask(), is_approved=True)
+    check(policy(tasks=[ask().task.digest]), ask())
+    check(policy(max_queries_per_day=4), ask())
+    check(policy(max_noise_contributors=1), ask(colluding_agents=2))
+    check(policy(max_noise_talliers=2), ask(dishonest_talliers=1))
+    check(policy(max_noise_talliers=1, max_noise_contributors=1), ask(dishonest_talliers=2))
 
 
 @pytest.mark.parametrize(
     ("allowed", "asked", "said"),
     [
-        ({"allow__backbones": []}, ask, "allow.backbones: the site's policy allows none"),
-        ({"allow__backbones": ["0" * 64]}, ask, "allow.backbones: the site's policy allows 0000"),
-        ({"allow__tasks": []}, ask, "allow.tasks: the site's policy allows none"),
-        ({"allow__tasks": ["1" * 64]}, ask, "allow.tasks"),
-        ({"allow__methods": ["knn"]}, lambda: ask(method="reverse-knn"), "allow.methods: the site's policy allows knn"),
+        ({"backbones": []}, ask, "allow.backbones: the site's policy allows none"),
+        ({"backbones": ["0" * 64]}, ask, "allow.backbones: the site's policy allows 0000"),
+        ({"tasks": []}, ask, "allow.tasks: the site's policy allows none"),
+        ({"tasks": ["1" * 64]}, ask, "allow.tasks"),
+        ({"methods": ["knn"]}, lambda: ask(method="reverse-knn"), "allow.methods: the site's policy allows knn"),
         ({}, lambda: ask(release="winner"), "allow.releases: the site's policy allows histogram, and winner was asked"),
-        ({"allow__releases": []}, ask, "allow.releases: the site's policy allows none"),
+        ({"releases": []}, ask, "allow.releases: the site's policy allows none"),
         (
-            {"allow__max_queries_per_day": 3},
+            {"max_queries_per_day": 3},
             ask,
             "allow.max_queries_per_day: the site's policy allows 3, and 4 at once",
         ),
         (
-            {"allow__max_noise_contributors": 2},
+            {"max_noise_contributors": 2},
             ask,
             "allow.max_noise_contributors: the site's policy allows noise divided among 2 agents, and noise divided "
             "among 3 was asked for",
@@ -185,7 +155,7 @@ def test_what_the_policy_allows_passes() -> None:
             "allow.max_noise_talliers: the site's policy allows no task whose noise the talliers add, and noise "
             "divided among 1 talliers was asked for",
         ),
-        ({"allow__max_noise_talliers": 1}, lambda: ask(dishonest_talliers=1), "allow.max_noise_talliers"),
+        ({"max_noise_talliers": 1}, lambda: ask(dishonest_talliers=1), "allow.max_noise_talliers"),
         ({}, lambda: ask(agents=2000), "and noise divided among 2000 was asked for"),
         ({}, lambda: ask(agents=2000, colluding_agents=1990, max_dropouts=6), "and noise divided among 4 was asked"),
         ({"talliers": {}}, ask, "talliers: the site's policy allows none, and tallier-0"),
@@ -197,7 +167,7 @@ def test_what_the_policy_allows_passes() -> None:
         ),
         ({}, lambda: ask(talliers={"stranger": "9" * 64}), "talliers: the site's policy allows tallier-0, tallier-1"),
         ({}, lambda: ask(talliers={"tallier-1": "9" * 64}), "talliers.tallier-1: the site's policy allows the key"),
-        ({"coordinator__verify_key": "2" * 64}, ask, "coordinator.verify_key"),
+        ({"verify_key": "2" * 64}, ask, "coordinator.verify_key"),
     ],
 )
 def test_what_it_does_not_allow_is_refused_by_the_name_of_the_field(
@@ -209,9 +179,9 @@ def test_what_it_does_not_allow_is_refused_by_the_name_of_the_field(
 
 def test_a_task_waits_for_a_person_only_when_everything_else_is_in_order() -> None:
     with pytest.raises(AwaitingApproval, match=ask().task.digest):
-        check(policy(allow__approval=True), ask())
+        check(policy(approval=True), ask())
     with pytest.raises(PolicyRefusal):
-        check(policy(allow__approval=True, allow__methods=[]), ask())
+        check(policy(approval=True, methods=[]), ask())
 
 
 def test_more_neighbours_than_a_shard_could_have_are_not_refused() -> None:
@@ -275,7 +245,7 @@ def test_no_job_may_take_more_of_an_images_life_than_the_site_says() -> None:
     quarter = math.floor(most.life_nano / 4)
     fits = min(quarter // of_one, 4)
     assert 1 <= fits < 4, "so that one more vote is too many"
-    bounded = policy(allow__methods=("reverse-knn",), allow__life_job_share=0.25).model_copy(update={"budget": most})
+    bounded = policy(methods=("reverse-knn",), life_job_share=0.25).model_copy(update={"budget": most})
     assert Policy.model_validate(tomllib.loads(policy_toml(bounded))) == bounded
     check(bounded, life_task(k=fits, budget_nano=most.life_nano))
     with pytest.raises(PolicyRefusal, match=r"allow\.life_job_share: .* share of 0\.25.*lower k or raise sigma_votes"):

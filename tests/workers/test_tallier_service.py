@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -33,9 +32,10 @@ from labeler.sharing import ShareVector, split
 from labeler.system.erasable import KeyFolder, keys_in
 from labeler.system.keys import PartyKeys, verify
 from labeler.tally import AggregateShare, Round
+from tests.processes import wait_until
 from tests.workers.builders import killed_at
 from workers.homes.journals import accept_restored_journal, backup_home
-from workers.party.home import TallierConfig, create_tallier_home, read_tallier_config
+from workers.party.home import create_tallier_home, read_tallier_config
 from workers.tallier.service import run_tallier
 
 ME = "tallier-1"
@@ -52,46 +52,40 @@ class Table:
     relay: Any
     start: Callable[..., Any]
     agents: dict[str, PartyKeys]
-    now: list[datetime] = field(default_factory=lambda: [NOW])
+    now: datetime = NOW
     sequence: int = 0
 
     def round(self, number: int = 0) -> Round:
         return Round("a" * 64, f"{number:064x}", num_queries=2, num_classes=3, quorum=2)
 
     def open(self, round: Round, *, expires_at: float = EXPIRES, **changes: Any) -> None:
-        participants = {name: keys.public.verify_key for name, keys in self.agents.items()}
-        opening = OpenRound(
-            **{"round": round, "tallier": 1, "participants": participants, "expires_at": expires_at} | changes
-        )
-        self.relay.send("open-round", ME, opening.encode(), task=round.task_digest, round=round.digest)
+        self.relay.open_round(ME, round, self.agents, tallier=1, expires_at=expires_at, **changes)
 
-    def share_of(self, agent: str, round: Round, *, seed: str = "", is_marked: bool = False) -> ShareVector:
-        seeded = seeded_source(f"{agent} {round.digest} {seed}".encode())
+    def share_of(self, agent: str, round: Round, *, is_marked: bool = False) -> ShareVector:
+        seeded = seeded_source(f"{agent} {round.digest}".encode())
         # Repeatable, and not marked as such: a tallier takes no share that is.
         source = seeded if is_marked else keyed_source(seeded.bytes(32), is_seeded=False)
         return split(np.full((2, 3), ord(agent), dtype=np.int64), num_talliers=3, source=source)[1]
 
-    def share(self, agent: str, round: Round, *, seed: str = "", **changes: Any) -> Message:
+    def share(self, agent: str, round: Round, *, is_marked: bool = False, **changes: Any) -> Message:
         self.sequence += 1
-        body = changes.pop("body", None) or share_to_bytes(self.share_of(agent, round, seed=seed))
-        fields = {
-            "sender": agent,
-            "recipient": ME,
-            "task_digest": round.task_digest,
-            "round_digest": round.digest,
-            "sequence": self.sequence,
-            "seal_to": self.relay.enrolled[ME].seal_key,
-        }
-        message = changes.pop("keys", self.agents[agent]).message("input-share", body=body, **fields | changes)
-        self.relay.put(ME, message)
-        return message
+        body = changes.pop("body", None) or share_to_bytes(self.share_of(agent, round, is_marked=is_marked))
+        fields = {"sender": agent, "sequence": self.sequence, "seal_to": self.relay.enrolled[ME].seal_key} | changes
+        keys = fields.pop("keys", self.agents[agent])
+        return self.relay.send_as(keys, "input-share", ME, body, round=round, **fields)
+
+    def opened(self, round: Round, agents: Iterable[str] = AGENTS, **changes: Any) -> Round:
+        """Open a round, and send these agents' shares of it."""
+        self.open(round, **changes)
+        for agent in agents:
+            self.share(agent, round)
+        return round
 
     def sum(self, round: Round, contributors: tuple[str, ...]) -> None:
-        body = SumRequest(contributors, ledger_seq=5, ledger_hash="e" * 64).encode()
-        self.relay.send("sum", ME, body, task=round.task_digest, round=round.digest)
+        self.relay.ask_sum(ME, round, contributors)
 
     def run(self) -> Any:
-        return self.start(lambda stop: run_tallier(self.home, stop=stop, clock=lambda: self.now[0], wait_s=0.1))
+        return self.start(lambda stop: run_tallier(self.home, stop=stop, clock=lambda: self.now, wait_s=0.1))
 
     def through(self, work: Callable[[], None] = lambda: None) -> None:
         """Run until all mail that is there was handled: a marker round is opened last and waited for."""
@@ -99,10 +93,9 @@ class Table:
         marker = self.round(10**6 + self.sequence)
         self.sequence += 1
         self.open(marker, expires_at=1e11 - 1)
-        running = self.run()
-        self.relay_holdings(marker)
-        self.relay.wait_for_rest(ME)  # else it would take all of it again
-        running.end()
+        with self.run():
+            self.relay_holdings(marker)
+            self.relay.wait_for_rest(ME)  # else it would take all of it again
 
     def relay_holdings(self, round: Round) -> dict[str, bytes]:
         """The last report on a round, once there is one."""
@@ -121,13 +114,7 @@ class Table:
 
 @pytest.fixture
 def table(tmp_path: Path, relay: Any, start: Any) -> Table:
-    config = TallierConfig(
-        tallier_id=ME,
-        coordinator_url=relay.url,
-        coordinator_verify_key=relay.keys.public.verify_key,
-        coordinator_seal_key=relay.keys.public.seal_key,
-    )
-    relay.enrolled[ME] = create_tallier_home(tmp_path / "tallier", config)
+    relay.make_tallier(tmp_path / "tallier", ME)
     return Table(tmp_path / "tallier", relay, start, {name: PartyKeys.generate() for name in AGENTS})
 
 
@@ -136,10 +123,7 @@ def expected_words(table: Table, round: Round, agents: str) -> np.ndarray:
 
 
 def test_it_adds_up_the_agents_it_is_asked_for(table: Table) -> None:
-    round = table.round()
-    table.open(round)
-    for agent in AGENTS:
-        table.share(agent, round)
+    round = table.opened(table.round())
     table.through()
     assert table.relay_holdings(round) == {agent: table.share_of(agent, round).sharing_id for agent in AGENTS}
     table.through(lambda: table.sum(round, ("a", "c")))
@@ -149,30 +133,21 @@ def test_it_adds_up_the_agents_it_is_asked_for(table: Table) -> None:
     assert np.array_equal(aggregate.words, expected_words(table, round, "ac"))
 
 
-def test_no_more_rounds_and_bytes_are_open_than_a_tallier_has_room_for(
-    table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_more_rounds_are_open_than_a_tallier_has_room_for(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "MAX_OPEN_ROUNDS", 2)
-    first, second, third = (table.round(number) for number in range(3))
-    table.open(first)
+    first, second, third = table.opened(table.round(0)), table.round(1), table.round(2)
     table.open(second)
-    for agent in AGENTS:
-        table.share(agent, first)
-    running = table.run()
-    table.relay_holdings(second)
-    table.open(third)
-    table.sum(first, AGENTS)
-    table.sums(1)
-    assert [record.problem for record in caplog.records if record.message == "message refused"] == ["unavailable"]
-    (refusal,) = [record.sentence for record in caplog.records if record.message == "message refused"]
-    assert "2 rounds are open at this tallier and were not summed, at most 2 may be" in refusal
-    # One was summed, so there is room when the coordinator asks again; and a known round may always be opened again.
-    table.open(third)
-    table.relay_holdings(third)
-    table.open(second)
-    running.end()
-    told = [Refusal.decode(message.body) for message in table.relay.received("refused")]
-    assert [(one.reason, one.is_final) for one in told] == [("unavailable", False)]
+    with table.run():
+        table.relay_holdings(second)
+        table.open(third)
+        (told,) = table.relay.wait_for("refused")
+        assert (Refusal.decode(told.body).reason, Refusal.decode(told.body).is_final) == ("unavailable", False)
+        # One is summed, so there is room when the coordinator asks again.
+        table.sum(first, AGENTS)
+        table.sums(1)
+        table.open(third)
+        table.relay_holdings(third)
+    assert len(table.relay.received("refused")) == 1
 
 
 def test_a_tallier_that_knows_its_agents_sums_nobody_the_coordinator_has_invented(
@@ -195,9 +170,7 @@ def test_a_tallier_that_knows_its_agents_sums_nobody_the_coordinator_has_invente
         Refusal("privacy-refusal", sentence, True) for sentence in sentences[:2]
     ]
     round = table.round()
-    table.open(round, participants={name: known[name] for name in ("a", "b")})
-    table.share("a", round)
-    table.share("b", round)
+    table.opened(round, "ab", participants={name: known[name] for name in "ab"})
     table.through(lambda: table.sum(round, ("a", "b")))
     assert [aggregate.contributors for aggregate in table.sums(1)] == [frozenset({"a", "b"})]
 
@@ -221,10 +194,7 @@ def test_an_impostor_with_the_highest_number_does_not_silence_an_agent(table: Ta
     table.share("b", round, keys=impostor, sequence=2**62)
     table.through()
     assert set(table.relay_holdings(round)) == {"b"}
-    second = table.round(2)
-    table.open(second)
-    for agent in AGENTS:
-        table.share(agent, second)
+    second = table.opened(table.round(2))
     table.through()
     assert set(table.relay_holdings(second)) == set(AGENTS)
 
@@ -238,8 +208,9 @@ def test_an_impostor_with_the_highest_number_does_not_silence_an_agent(table: Ta
         {"body": b"no share"},
         {"sender": "stranger"},
         {"sender": "b"},
+        {"is_marked": True},
     ],
-    ids=["forged", "other task", "sealed to another", "malformed", "no participant", "another's name"],
+    ids=["forged", "other task", "sealed to another", "malformed", "no participant", "another's name", "known seed"],
 )
 def test_a_bad_share_is_skipped_and_the_next_is_taken(table: Table, bad: dict[str, Any]) -> None:
     round = table.round()
@@ -248,40 +219,6 @@ def test_a_bad_share_is_skipped_and_the_next_is_taken(table: Table, bad: dict[st
     table.share("c", round)
     table.through()
     assert set(table.relay_holdings(round)) == {"c"}
-
-
-def test_a_share_whose_noise_came_from_a_known_seed_is_refused_by_itself(table: Table) -> None:
-    round = table.round()
-    table.open(round)
-    table.share("a", round, body=share_to_bytes(table.share_of("a", round, is_marked=True)))
-    table.share("c", round)
-    table.through()
-    assert set(table.relay_holdings(round)) == {"c"}
-
-
-def test_a_share_cut_out_of_another_agents_message_is_refused(table: Table) -> None:
-    """A relay could put somebody's sealed share under its own signature, were the seal not bound to the sender."""
-    round = table.round()
-    table.open(round)
-    stolen = table.share("a", round)
-    table.sequence += 1
-    unsealed = table.agents["b"].message(
-        "holdings", sender="b", recipient=ME, sequence=1, body=stolen.body, round_digest=round.digest
-    )
-    assert unsealed.body == stolen.body
-    copied = table.agents["b"].message(
-        "input-share",
-        sender="b",
-        recipient=ME,
-        task_digest=round.task_digest,
-        round_digest=round.digest,
-        sequence=table.sequence,
-        body=stolen.body,
-        seal_to=table.relay.enrolled[ME].seal_key,
-    )
-    table.relay.put(ME, copied)
-    table.through()
-    assert set(table.relay_holdings(round)) == {"a"}
 
 
 def test_a_share_of_a_round_that_is_not_open_is_not_taken_and_may_come_again(table: Table) -> None:
@@ -295,53 +232,31 @@ def test_a_share_of_a_round_that_is_not_open_is_not_taken_and_may_come_again(tab
 
 
 def test_only_the_coordinator_opens_and_sums(table: Table) -> None:
-    round = table.round()
-    table.open(round)
-    table.share("a", round)
-    table.share("b", round)
+    round = table.opened(table.round(), "ab")
     body = SumRequest(("a", "b"), ledger_seq=5, ledger_hash="e" * 64).encode()
     for sender, keys in (("a", table.agents["a"]), ("coordinator", table.agents["a"])):
-        forged = keys.message(
-            "sum", sender=sender, recipient=ME, task_digest=round.task_digest, round_digest=round.digest,
-            sequence=10**6, body=body,
-        )  # fmt: skip
-        table.relay.put(ME, forged)
+        table.relay.send_as(keys, "sum", ME, body, round=round, sender=sender, sequence=10**6)
     table.through()
     assert table.relay.received("aggregate-share") == []
 
 
-@pytest.mark.parametrize(
-    ("status", "problem"), [(503, b""), (403, b'{"type": "urn:labeler:problem:not-enrolled"}')], ids=["away", "revoked"]
-)
+@pytest.mark.parametrize("is_revoked", [False, True])
 def test_shares_of_an_expired_round_are_deleted_whether_or_not_the_coordinator_can_be_reached(
-    table: Table, status: int, problem: bytes, monkeypatch: pytest.MonkeyPatch
+    table: Table, is_revoked: bool, impatient: None
 ) -> None:
-    monkeypatch.setattr("workers.party.link._LONGEST_PAUSE_S", 0.2)
-    monkeypatch.setattr("workers.party.link._pause", lambda *_, **__: time.sleep(0.05))
-    round = table.round()
-    table.open(round)
-    table.share("a", round)
+    round = table.opened(table.round(), "a")
     table.through()
     key = f"{round.digest}.shares"
-    table.relay.failures.extend((status, {}, problem) for _ in range(10_000))
-    running = table.start(lambda stop: run_tallier(table.home, stop=stop, clock=lambda: table.now[0], wait_s=0.1))
-    while len(table.relay.failures) > 9_997:
-        time.sleep(0.02)
-    assert key in keys_in(table.home / "erasable")
-    table.now[0] += timedelta(hours=2)
-    end = time.monotonic() + 60
-    while key in keys_in(table.home / "erasable"):
-        assert time.monotonic() < end, "the key of shares nobody may ask for any more is still there"
-        time.sleep(0.02)
-    running.end()
+    with table.run():
+        table.relay.turn_away(is_revoked=is_revoked)
+        assert key in keys_in(table.home / "erasable")
+        table.now += timedelta(hours=2)
+        wait_until(lambda: key not in keys_in(table.home / "erasable"))
 
 
 def test_an_older_copy_of_its_journal_is_refused(table: Table) -> None:
     """It would have forgotten which rounds were summed."""
-    round = table.round()
-    table.open(round)
-    table.share("a", round)
-    table.share("b", round)
+    round = table.opened(table.round(), "ab")
     table.through()
     older = (table.home / "journal.db").read_bytes()
     table.through(lambda: table.sum(round, ("a", "b")))
@@ -366,10 +281,7 @@ def with_noise(table: Table, round: Round, agents: str, key: bytes) -> np.ndarra
 
 
 def test_its_noise_is_drawn_once_for_one_set_of_agents_and_sent_again_bit_for_bit(table: Table) -> None:
-    round = noisy()
-    table.open(round)
-    for agent in AGENTS:
-        table.share(agent, round)
+    round = table.opened(noisy())
     table.through()
     key = keys_in(table.home / "erasable")[round.digest + ".shares"]
     table.through(lambda: table.sum(round, ("a", "b")))
@@ -390,10 +302,7 @@ def test_its_noise_is_drawn_once_for_one_set_of_agents_and_sent_again_bit_for_bi
 def test_killed_between_storing_and_sending_it_sends_the_noise_that_it_had_drawn(
     table: Table, tmp_path: Path, point: str
 ) -> None:
-    round = noisy()
-    table.open(round, expires_at=1e11 - 1)
-    for agent in AGENTS:
-        table.share(agent, round)
+    round = table.opened(noisy(), expires_at=1e11 - 1)
     table.through()
     key = keys_in(table.home / "erasable")[round.digest + ".shares"]
     table.sum(round, AGENTS)
@@ -415,10 +324,7 @@ def test_killed_between_storing_and_sending_it_sends_the_noise_that_it_had_drawn
 def test_a_tallier_that_came_back_from_a_backup_serves_nothing_until_a_person_gives_its_rounds_up(
     table: Table, tmp_path: Path
 ) -> None:
-    round, later = table.round(1), table.round(2)
-    table.open(round)
-    table.share("a", round)
-    table.share("b", round)
+    round, later = table.opened(table.round(1), "ab"), table.round(2)
     table.through()
     backup_home(table.home, tmp_path / "backup")
     table.home.rename(tmp_path / "lost")
@@ -426,9 +332,7 @@ def test_a_tallier_that_came_back_from_a_backup_serves_nothing_until_a_person_gi
     with pytest.raises(JournalBehind, match="restored from a backup, which holds none"):
         run_tallier(table.home, stop=threading.Event())
     accept_restored_journal(table.home, reason="disk lost")
-    table.open(later)
-    table.share("a", later)
-    table.share("b", later)
+    table.opened(later, "ab")
     table.through(lambda: table.sum(round, ("a", "b")))
     table.through(lambda: table.sum(later, ("a", "b")))
     (summed,) = table.sums(1)

@@ -9,24 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import delete, select, update
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import select
 
 from feature_store.shard import Shard
 from labeler.accounting.lifetime import set_aside_nano, vote_nano
 from labeler.budget import budget_for
-from labeler.errors import JournalBroken, LabelerError
 from labeler.ledger.database import open_database
-from labeler.ledger.ledger import Ledger
-from labeler.ledger.lifetimes import CLOSED, NO_DIGESTS, OTHER_KEY, SET_ASIDE
-from labeler.ledger.schema import life_rounds, life_spends
+from labeler.ledger.lifetimes import CLOSED, NO_DIGESTS, OTHER_KEY
+from labeler.ledger.schema import life_spends
 from labeler.messages.bodies import Ask
 from labeler.sharing import unshard
 from labeler.system.site_key import SiteKey
 from labeler.tally import QueryBatch
+from tests.workers.agent_site import AGENT, Site
 from tests.workers.builders import shard_of_rows
 from tests.workers.conftest import CLASSES, DIMENSION
-from tests.workers.test_agent_service import AGENT, NOW, Site
 from workers.agent.policy import Policy, policy_toml
 from workers.homes.journals import accept_restored_journal, backup_home, verify_journal
 
@@ -84,19 +81,14 @@ class LifeSite(Site):
 
     def answers_in_the_chain(self) -> int:
         verify_journal(self.home)
-        with open_database(self.home / "journal.db", read_only=True) as database:
-            return sum(entry.kind == "answer" for entry in Ledger(database, clock=lambda: NOW).entries())
-
-
-def life_site(tmp_path: Path, make_shard: Any, relay: Any, start: Any) -> LifeSite:
-    """One whose home is not made yet."""
-    batch = QueryBatch(make_shard("public", records=9, seed=99, public=True).features[:])
-    return LifeSite(tmp_path / "agent", write(tmp_path / "own"), relay, batch, start)
+        with self.ledger() as ledger:
+            return sum(entry.kind == "answer" for entry in ledger.entries())
 
 
 @pytest.fixture
 def site(tmp_path: Path, make_shard: Any, relay: Any, start: Any) -> LifeSite:
-    site = life_site(tmp_path, make_shard, relay, start)
+    batch = QueryBatch(make_shard("public", records=9, seed=99, public=True).features[:])
+    site = LifeSite(tmp_path / "agent", write(tmp_path / "own"), relay, batch, start)
     site.make()
     return site
 
@@ -105,11 +97,10 @@ def test_an_image_votes_until_its_budget_is_spent_and_the_service_goes_on_answer
     site: LifeSite, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    running = site.run()
-    asks = [site.ask_for_life(votes=2, nonce=str(number)) for number in range(4)]
-    found = [site.answer(ask) for ask in asks]
-    site.relay.wait_for_rest(AGENT)
-    running.end()
+    with site.run():
+        asks = [site.ask_for_life(votes=2, nonce=str(number)) for number in range(4)]
+        found = [site.answer(ask) for ask in asks]
+        site.relay.wait_for_rest(AGENT)
     # Each within 5 standard deviations of what is left: 60, 60, none, none.
     assert np.allclose(found, [60, 60, 0, 0], atol=16)
     price = vote_nano(asks[0].task)
@@ -128,38 +119,24 @@ def test_an_image_votes_until_its_budget_is_spent_and_the_service_goes_on_answer
     assert all(lines == first for lines in others)
 
 
-def test_rounds_of_one_mail_pay_one_after_the_other(site: LifeSite) -> None:
-    asks = [site.ask_for_life(nonce=str(number)) for number in range(3)]
-    for ask in asks:
-        site.send(ask)
-    running = site.run()
-    sums = [float(unshard([share.expand() for share in site.shares(ask, 1)[0]]).sum() / ask.task.scale) for ask in asks]
-    running.end()
-    assert np.allclose(sorted(sums), [0, 0, 60], atol=16)
-    assert site.spends() == [vote_nano(asks[0].task)] * RECORDS
-
-
 def test_another_import_another_backbone_and_a_deletion_give_no_image_a_second_budget(site: LifeSite) -> None:
     ask = site.ask_for_life()
-    running = site.run()
-    assert site.answer(ask) > 30
-    running.end()
+    with site.run():
+        assert site.answer(ask) > 30
     # All images are deleted but one, and come back under new ids, embedded by another backbone.
     site.shard.delete(site.shard.record_ids[1:])
     assert len(site.spends()) == RECORDS
     again = write(site.shard.path, ids=8, fingerprint="other")
     assert not np.isin(again.record_ids, site.shard.record_ids).any()
-    running = site.run()
-    assert abs(site.answer(site.ask_for_life(fingerprint="other", nonce="again"))) < 16
-    running.end()
+    with site.run():
+        assert abs(site.answer(site.ask_for_life(fingerprint="other", nonce="again"))) < 16
     assert site.spends() == [vote_nano(ask.task)] * RECORDS
 
 
 def test_a_file_that_is_there_twice_is_one_image_and_votes_once(site: LifeSite) -> None:
     write(site.shard.path, ids=5, twice=30)
-    running = site.run()
-    votes = site.answer(site.ask_for_life())
-    running.end()
+    with site.run():
+        votes = site.answer(site.ask_for_life())
     assert abs(votes - RECORDS) < 16
     assert len(site.spends()) == RECORDS
 
@@ -170,21 +147,19 @@ def test_records_far_from_every_query_spend_nothing(site: LifeSite) -> None:
         "budget_nano": ask.task.lifetime_budget.budget_nano if ask.task.lifetime_budget else 0,
         "least_similarity": 1.0,
     }
-    running = site.run()
-    assert abs(site.answer(site.ask_for_life(lifetime_budget=far))) < 16
-    assert site.spends() == [0] * RECORDS  # as many rows as where all of them vote: writing takes as long
-    assert site.answer(ask) > 30
-    running.end()
+    with site.run():
+        assert abs(site.answer(site.ask_for_life(lifetime_budget=far))) < 16
+        assert site.spends() == [0] * RECORDS  # as many rows as where all of them vote: writing takes as long
+        assert site.answer(ask) > 30
 
 
 def test_only_records_of_the_classes_asked_about_vote_and_pay(site: LifeSite) -> None:
     ask = site.ask_for_life()
     assert ask.task.lifetime_budget is not None
     about = ask.task.lifetime_budget.model_dump() | {"asked_classes": ("dog",)}
-    running = site.run()
-    site.send(only := site.ask_for_life(lifetime_budget=about))
-    (shares,) = site.shares(only, 1)
-    running.end()
+    with site.run():
+        site.send(only := site.ask_for_life(lifetime_budget=about))
+        (shares,) = site.shares(only, 1)
     found = unshard([share.expand() for share in shares]).sum(axis=0) / only.task.scale
     # Standard deviation of one class: sqrt(9 / 2).
     assert np.allclose(found, [0, RECORDS // 3, 0], atol=11)
@@ -212,38 +187,14 @@ def test_killed_at_any_step_every_image_pays_once_and_the_answer_is_one(
     assert site.spends() == ([price] * RECORDS if is_stored else [])
     assert site.answers_in_the_chain() == (1 if is_stored else 0)
     before = len(site.relay.mail_of("tallier-0"))
-    running = site.run()
-    answers = site.shares(ask, before + 1)
-    running.end()
+    with site.run():
+        answers = site.shares(ask, before + 1)
     digests = {tuple(share.fingerprint() for share in shares) for shares in answers}
     assert len(digests) == 1
     assert site.spends() == [price] * RECORDS
     assert site.answers_in_the_chain() == 1
     # Whatever came before, what was sent holds the votes that were paid for, and not those of a spend that came later.
     assert abs(float(unshard([share.expand() for share in answers[0]]).sum() / ask.task.scale) - RECORDS) < 16
-
-
-def test_what_was_computed_from_spends_that_have_changed_is_not_stored(site: LifeSite) -> None:
-    from labeler.ledger.lifetimes import CastVotes, LifetimeSpends
-
-    shard = site.shard
-    assert shard.image_digests is not None
-    one = np.asarray(shard.image_digests[:1])
-    with open_database(site.home / "journal.db", allow_unsynced=True) as database:
-        spends = LifetimeSpends(database)
-        first = CastVotes(spends.spent(one).version, KEY.name, one, np.array([7]))
-        second = CastVotes(spends.spent(one).version, KEY.name, one, np.array([5]))
-        with database.write() as connection:
-            spends.add("a" * 64, first, connection=connection)
-        with pytest.raises(LabelerError, match="another round has spent"), database.write() as connection:
-            spends.add("b" * 64, second, connection=connection)
-        assert (spends.spent(one).spent.tolist(), spends.rounds()) == ([7], 1)
-        # And the database itself lets no spend shrink, and none go.
-        smaller, gone = update(life_spends).values(spent=1), delete(life_rounds)
-        for statement in (smaller, delete(life_spends), gone):
-            with pytest.raises((DBAPIError, JournalBroken, LabelerError)), database.write() as connection:
-                connection.execute(statement)
-        assert spends.spent(one).spent.tolist() == [7]
 
 
 @pytest.mark.parametrize(
@@ -261,31 +212,27 @@ def test_a_site_that_set_nothing_aside_or_cannot_know_its_images_refuses_at_no_c
     site.write_policy()
     write(site.shard.path, key=key)
     site.send(site.ask_for_life(**changes))
-    running = site.run()
-    (refusal,) = site.refusals(1)
-    running.end()
+    with site.run():
+        (refusal,) = site.refusals(1)
     assert said in refusal.sentence
     assert site.spent() == (0 if life is None else set_aside_nano(budget_for(life, 1e-5)))
 
 
 def test_a_shard_under_another_site_key_casts_no_votes_for_life(site: LifeSite) -> None:
-    running = site.run()
-    site.answer(site.ask_for_life())
-    running.end()
+    with site.run():
+        site.answer(site.ask_for_life())
     write(site.shard.path, key=OTHER)
-    running = site.run()
-    site.send(site.ask_for_life(nonce="other"))
-    assert OTHER_KEY in site.refusals(1)[0].sentence
-    running.end()
+    with site.run():
+        site.send(site.ask_for_life(nonce="other"))
+        assert OTHER_KEY in site.refusals(1)[0].sentence
 
 
 def test_a_home_from_a_backup_keeps_the_spends_and_casts_no_votes_for_life_any_more(
     site: LifeSite, tmp_path: Path
 ) -> None:
-    running = site.run()
-    site.answer(site.ask_for_life())
-    site.relay.wait_for_rest(AGENT)
-    running.end()
+    with site.run():
+        site.answer(site.ask_for_life())
+        site.relay.wait_for_rest(AGENT)
     backup_home(site.home, tmp_path / "backup")
     site.home.rename(tmp_path / "lost")
     shutil.copytree(tmp_path / "backup", site.home)
@@ -295,22 +242,6 @@ def test_a_home_from_a_backup_keeps_the_spends_and_casts_no_votes_for_life_any_m
     raised = site.policy()
     budget = raised.budget.model_copy(update={"instance_epsilon": 60.0})
     (site.home / "policy.toml").write_text(policy_toml(raised.model_copy(update={"budget": budget})))
-    running = site.run()
-    site.send(site.ask_for_life(nonce="after"))
-    assert CLOSED in site.refusals(1)[0].sentence
-    running.end()
-
-
-def test_what_is_set_aside_is_charged_once_and_a_larger_promise_charges_the_rest(site: LifeSite) -> None:
-    first, second = (set_aside_nano(budget_for(epsilon, 1e-5)) for epsilon in (EPSILON, 17.0))
-    for life, expected in ((EPSILON, first), (EPSILON, first), (17.0, second), (5.0, second)):
-        site.life = life
-        site.write_policy()
-        running = site.run()
-        site.relay.polls.clear()
-        site.relay.wait_for_poll()
-        running.end()
-        assert site.spent() == expected
-    with open_database(site.home / "journal.db", read_only=True) as database:
-        names = {entry.reservation_id for entry in Ledger(database, clock=lambda: NOW).entries(search=SET_ASIDE)}
-    assert names == {f"{SET_ASIDE}/agent:{AGENT}/{nano}" for nano in (first, second)}
+    with site.run():
+        site.send(site.ask_for_life(nonce="after"))
+        assert CLOSED in site.refusals(1)[0].sentence
