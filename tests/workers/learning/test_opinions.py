@@ -18,7 +18,7 @@ from labeler.methods.evaluate import Scored
 from labeler.records import Records
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
-from tests.scored import linear_model, scored
+from tests.scored import linear_model
 from tests.workers.answer import answer
 from workers.learning.learner import Trainer
 
@@ -85,28 +85,3 @@ def test_a_model_of_no_numbers_is_refused_before_and_fills_one_cell_after() -> N
         predicted, stated = Trainer().opinions(MODELS[name], features)
         assert predicted[np.isnan(stated)].tolist() == [0] * int(np.isnan(stated).sum())
         assert np.isnan(stated).all() or name == "infinite"
-
-
-@pytest.mark.parametrize(
-    ("model", "says"),
-    [
-        (linear_model(("a", "b"), DIMENSION, fingerprint="b"), "other classes"),
-        (linear_model(CLASSES, DIMENSION, fingerprint="other"), "backbone"),
-        (linear_model(CLASSES, DIMENSION + 1, fingerprint="b"), "from features of 24 numbers"),
-        (b"no model", "is no model of a job"),
-    ],
-)
-def test_a_model_of_something_else_is_refused_by_public_facts(model: bytes, says: str) -> None:
-    task, batch = asked(model)
-    with pytest.raises(LabelerError, match=says):
-        task.traits.check_questions(task, batch, Trainer())
-
-
-def test_cells_that_do_not_fit_a_batch_are_refused() -> None:
-    question = scored(CLASSES, DIMENSION, bands=50, fingerprint="b")
-    rows = question.rows(DIMENSION, num_classes=3)
-    task, _ = asked(MODELS["linear"])
-    shorter = replace(question, edges=())
-    assert len(shorter.rows(DIMENSION, num_classes=3)) <= len(rows)
-    with pytest.raises(LabelerError, match="carry a released model"):
-        task.traits.check_questions(task, QueryBatch(rows[:9]), Trainer())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,11 @@ from scipy.special import log_softmax, softmax
 from benchmarks.learning.linear_users import NO_RECORD, train_linear, train_users
 from labeler.descent import MOST_RECORDS, Descent
 from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal
-from labeler.methods.aux_distill import LocalHeadTerms, head_terms
-from labeler.methods.blind_average import Learner, LinearTerms, linear_terms, weight_sum
+from labeler.methods.aux_distill import head_terms
+from labeler.methods.blind_average import LinearTerms, linear_terms, weight_sum
 from labeler.planning import price
 from labeler.privacy_card import card_in_words, privacy_card
 from labeler.task import Task, parse_task
-from workers.learning.private_heads import fit_heads, plain_map
 
 Array = NDArray[np.float64]
 TRAINING = {"min_records": 200, "regularisation": 0.05, "dimension": 10}
@@ -35,46 +33,6 @@ def task(method: str = "blind-average", **fields: Any) -> Task:
         "max_queries": 65, "agents": 5, "training": TRAINING,
     }  # fmt: skip
     return parse_task(given_fields | fields)
-
-
-@settings(max_examples=250, deadline=None)
-@given(
-    learner=st.sampled_from(["softmax", "svm"]),
-    classes=st.integers(2, 6),
-    records=st.integers(1, 24),
-    min_records=st.integers(1, 12),
-    room=st.integers(0, 20),
-    regularisation=st.floats(0.01, 5),
-    clip_norm=st.floats(0.2, 4),
-    radius=st.floats(0.02, 500),
-    iterations=st.integers(1, 80),
-    planted=st.booleans(),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_a_record_that_leaves_moves_the_trained_weights_at_most_by_half_of_the_old_bound(
-    learner: Learner,
-    classes: int,
-    records: int,
-    min_records: int,
-    room: int,
-    regularisation: float,
-    clip_norm: float,
-    radius: float,
-    iterations: int,
-    planted: bool,
-    seed: int,
-) -> None:
-    """The real trainer, with fewer and with many times more records than the denominator, converged or not."""
-    most = max(records, min_records) + room
-    terms = LinearTerms(learner, classes, regularisation, clip_norm, radius, iterations, min_records, most)
-    rng = np.random.default_rng(seed)
-    features, labels = rng.standard_normal((records, 3)) * 10, rng.integers(0, classes, records)
-    if planted:
-        features = 10 * rng.choice([-1.0, 1.0], records)[:, None] * np.eye(3)[:1]
-    one = train_linear(features, labels, terms=terms)
-    other = train_linear(features[1:], labels[1:], terms=terms)
-    assert np.linalg.norm(one - other) <= terms.sensitivity
-    assert max(np.linalg.norm(one), np.linalg.norm(other)) <= terms.largest_norm
 
 
 def _minimiser(rows: Array, labels: NDArray[np.int64], classes: int, n: int, regularisation: float) -> Array:
@@ -113,16 +71,6 @@ def test_the_exact_minimiser_keeps_the_bound_and_is_where_the_steps_end(
     assert np.linalg.norm(one - other) <= terms.sensitivity + 1e-6
     trained = train_linear(rows, labels, terms=terms)
     assert np.linalg.norm(trained.ravel() - one) < 1e-4 * max(1.0, float(np.linalg.norm(one)))
-
-
-def test_the_bound_is_attained_so_that_no_smaller_one_is_true() -> None:
-    """One svm record against none, and one softmax record under a short norm: three percent less would be false."""
-    svm = LinearTerms("svm", 5, 1.2, 1.0, 1.0, 200, 20, 20)
-    short = LinearTerms("softmax", 5, 3.0, 1.0, 0.05, 60, 20, 20)
-    for terms in (svm, short):
-        rows, labels = np.array([[5.0, 0, 0]]), np.zeros(1, dtype=np.int64)
-        moved = train_linear(rows, labels, terms=terms) - train_linear(rows[:0], labels[:0], terms=terms)
-        assert 0.97 * terms.sensitivity < np.linalg.norm(moved) <= terms.sensitivity
 
 
 def test_a_step_that_forgets_how_many_records_there_may_be_is_no_contraction() -> None:
@@ -179,38 +127,6 @@ def test_logistic_descent_in_fifty_digits_keeps_the_bound_after_every_step(
         for one, two in zip(path(places), path(places[1:]), strict=True):
             assert abs(one - two) <= terms.sensitivity
             assert max(abs(one), abs(two)) <= terms.largest_norm
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    records=st.integers(1, 12),
-    min_records=st.integers(1, 6),
-    negatives=st.integers(1, 8),
-    regularisation=st.floats(0.02, 3),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_both_heads_of_neighbours_are_as_close_as_their_terms_say(
-    records: int, min_records: int, negatives: int, regularisation: float, seed: int
-) -> None:
-    most = max(records, min_records)
-    terms = LocalHeadTerms(
-        3, 5, 5, min_records, negatives, 4.0, 9.0, regularisation, regularisation, max_records=most
-    )  # fmt: skip
-    rng = np.random.default_rng(seed)
-    features, public = rng.standard_normal((records, 4)), rng.standard_normal((negatives, 4))
-    labels, seen = rng.integers(0, 3, records), plain_map(4)
-    one, other = (
-        fit_heads(features[at:], labels[at:], public, terms=terms, head_map=seen, score_map=seen) for at in (0, 1)
-    )
-    assert np.linalg.norm(one.head - other.head) <= terms.head_sensitivity
-    assert one.scores is not None
-    assert other.scores is not None
-    assert np.linalg.norm(one.scores - other.scores) <= terms.score_sensitivity
-    assert np.linalg.norm(one.head) <= terms.head_descent.largest_norm
-    assert np.linalg.norm(one.scores) <= terms.score_descent.largest_norm
-    mean = replace(terms, max_records=None)
-    assert terms.head_sensitivity == pytest.approx(mean.head_sensitivity / 2, rel=1e-3)
-    assert terms.score_sensitivity == pytest.approx(mean.score_sensitivity / 2, rel=1e-3)
 
 
 @pytest.mark.parametrize("method", ["blind-average", "aux-distill"])
