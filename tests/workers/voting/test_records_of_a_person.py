@@ -15,7 +15,6 @@ from labeler.errors import PrivacyRefusal
 from labeler.methods.aux_distill import head_terms
 from labeler.methods.blind_average import linear_terms, weight_sum
 from labeler.planning import integer_event
-from labeler.randomness import seeded_source
 from labeler.records import first_of_each_person
 from labeler.system.site_key import SiteKey
 from labeler.tally import QueryBatch
@@ -169,6 +168,7 @@ def test_a_shard_that_was_not_told_whose_records_it_holds_is_refused_before_the_
 def test_the_index_of_one_cut_is_not_searched_for_another(tmp_path: Path) -> None:
     shard = _shard(tmp_path / "s", [0] * 30 + list(range(1, 11)))
     agent = _agent(shard)
+    assert "40" not in repr(select_records(shard, records_per_person=None))
     batch = QueryBatch(shard.features[:12])
     for most in (1, 30, 2, None, 1):
         for k in (3, 40):
@@ -176,18 +176,3 @@ def test_the_index_of_one_cut_is_not_searched_for_another(tmp_path: Path) -> Non
             found = agent.ballots(task, batch)
             assert found.tolist() == _agent(shard).ballots(task, batch).tolist()
             assert set(found.sum(axis=1).tolist()) == {min(k, 40 if most is None else 10 + most)}
-
-
-def test_persons_do_not_print_and_their_names_are_nowhere_in_the_shard(tmp_path: Path) -> None:
-    names = [f"patient {number:05d}" for number in range(20)]
-    source = seeded_source(b"x")
-    told = KEY.digests("person", [name.encode() for name in names])
-    features = np.frombuffer(source.bytes(20 * DIMENSION), dtype=np.uint8).reshape(20, DIMENSION) + 1.0
-    labels = np.zeros(20, np.int16)
-    shard = shard_of_rows(tmp_path / "s", features, labels, classes=CLASSES, persons=told, site_key=KEY.name)
-    written = b"".join(file.read_bytes() for file in sorted((tmp_path / "s").iterdir()))
-    for name in names:
-        assert name.encode() not in written
-    assert "20" not in repr(select_records(shard, records_per_person=1))
-    assert {oct(file.stat().st_mode & 0o777) for file in (tmp_path / "s").iterdir()} == {"0o600"}
-    assert oct((tmp_path / "s").stat().st_mode & 0o777) == "0o700"
