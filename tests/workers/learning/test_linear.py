@@ -26,7 +26,8 @@ from labeler.methods.aux_distill import head_terms
 from labeler.methods.blind_average import HUBER_WIDTH, LinearTerms, linear_terms, weight_sum
 from labeler.planning import price
 from labeler.privacy_card import card_in_words, privacy_card
-from labeler.task import Task, parse_task
+from labeler.task import Task
+from tests.labeler.tasks import make_task
 
 SVM = LinearTerms("svm", 5, regularisation=1.2, clip_norm=1.0, radius=1.0, iterations=60, min_records=20)
 SOFTMAX = LinearTerms("softmax", 5, regularisation=0.3, clip_norm=1.0, radius=0.5, iterations=60, min_records=20)
@@ -196,11 +197,8 @@ TRAINING = {"min_records": 200, "regularisation": 0.05, "dimension": 10}
 
 
 def task(method: str = "blind-average", **fields: Any) -> Task:
-    given_fields = {
-        "name": "m", "classes": ["a", "b", "c"], "method": method, "sigma_votes": 4.0, "delta": 1e-5,
-        "max_queries": 65, "agents": 5, "training": TRAINING,
-    }  # fmt: skip
-    return parse_task(given_fields | fields)
+    given_fields = {"name": "m", "sigma_votes": 4.0, "delta": 1e-5, "max_queries": 65, "agents": 5}
+    return make_task(method=method, **given_fields | {"training": TRAINING} | fields)
 
 
 def _minimiser(rows: Array, labels: NDArray[np.int64], classes: int, n: int, regularisation: float) -> Array:

@@ -17,7 +17,8 @@ from labeler.errors import LabelerError
 from labeler.methods.evaluate import Scored
 from labeler.records import Records
 from labeler.tally import QueryBatch
-from labeler.task import Task, parse_task
+from labeler.task import Task
+from tests.labeler.tasks import make_task
 from tests.scored import linear_model
 from tests.workers.answer import answer
 from workers.learning.learner import Trainer
@@ -50,11 +51,7 @@ MODELS = {kind: student(kind) for kind in ("pooled", "matched")} | {
 
 def asked(model: bytes) -> tuple[Task, QueryBatch]:
     rows = Scored(model, (0.4, 0.5, 0.6, 0.7, 0.8, 0.9), "confusion").rows(DIMENSION, num_classes=3)
-    fields = {
-        "name": "t", "classes": CLASSES, "method": "evaluate", "sigma_votes": 30.0, "delta": 1e-5, "agents": 1,
-        "max_queries": len(rows), "backbone_fingerprint": "b",
-    }  # fmt: skip
-    return parse_task(fields), QueryBatch(rows)
+    return make_task(method="evaluate", agents=1, max_queries=len(rows), backbone_fingerprint="b"), QueryBatch(rows)
 
 
 @pytest.mark.parametrize("name", ["pooled", "matched", "linear"])

@@ -1,4 +1,4 @@
-"""Output folders: one owner, durable steps, no trace of a refused job, secrets that end with the job."""
+"""Output folders: one owner, and no trace of a refused job."""
 
 from __future__ import annotations
 

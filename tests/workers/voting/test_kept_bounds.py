@@ -15,7 +15,8 @@ from feature_store.shard import MANIFEST_NAME, Manifest, Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.tally import QueryBatch
-from labeler.task import Task, parse_task
+from labeler.task import Task
+from tests.labeler.tasks import make_task
 from tests.workers.builders import agent_of, shard_of_rows
 from workers.embedder.shards import embed_images
 
@@ -30,12 +31,9 @@ def _shard(path: Path, count: int, *, max_records: int | None = None) -> Shard:
 
 def _task(method: str = "blind-average", **changes: Any) -> Task:
     training = {"min_records": 20, "max_records": 40, "regularisation": 0.5, "dimension": 2}
-    fields = {
-        "name": "t", "classes": CLASSES, "method": method, "sigma_votes": 30.0, "delta": 1e-4, "agents": 1,
-        "max_queries": DIMENSION + 1 if method == "blind-average" else 15, "backbone_fingerprint": "f",
-        "training": training,
-    }  # fmt: skip
-    return parse_task(fields | changes)
+    queries = DIMENSION + 1 if method == "blind-average" else 15
+    fields = {"classes": CLASSES, "max_queries": queries, "backbone_fingerprint": "f", "training": training}
+    return make_task(method=method, agents=1, **fields | changes)
 
 
 @pytest.fixture

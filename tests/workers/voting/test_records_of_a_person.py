@@ -18,8 +18,9 @@ from labeler.planning import integer_event
 from labeler.records import first_of_each_person
 from labeler.system.site_key import SiteKey
 from labeler.tally import QueryBatch
-from labeler.task import Task, parse_task
+from labeler.task import Task
 from tests.answering import AnsweringAgent
+from tests.labeler.tasks import make_task
 from tests.workers.builders import agent_of, shard_of_rows
 from workers.learning.private_heads import fit_heads
 from workers.voting import select_records
@@ -46,13 +47,11 @@ def _shard(folder: Path, persons: list[int] | None, *, seed: int = 0, rows: list
 
 
 def _task(method: str, **changes: Any) -> Task:
-    fields: dict[str, Any] = {
-        "name": "t", "classes": CLASSES, "method": method, "sigma_votes": 30.0, "delta": 1e-4,
-        "max_queries": DIMENSION + 1 if method == "blind-average" else 12, "agents": 1, "backbone_fingerprint": "f",
-    }  # fmt: skip
+    fields: dict[str, Any] = {"classes": CLASSES, "sigma_votes": 30.0, "agents": 1, "backbone_fingerprint": "f"}
+    fields["max_queries"] = DIMENSION + 1 if method == "blind-average" else 12
     if method in ("blind-average", "aux-distill"):
         fields["training"] = TRAINING
-    return parse_task(fields | changes)
+    return make_task(method=method, **fields | changes)
 
 
 def _agent(shard: Shard) -> AnsweringAgent:

@@ -1,4 +1,4 @@
-"""Agents that train: what one record can move, that the trained model alone decides, and that retries repeat."""
+"""Agents that train: the trained model alone decides, retries repeat, and what cannot be trained is refused."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from labeler.errors import PrivacyRefusal
 from labeler.methods.blind_average import linear_terms, weight_sum
 from labeler.records import ModelStore, Records
 from labeler.tally import QueryBatch
-from labeler.task import Task, parse_task
+from labeler.task import Task
 from tests.answering import AnsweringAgent
+from tests.labeler.tasks import make_task
 from tests.workers.answer import answer as answer_of
 from workers.agent.agent import InMemoryLedger
 from workers.learning.linear import LARGEST_WEIGHT, predict, train_head
@@ -27,13 +28,11 @@ ROWS = QueryBatch(model_rows(DIMENSION))
 
 
 def task(method: str, **fields: Any) -> Task:
-    given = {
-        "name": "t", "classes": ["a", "b", "c"], "method": method, "sigma_votes": 3.0, "delta": 1e-5, "agents": 2,
-        "max_queries": DIMENSION + 1 if method == "blind-average" else len(BATCH), "backbone_fingerprint": "backbone",
-    }  # fmt: skip
+    given: dict[str, Any] = {"agents": 2, "backbone_fingerprint": "backbone"}
+    given["max_queries"] = DIMENSION + 1 if method == "blind-average" else len(BATCH)
     if method != "ensemble":
         given["training"] = {"min_records": 8, "regularisation": 0.1, "dimension": 4}
-    return parse_task(given | fields)
+    return make_task(method=method, **given | fields)
 
 
 def records_of(seed: int, count: int) -> Records:

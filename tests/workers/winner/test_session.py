@@ -43,6 +43,9 @@ from workers.winner.session import SecureEngine
 
 MakeJobs = Callable[..., list[WinnerJob]]
 
+ZEROS = np.zeros((2, 3), dtype=np.uint64)
+"""A share of no votes, for jobs of two queries and three classes."""
+
 
 @pytest.fixture(autouse=True)
 def short_farewells(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,9 +200,9 @@ def test_a_party_with_another_certificate_is_refused(
     else:
         swapped = tuple(identities.certificates[party] for party in (0, 2, 1))
         jobs[1] = replace(jobs[1], certificates=swapped, identity_path=identities.paths[2])
-    stop, share = threading.Event(), np.zeros((2, 3), dtype=np.uint64)
+    stop = threading.Event()
     with ThreadPoolExecutor(3) as pool:
-        calls = [pool.submit(SecureEngine().winners, [WinnerOrder(job, share)], stop) for job in jobs]
+        calls = [pool.submit(SecureEngine().winners, [WinnerOrder(job, ZEROS)], stop) for job in jobs]
         calls[0].result()
         stop.set()  # who listens for a tallier that never comes would wait to the end
         outcomes = [call.result()[0] for call in calls]
@@ -211,10 +214,9 @@ def test_a_party_with_another_certificate_is_refused(
 def test_a_tallier_whose_key_is_not_that_of_its_pinned_certificate_says_so(
     make_jobs: MakeJobs, identities: Identities, tmp_path: Path
 ) -> None:
-    share = [np.zeros((2, 3), dtype=np.uint64)]
     job = make_jobs(2, 3)[0]
     for path, match in ((identities.paths[1], "not the one the job pins"), (tmp_path / "absent.pem", "cannot be read")):
-        outcome = run_three(SecureEngine(), [replace(job, identity_path=path)], share)[0]
+        outcome = run_three(SecureEngine(), [replace(job, identity_path=path)], [ZEROS])[0]
         assert isinstance(outcome, InvalidSetting), outcome
         assert match in str(outcome)
 
@@ -222,7 +224,7 @@ def test_a_tallier_whose_key_is_not_that_of_its_pinned_certificate_says_so(
 def test_an_address_that_is_taken_is_said(make_jobs: MakeJobs) -> None:
     job = make_jobs(2, 3)[1]
     with socket.create_server((job.addresses[1].host, job.addresses[1].port)):
-        outcome = run_three(SecureEngine(), [job], [np.zeros((2, 3), dtype=np.uint64)])[0]
+        outcome = run_three(SecureEngine(), [job], [ZEROS])[0]
     assert isinstance(outcome, Unavailable), outcome
     assert "cannot listen" in str(outcome)
 
@@ -259,11 +261,11 @@ def test_the_others_stop_when_a_party_is_killed_and_the_same_shares_work_afterwa
 
 def test_a_party_that_hangs_ends_the_job_at_its_time_limit(make_jobs: MakeJobs) -> None:
     jobs = make_jobs(2, 3, time_limit_s=2.0)
-    share, is_over = np.zeros((2, 3), dtype=np.uint64), threading.Event()
+    is_over = threading.Event()
     engines = [SecureEngine(), SecureEngine(record=lambda *_: is_over.wait()), SecureEngine()]
     with ThreadPoolExecutor(3) as pool:
         calls = [
-            pool.submit(engine.winners, [WinnerOrder(job, share)]) for engine, job in zip(engines, jobs, strict=True)
+            pool.submit(engine.winners, [WinnerOrder(job, ZEROS)]) for engine, job in zip(engines, jobs, strict=True)
         ]
         outcomes = [calls[party].result()[0] for party in (0, 2)]
         is_over.set()
@@ -276,7 +278,7 @@ def test_a_party_listens_on_its_configured_address_only_and_stops_when_it_is_tol
     job, stop = make_jobs(2, 3)[1], threading.Event()
     address, listening = job.addresses[1], set[str]()
     with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(SecureEngine().winners, [WinnerOrder(job, np.zeros((2, 3), dtype=np.uint64))], stop)
+        call = pool.submit(SecureEngine().winners, [WinnerOrder(job, ZEROS)], stop)
         while not listening and not call.done():
             time.sleep(0.01)
             listening = {line for line in listeners() if line.endswith(f":{address.port:04X}")}
@@ -310,7 +312,7 @@ def test_a_message_of_a_wrong_length_ends_the_computation(
         true(links, peer, channel, data)
 
     monkeypatch.setattr(Links, "send", send)
-    outcomes = run_three(SecureEngine(), make_jobs(2, 3), [np.zeros((2, 3), dtype=np.uint64)] * 3)
+    outcomes = run_three(SecureEngine(), make_jobs(2, 3), [ZEROS] * 3)
     assert all(isinstance(outcome, LabelerError) for outcome in outcomes), outcomes
     if evil < 2 or length is not None:
         assert any(isinstance(outcome, ProtocolViolation) and "are due" in str(outcome) for outcome in outcomes), (
@@ -347,7 +349,6 @@ def test_a_tallier_of_another_version_is_told_nothing_and_the_job_can_be_tried_a
 ) -> None:
     """As one that was not updated yet connects, and as it listens: it names no protocol, or another."""
     jobs = make_jobs(2, 3)
-    share = np.zeros((2, 3), dtype=np.uint64)
     received: list[bytes] = []
 
     def connects() -> None:
@@ -356,7 +357,7 @@ def test_a_tallier_of_another_version_is_told_nothing_and_the_job_can_be_tried_a
         received.append(talked(context, (jobs[1].addresses[1].host, jobs[1].addresses[1].port)))
 
     with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(SecureEngine().winners, [WinnerOrder(jobs[1], share)])
+        call = pool.submit(SecureEngine().winners, [WinnerOrder(jobs[1], ZEROS)])
         connects()
         outcome = call.result()[0]
     assert isinstance(outcome, Unavailable)
@@ -366,7 +367,7 @@ def test_a_tallier_of_another_version_is_told_nothing_and_the_job_can_be_tried_a
     context = pinned_context(identities.paths[1], trusted=[identities.certificates[0]], is_server=True)
     context.set_alpn_protocols(speaks)
     with socket.create_server((address.host, address.port)) as listening, ThreadPoolExecutor(1) as pool:
-        call = pool.submit(SecureEngine().winners, [WinnerOrder(jobs[0], share)])
+        call = pool.submit(SecureEngine().winners, [WinnerOrder(jobs[0], ZEROS)])
         plain, _ = listening.accept()
         try:
             with context.wrap_socket(plain, server_side=True) as encrypted:
@@ -420,7 +421,7 @@ def test_a_peer_that_says_what_no_tallier_says_ends_the_computation_and_fills_no
     context = pinned_context(identities.paths[0], trusted=[identities.certificates[1]], is_server=False)
     context.set_alpn_protocols([PROTOCOL_NAME])
     with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(SecureEngine().winners, [WinnerOrder(job, np.zeros((2, 3), dtype=np.uint64))])
+        call = pool.submit(SecureEngine().winners, [WinnerOrder(job, ZEROS)])
         talked(context, (job.addresses[1].host, job.addresses[1].port), data)
         outcome = call.result()[0]
     assert isinstance(outcome, ProtocolViolation)
@@ -444,10 +445,10 @@ def test_an_order_does_not_print_its_share(make_jobs: MakeJobs) -> None:
 
 def test_nothing_is_left_behind(make_jobs: MakeJobs) -> None:
     before = open_files(), threading.active_count()
-    run_three(SecureEngine(), make_jobs(2, 3), [np.zeros((2, 3), dtype=np.uint64)] * 3)
+    run_three(SecureEngine(), make_jobs(2, 3), [ZEROS] * 3)
     stop = threading.Event()
     stop.set()
-    run_three(SecureEngine(), make_jobs(2, 3), [np.zeros((2, 3), dtype=np.uint64)] * 3, stops=[stop] * 3)
+    run_three(SecureEngine(), make_jobs(2, 3), [ZEROS] * 3, stops=[stop] * 3)
     assert (open_files(), threading.active_count()) == before
 
 
