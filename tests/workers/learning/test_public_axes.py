@@ -51,39 +51,54 @@ def records(features: Features, labels: NDArray[np.int16], version: str = "v") -
     return Records(features, np.arange(len(labels)), labels, version)
 
 
-def draw(seed: int, count: int, *, largest: int = 2048) -> tuple[PublicAxes, Features, NDArray[np.int16]]:
+def draw(
+    seed: int, count: int, *, largest: int = 2048, dimension: int = DIMENSION, axes: int = AXES
+) -> tuple[PublicAxes, Features, NDArray[np.int16]]:
     rng = np.random.default_rng(seed)
-    axes = PublicAxes(rng.integers(-largest, largest + 1, (AXES + 1, DIMENSION)).astype(np.int16))
-    features = rng.integers(-2048, 2049, (count, DIMENSION)).astype(np.int16)
-    return axes, features, rng.integers(0, 3, count).astype(np.int16)
+    seen = PublicAxes(rng.integers(-largest, largest + 1, (axes + 1, dimension)).astype(np.int16))
+    features = rng.integers(-2048, 2049, (count, dimension)).astype(np.int16)
+    return seen, features, rng.integers(0, 3, count).astype(np.int16)
 
 
-def exact_row(axes: PublicAxes, row: NDArray[np.int16]) -> list[int]:
-    """phi in whole FINE-ths by integers of any length: no floating point."""
+def exact_row(axes: PublicAxes, row: NDArray[np.int16]) -> tuple[list[float], list[int]]:
+    """phi by integers of any length, at length one and in whole FINE-ths: no floating point before the end."""
     along = [
         sum(int(a) * (int(x) - int(m)) for a, x, m in zip(axis, row, axes.rows[-1], strict=True))
         for axis in axes.rows[:-1]
     ]
     squares = sum(one * one for one in along) or 1
-    return [int(math.copysign(math.isqrt(one * one * FINE * FINE // squares), one)) for one in along]
+    whole = [int(math.copysign(math.isqrt(one * one * FINE * FINE // squares), one)) for one in along]
+    return [one / squares**0.5 for one in along], whole
 
 
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), largest=st.sampled_from([1, 2048, 32767]), block=st.integers(1, 25))
-def test_a_record_is_the_same_whole_numbers_alone_and_among_others_and_those_of_exact_arithmetic(
-    seed: int, largest: int, block: int
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    dimension=st.integers(1, 40),
+    count=st.integers(1, 9),
+    largest=st.sampled_from([1, 3, 2048, 32767]),
+    block=st.integers(1, 25),
+)
+def test_a_record_is_mapped_by_itself_and_to_what_exact_arithmetic_says(
+    seed: int, dimension: int, count: int, largest: int, block: int
 ) -> None:
-    axes, features, labels = draw(seed, 25, largest=largest)
+    """To length one, and in class sums to the same whole numbers alone and among others; also at the edge of int16."""
+    axes, features, labels = draw(seed, 25, largest=largest, dimension=dimension, axes=count)
     features[3] = np.clip(axes.rows[-1], -2048, 2048)
     rows = features / np.float32(FEATURE_ONE)
-    together = whole_rows(axes, rows)
+    together, whole = axes(rows), whole_rows(axes, rows)
+    lengths = np.linalg.norm(together, axis=1)
+    assert np.all((np.abs(lengths - 1) < 1e-12) | (lengths == 0))
     for at in range(0, 25, block):
-        assert np.array_equal(whole_rows(axes, rows[at : at + block]), together[at : at + block])
-    exact = np.array([exact_row(axes, one) for one in features])
-    assert np.abs(together - exact).max() <= 1
-    terms = MeanTerms(3, AXES, 1e6)
+        assert np.abs(axes(rows[at : at + block]) - together[at : at + block]).max() < 2.0**-48
+        assert np.array_equal(whole_rows(axes, rows[at : at + block]), whole[at : at + block])
+    for number, row in enumerate(features):
+        exact, exact_whole = exact_row(axes, row)
+        assert np.allclose(together[number], exact, rtol=0, atol=1e-14)
+        assert np.abs(whole[number] - exact_whole).max() <= 1
+    terms = MeanTerms(3, count, 1e6)
     found = whole_sums(Rows.of(rows, labels), terms=terms, axes=axes)
-    assert np.array_equal(found, [together[labels == one].sum(axis=0) for one in range(3)])
+    assert np.array_equal(found, [whole[labels == one].sum(axis=0) for one in range(3)])
     order = np.random.default_rng(seed).permutation(25)
     assert np.array_equal(found, whole_sums(Rows.of(rows[order], labels[order]), terms=terms, axes=axes))
 
@@ -160,7 +175,7 @@ def test_all_records_are_summed_where_no_bound_is_kept(monkeypatch: pytest.Monke
     axes, features, _ = draw(3, 30)
     answers = [answer_of(task(), QueryBatch(axes.rows), records(features[:n], np.zeros(n, np.int16))) for n in (30, 29)]
     moved = (answers[0] - answers[1]) / weight_sum(task()).scale
-    expected = np.array(exact_row(axes, features[29])) / FINE
+    expected = np.array(exact_row(axes, features[29])[1]) / FINE
     assert np.allclose(moved[:-1, 0], expected, atol=2 / weight_sum(task()).scale)
     assert not moved[:, 1:].any()
     assert not moved[-1].any()
@@ -236,34 +251,6 @@ def _agent(path: Path, count: int) -> AnsweringAgent:
     features = quantize(random.normal(size=(40, DIMENSION)) + 3 + 2 * np.eye(3, DIMENSION)[labels])
     shard = shard_of_rows(path, features[:count], labels[:count], classes=CLASSES, max_records=40)
     return agent_of(shard)[0]
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    dimension=st.integers(1, 40),
-    axes=st.integers(1, 9),
-    largest=st.sampled_from([3, 2048, 32767]),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_a_record_is_mapped_by_itself_to_length_one_whatever_stands_beside_it(
-    dimension: int, axes: int, largest: int, seed: int
-) -> None:
-    """Against whole numbers in Python; bit for bit alone and among others, at the edge of int16, too."""
-    rng = np.random.default_rng(seed)
-    seen = PublicAxes(rng.integers(-largest, largest + 1, (axes + 1, dimension)).astype(np.int16))
-    stored = rng.integers(-2048, 2049, (30, dimension)).astype(np.int16)
-    stored[7] = np.clip(seen.rows[-1], -2048, 2048)
-    together = seen(stored.astype(np.float32) / np.float32(FEATURE_ONE))
-    lengths = np.linalg.norm(together, axis=1)
-    assert np.all((np.abs(lengths - 1) < 1e-12) | (lengths == 0))
-    for row in (0, 7, 29):
-        exact = [
-            sum(int(a) * (int(x) - int(m)) for a, x, m in zip(axis, stored[row], seen.rows[-1], strict=True))
-            for axis in seen.rows[:-1]
-        ]
-        length = sum(one * one for one in exact) ** 0.5 or 1.0
-        assert np.allclose(together[row], [one / length for one in exact], rtol=0, atol=1e-14)
-        assert np.abs(seen(stored[row : row + 1] / FEATURE_ONE)[0] - together[row]).max() < 2.0**-48
 
 
 def test_axes_are_the_principal_ones_of_public_images_and_the_last_row_is_their_mean() -> None:
