@@ -203,7 +203,7 @@ def test_an_interrupted_run_continues_with_the_same_noise(
 ) -> None:
     """The process stops in the third of six rounds; the answers it had and would have had are the final ones.
 
-    `tests/workers/run/test_round_store.py` stops a run at every other moment.
+    `tests/workers/run/test_rounds.py` stops a run at every other moment.
     """
     monkeypatch.setattr(workers.run.preparation, "BATCH_QUERIES", 20)
     opened: dict[int, Release] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from feature_store.rows import quantize
+from labeler.auditing import AuditFacts, AuditFindings, findings_of
 from labeler.task import Task, parse_task
-from workers.audit.adversaries import Surroundings
+from workers.audit.adversaries import STRONGEST, Surroundings
+from workers.audit.run import Audit, run_audit
 
 
 def audited_task(**changes: object) -> Task:
@@ -32,6 +35,16 @@ def audited_task(**changes: object) -> Task:
 def natural_records(count: int = 120, dimension: int = 64) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
     rng = np.random.default_rng(5)
     return quantize(rng.normal(size=(count, dimension))), rng.integers(0, 3, count).astype(np.int16)
+
+
+def audit_of(task: Task, *, runs: int = 100, adversaries: tuple[str, ...] = (STRONGEST,), **changes: object) -> Audit:
+    features, labels = natural_records()
+    return Audit(task, adversaries, runs, noise_seed=1, features=features, labels=labels, **changes)
+
+
+def findings(task: Task, folder: Path, **changes: object) -> AuditFindings:
+    document = run_audit(audit_of(task, **changes), folder)
+    return findings_of(AuditFacts.model_validate_json(json.dumps(document["facts"])))
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from labeler.errors import LabelerError
 from labeler.methods.evaluate import Scored
 from labeler.records import Records
 from labeler.tally import QueryBatch
-from labeler.task import Task, parse_task
-from tests.scored import linear_model, scored
+from labeler.task import Task
+from tests.labeler.tasks import make_task
+from tests.scored import linear_model
 from tests.workers.answer import answer
 from workers.learning.learner import Trainer
 
@@ -50,11 +51,7 @@ MODELS = {kind: student(kind) for kind in ("pooled", "matched")} | {
 
 def asked(model: bytes) -> tuple[Task, QueryBatch]:
     rows = Scored(model, (0.4, 0.5, 0.6, 0.7, 0.8, 0.9), "confusion").rows(DIMENSION, num_classes=3)
-    fields = {
-        "name": "t", "classes": CLASSES, "method": "evaluate", "sigma_votes": 30.0, "delta": 1e-5, "agents": 1,
-        "max_queries": len(rows), "backbone_fingerprint": "b",
-    }  # fmt: skip
-    return parse_task(fields), QueryBatch(rows)
+    return make_task(method="evaluate", agents=1, max_queries=len(rows), backbone_fingerprint="b"), QueryBatch(rows)
 
 
 @pytest.mark.parametrize("name", ["pooled", "matched", "linear"])
@@ -85,28 +82,3 @@ def test_a_model_of_no_numbers_is_refused_before_and_fills_one_cell_after() -> N
         predicted, stated = Trainer().opinions(MODELS[name], features)
         assert predicted[np.isnan(stated)].tolist() == [0] * int(np.isnan(stated).sum())
         assert np.isnan(stated).all() or name == "infinite"
-
-
-@pytest.mark.parametrize(
-    ("model", "says"),
-    [
-        (linear_model(("a", "b"), DIMENSION, fingerprint="b"), "other classes"),
-        (linear_model(CLASSES, DIMENSION, fingerprint="other"), "backbone"),
-        (linear_model(CLASSES, DIMENSION + 1, fingerprint="b"), "from features of 24 numbers"),
-        (b"no model", "is no model of a job"),
-    ],
-)
-def test_a_model_of_something_else_is_refused_by_public_facts(model: bytes, says: str) -> None:
-    task, batch = asked(model)
-    with pytest.raises(LabelerError, match=says):
-        task.traits.check_questions(task, batch, Trainer())
-
-
-def test_cells_that_do_not_fit_a_batch_are_refused() -> None:
-    question = scored(CLASSES, DIMENSION, bands=50, fingerprint="b")
-    rows = question.rows(DIMENSION, num_classes=3)
-    task, _ = asked(MODELS["linear"])
-    shorter = replace(question, edges=())
-    assert len(shorter.rows(DIMENSION, num_classes=3)) <= len(rows)
-    with pytest.raises(LabelerError, match="carry a released model"):
-        task.traits.check_questions(task, QueryBatch(rows[:9]), Trainer())

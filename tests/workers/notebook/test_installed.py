@@ -66,17 +66,19 @@ def test_the_command_of_the_wheel_runs_the_demo_in_a_clean_environment(installed
     assert (tmp_path / "demo" / "report.html").is_file()
 
 
-@pytest.mark.parametrize("name", ["api", "workers"])
-def test_a_notebook_beside_a_folder_without_python_in_it_works(installed: Path, tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "notes.txt").write_text("ours")
+def test_a_notebook_beside_folders_without_python_in_them_works(installed: Path, tmp_path: Path) -> None:
+    for name in ("api", "workers"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes.txt").write_text("ours")
     ran = run(installed, tmp_path, "import labeler; print(labeler.__file__); print(labeler.plan(epsilon=1.0))")
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith(str(installed))
     assert "epsilon 1.0" in ran.stdout
 
 
-@pytest.mark.parametrize("name", ["api", "workers", "feature_store"])
+@pytest.mark.parametrize(
+    "name", ["workers", *(pytest.param(name, marks=pytest.mark.long) for name in ("api", "feature_store"))]
+)
 def test_a_notebook_beside_a_package_of_that_name_gets_one_clear_sentence(
     installed: Path, tmp_path: Path, name: str
 ) -> None:

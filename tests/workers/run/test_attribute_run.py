@@ -18,7 +18,7 @@ from feature_store.results.exports import Wanted, export_images
 from feature_store.results.image_labels import stamp_of
 from feature_store.results.models import read_model
 from feature_store.shard import Shard
-from feature_store.sources import AttributeSource, celeba_source, read_attributes
+from feature_store.sources import celeba_source, read_attributes
 from feature_store.students.attributes import label_attributes
 from labeler.budget import Account
 from labeler.errors import InvalidSetting, InvalidTask, MixedShards, PrivacyRefusal
@@ -262,10 +262,3 @@ def test_heads_find_shares_and_shrink_where_noise_drowns_them() -> None:
     assert loud[:, 0].std() < quiet[:, 0].std() / 2
     assert (loud >= 0).all()
     assert (loud <= 1).all()
-
-
-def test_an_attribute_source_of_a_folder_reads_the_same_images(shapes: Path) -> None:
-    folder = shapes / "a"
-    source = AttributeSource(folder / "img_align_celeba", folder / "list_attr_celeba.txt")
-    assert len(source.names) == 150
-    assert source.read(0).size == (24, 24)

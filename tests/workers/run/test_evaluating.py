@@ -70,10 +70,10 @@ def test_an_evaluation_finds_what_is_right_and_the_model_states_it_from_then_on(
     right = exact(timid, sites)
     assert 0.7 < right.mean() < 0.99
     low, high = found["accuracy"]["noise"]
-    # The interval is of 95 %; twice as wide it misses once in 10,000 runs.
-    assert abs(right.mean() - (low + high) / 2) <= high - low
+    # The interval is of 95 %; three times as wide it misses once in 10^8 runs.
+    assert abs(right.mean() - (low + high) / 2) <= 1.5 * (high - low)
     count = found["records"]
-    assert abs(count["value"] - 2000) <= 2 * (count["noise"][1] - count["value"])
+    assert abs(count["value"] - 2000) <= 3 * (count["noise"][1] - count["value"])
     assert found["privacy"]["guarantees"]["instance"]["epsilon"] == pytest.approx(1.0, abs=1e-3)
     # The same command again finds the same, and asks nobody.
     again = labeler(*command, "--json")

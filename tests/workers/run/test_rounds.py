@@ -1,9 +1,15 @@
-"""Rounds of a run: the service's driver over a journal in the job's folder, with all parties in one process."""
+"""Rounds of a run: the service's driver over a journal in the job's folder, with all parties in one process.
+
+What its agents keep: keys and answers of a round together, and nothing after its release.
+"""
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +19,18 @@ import pytest
 import workers.run.preparation
 from feature_store.shard import Shard
 from labeler.budget import Account
+from labeler.driver import stepping
 from labeler.driver.storing import Storer
 from labeler.errors import BadData, InvalidTask, ProtocolViolation, Unavailable
 from labeler.ledger.database import open_database
 from labeler.ledger.jobs import JobStore
 from labeler.ledger.rounds import AggregateStore
 from labeler.release import Release, release_to_bytes
+from labeler.system.erasable import KeyFolder
 from labeler.system.faults import listening
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task
+from tests.run_journals import charges_of
 from tests.simulation.campaign import memory_folder
 from tests.simulation.case import Case, JobPlan, Rates
 from tests.simulation.homes import Shape, Template, Templates
@@ -140,8 +149,18 @@ def make(tmp_path: Path, make_shard: Callable[..., Shard], monkeypatch: pytest.M
     return made
 
 
-def do(one: LabelingJob) -> list[Release]:
-    with open_job_folder(one.out) as folder:
+def do(one: LabelingJob, opened: dict[str, Any] | None = None) -> list[Release]:
+    """Do a job, and note whatever is opened, whether or not it comes to be stored."""
+    together, noted = stepping.open_histogram, {} if opened is None else opened
+
+    def noting(sums: Any, task: Any) -> Release:
+        release = together(sums, task)
+        seen = noted.setdefault(sums[0].round.digest, np.array(release.noisy_votes))
+        assert np.array_equal(seen, release.noisy_votes), "a round was opened twice, under different noise"
+        return release
+
+    with pytest.MonkeyPatch.context() as patched, open_job_folder(one.out) as folder:
+        patched.setattr(stepping, "open_histogram", noting)
         prepared = prepare(one, folder)
         folder.begin(prepared.plan())
         return [done.release for done in label(prepared, folder) if done.release is not None]
@@ -247,3 +266,154 @@ def test_a_job_of_one_round_that_fits_into_no_tally_is_refused_before_anything_i
     with pytest.raises(InvalidTask, match="use method knn"):
         do(make("job", method="reverse-knn", k=1))
     assert not make("job").out.exists()
+
+
+# What its agents keep.
+
+ONE, OTHER = "a" * 64, "b" * 64
+AGENTS = ("agent-0001", "agent-0002")
+ANSWERS = {"agent-0001": (b"first", b"second"), "agent-0002": (b"", b"fourth" * 1000)}
+
+
+def test_a_round_keeps_a_key_for_each_agent_and_the_first_answers_until_it_is_erased(tmp_path: Path) -> None:
+    kept = RoundStore(tmp_path, AGENTS)
+    assert kept.keys(ONE) == {}
+    kept.begin([ONE, OTHER])
+    keys, others = kept.keys(ONE), kept.keys(OTHER)
+    assert len({*keys.values(), *others.values()}) == 4
+    assert kept.answers(ONE) is None
+    kept.store(ONE, ANSWERS)
+    kept.store(ONE, dict.fromkeys(AGENTS, (b"others",)))
+    assert "first" not in f"{kept!r} {kept}"
+    found = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in found)
+    assert not any(b"fourth" in path.read_bytes() for path in found)
+    again = RoundStore(tmp_path, AGENTS)  # as after a restart
+    again.begin([ONE, OTHER])
+    assert (again.keys(ONE), again.keys(OTHER)) == (keys, others)
+    assert (again.answers(ONE), again.answers(OTHER)) == (ANSWERS, None)
+    kept.erase([ONE])
+    assert kept.keys(ONE) == {}
+    assert kept.answers(ONE) is None
+    left = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert not any(key[at : at + 8] in left for key in keys.values() for at in range(25))
+    assert len(kept.keys(OTHER)) == 2
+
+
+@pytest.mark.parametrize("size", [-1, 40, 0])
+def test_answers_that_were_damaged_are_refused(tmp_path: Path, size: int) -> None:
+    kept = RoundStore(tmp_path, AGENTS)
+    kept.begin([ONE])
+    kept.store(ONE, ANSWERS)
+    path = tmp_path / "answers" / ONE
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(BadData):
+        kept.answers(ONE)
+
+
+class Stopped(BaseException):
+    """As if the process were killed."""
+
+
+def syncs_of(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> int:
+    found, real = [], os.fsync
+
+    def sync(handle: int) -> None:
+        found.append(handle)
+        real(handle)
+
+    with monkeypatch.context() as counted:
+        counted.setattr(os, "fsync", sync)
+        work()
+    return len(found)
+
+
+MODEL = {
+    "method": "blind-average", "k": 1, "training": {"min_records": 20, "regularisation": 0.1}, "dishonest_talliers": 1,
+}  # fmt: skip
+"""One round, whatever is asked."""
+
+
+@pytest.mark.parametrize(
+    ("noise", "rounds", "step"),
+    [
+        ({}, 2, 3),
+        pytest.param({}, 2, 1, marks=pytest.mark.long),
+        pytest.param({"dishonest_talliers": 1}, 2, 1, marks=pytest.mark.long),
+        pytest.param(MODEL, 1, 1, marks=pytest.mark.long),
+    ],
+    ids=["agents, every third moment", "agents", "talliers", "a model"],
+)
+def test_a_run_that_dies_at_any_moment_goes_on_with_the_same_noise_and_is_charged_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch, noise: dict[str, Any], rounds: int, step: int
+) -> None:
+    monkeypatch.setattr(workers.run.preparation, "BATCH_QUERIES", 4)
+    for stop_at in itertools.count(1, step):
+        one, moments, opened = make(f"job-{stop_at}", **noise), itertools.count(1), {}
+
+        def die(_: str, moments: Any = moments, stop_at: int = stop_at) -> None:
+            if next(moments) == stop_at:
+                raise Stopped
+
+        try:
+            with listening(die):
+                do(one, opened)
+            is_over = True
+        except Stopped:
+            is_over = False
+        releases = do(one, opened)
+        assert len(releases) == len(opened) == rounds
+        for release, votes in zip(releases, opened.values(), strict=True):
+            assert np.array_equal(release.noisy_votes, votes)
+        assert len(charges_of(one.out)) == len(dict(charges_of(one.out))) == rounds
+        assert not {"keys", "answers"} & {path.name for path in (one.out / ".job").iterdir()}
+        if is_over:
+            break
+    assert stop_at > 12 * rounds, "there are more moments than that between two effects of a job"
+
+
+def test_winners_under_the_talliers_noise_are_the_same_computed_securely_and_in_clear(
+    make: Make,
+) -> None:
+    labels = []
+    for engine in ("plain", "secure"):
+        one = replace(make(engine, dishonest_talliers=1, release="winner"), seed=7, winner=engine)
+        with open_job_folder(one.out) as folder:
+            prepared = prepare(one, folder)
+            folder.begin(prepared.plan())
+            releases = [done.release for done in label(prepared, folder)]
+        assert all(release is not None and release.is_seeded for release in releases)
+        labels.append([release.labels.tolist() for release in releases if release is not None])
+    assert labels[0] == labels[1]
+    assert [len(one) for one in labels[0]] == [3, 3, 2]
+
+
+def test_a_run_whose_talliers_keys_of_noise_are_gone_is_refused_and_never_noised_anew(
+    make: Make,
+) -> None:
+    one, opened = make("job", dishonest_talliers=1), {}
+
+    def die(*_: object) -> None:
+        raise Stopped
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(stepping, "open_histogram", die)
+        with pytest.raises(Stopped):
+            do(one, opened)
+    keys = KeyFolder(one.out / ".job" / "keys")
+    mine = [name for name in keys.names() if name.startswith("tallier-1.")]
+    assert len(mine) == 3, "one for each round"
+    keys.erase_all(mine)
+    with pytest.raises(BadData, match="the key of tallier-1 for a batch that was charged is gone"):
+        do(one, opened)
+    assert opened == {}
+
+
+def test_a_run_of_one_small_batch_needs_few_syncs_and_commits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten syncs of files, however many agents there are; and the journal's commits: the job, who is asked, whose
+    shares are summed, the charge, the release."""
+    monkeypatch.setattr(workers.run.preparation, "BATCH_QUERIES", 1000)
+    moments: list[str] = []
+    with listening(moments.append):
+        assert syncs_of(monkeypatch, lambda: do(make("job"))) <= 10
+    assert moments.count("committed") <= 6, "one of them is empty: the journal is opened"

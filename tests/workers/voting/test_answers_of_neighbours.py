@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import resource
 import signal
-import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
@@ -37,7 +36,6 @@ from labeler.ledger.ledger import Ledger
 from labeler.ledger.promises import PromiseStore
 from labeler.messages.bodies import share_to_bytes
 from labeler.methods import METHODS
-from labeler.methods.knn import attribute_ballots
 from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import seeded_source
 from labeler.records import ModelStore, Records
@@ -453,27 +451,3 @@ def files_of_at_most(size: int) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
-
-
-def test_counting_attributes_of_all_records_needs_no_more_memory_for_more_of_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A k beyond all of them would else have told, by whether an answer comes, how many fit into memory."""
-    monkeypatch.setattr("labeler.methods.knn.NEIGHBORS_AT_ONCE", 2**16)
-    names = [f"attribute {number}" for number in range(200)]
-    task = task_of(method="knn", k=1_000_000, classes=names, attributes_per_record=3)
-    peaks = []
-    for count in (3_000, 20_000):
-        rng = np.random.default_rng(0)
-        labels = (rng.random((count, len(names)), dtype=np.float32) < 0.1).astype(np.int16)
-        features = quantize(rng.normal(size=(count, DIMENSION)))
-        records = Records(features, np.arange(count), labels, "version")
-        neighbors = NeighborIndexes(dimension=DIMENSION, engine="numpy")
-        means = RunnerContext(neighbors, ModelStore(), lambda: pytest.fail("no noise of its own"), Trainer())
-        tracemalloc.start()
-        votes = METHODS["knn"].ballots(task, batch_of(task), records, means)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-        assert np.array_equal(votes[0], attribute_ballots(labels[None], most=3)[0])
-    # An index and k places of it are some 100 bytes a record; with all labels it would be 5,000.
-    assert peaks[1] - peaks[0] < 17_000 * 1_000

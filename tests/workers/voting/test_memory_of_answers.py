@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from feature_store.query_selection import axis_rows, model_rows
 from labeler.errors import PrivacyRefusal
-from labeler.methods import METHODS
 from labeler.methods.ensemble import most_records
-from labeler.methods.sensitivity import RunnerContext
+from labeler.methods.knn import attribute_ballots
 from labeler.randomness import seeded_source
-from labeler.records import ModelStore, Records
+from labeler.records import Records
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.scored import scored
-from workers.learning.learner import Trainer
+from tests.workers.answer import answer
 from workers.learning.linear import train_head
-from workers.voting import NeighborIndexes
 
 MIB = 2**20
 
@@ -98,12 +98,28 @@ def test_an_answer_needs_as_much_for_twice_as_many_records(
     found = []
     for count in counts:
         own = records(count, dimension, classes)
-        neighbors = NeighborIndexes(dimension=dimension, engine="numpy")
-        means = RunnerContext(neighbors, ModelStore(), lambda: seeded_source(1), Trainer())
-        found.append(peak_of(lambda own=own, means=means: METHODS[task.method].ballots(task, batch, own, means)))
+        found.append(peak_of(lambda own=own: answer(task, batch, own, source=seeded_source(1))))
     assert max(found) < most
     # A few words per record, its id, its row and its coin, and no number of its features, no class and no question.
     assert found[1] < found[0] + 40 * (counts[1] - counts[0]) / MIB + 1
+
+
+def test_counting_attributes_of_all_records_needs_no_more_memory_for_more_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A k beyond all of them would else have told, by whether an answer comes, how many fit into memory."""
+    monkeypatch.setattr("labeler.methods.knn.NEIGHBORS_AT_ONCE", 2**16)
+    task, batch = answering("knn", 200, 4, 30, k=1_000_000, attributes_per_record=3)
+    peaks = []
+    for count in (3_000, 20_000):
+        own = records(count, 4, 200)
+        labels = (np.random.default_rng(0).random((count, 200), dtype=np.float32) < 0.1).astype(np.int16)
+        own = replace(own, all_labels=labels)
+        votes: list[NDArray[np.int64]] = []
+        peaks.append(peak_of(lambda own=own, votes=votes: votes.append(answer(task, batch, own))))
+        assert np.array_equal(votes[0][0], attribute_ballots(own.labels[None], most=3)[0])
+    # An index and k places of it are some 100 bytes a record; with all labels it would be 5,000.
+    assert peaks[1] - peaks[0] < 17_000 * 1_000 / MIB
 
 
 def test_a_head_with_more_weights_than_a_site_has_room_for_is_refused_before_the_charge() -> None:

@@ -273,20 +273,6 @@ def _traced() -> tuple[str, ...]:
     return _TRACED
 
 
-def test_a_question_after_a_deletion_runs_the_operations_of_one_before_it(tmp_path: Path) -> None:
-    """An index is rebuilt when the records change, and not when the next question comes."""
-    for way in ("knn", "ensemble"):
-        task = task_of(**SETTINGS[way])
-        shard = shard_of(tmp_path / way, records_of("any", 21), task, declared=MOST)
-        before = Agent("a", shard, is_seeded=True, engine="numpy")
-        ask = partial(Agent.ballots, task=task, batch=QueryBatch(PUBLIC), key=bytes(32))
-        ask(before)
-        Shard.open(shard.path).delete(shard.record_ids[:1])
-        after = Agent("a", Shard.open(shard.path), is_seeded=True, engine="numpy")
-        after.take_over(before)
-        assert not difference(operations(partial(ask, before)), operations(partial(ask, after)))
-
-
 def test_models_of_deleted_records_are_not_taken_over(tmp_path: Path) -> None:
     task = task_of(**SETTINGS["ensemble"])
     shard = shard_of(tmp_path / "one", _one_class_more(21)[1], task, declared=MOST)

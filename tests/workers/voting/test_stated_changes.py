@@ -30,7 +30,8 @@ from labeler.release import check_ballots
 from labeler.release import on_grid as votes_on_grid
 from labeler.setting import StatedLevel
 from labeler.tally import QueryBatch
-from labeler.task import NEGATIVES_EVERY, Task, parse_task
+from labeler.task import NEGATIVES_EVERY, Task
+from tests.labeler.tasks import make_task
 from tests.scored import scored
 from workers.learning.learner import Trainer
 from workers.learning.private_heads import fit_heads
@@ -60,10 +61,7 @@ def rows(count: int, seed: int) -> NDArray[np.int16]:
 
 
 def task(method: str, **changes: Any) -> Task:
-    fields: dict[str, Any] = {
-        "name": "t", "classes": ["a", "b", "c"], "method": method, "sigma_votes": 30.0, "delta": 1e-5, "agents": 1,
-        "max_queries": 4,
-    }  # fmt: skip
+    fields: dict[str, Any] = {"sigma_votes": 30.0, "delta": 1e-5, "agents": 1, "max_queries": 4}
     training = changes.pop("training", None)
     if method == "blind-average":
         training = {"min_records": 2, "regularisation": 0.5, "radius": 3.0, "iterations": 40} | (training or {})
@@ -76,7 +74,7 @@ def task(method: str, **changes: Any) -> Task:
         steps = {"rate": 1.0, "unit": "record"} | (training or {})
         training = {"min_records": 2, "regularisation": 1e-3, "iterations": 2, "radius": 2.0, "sampled": steps}
         fields["max_queries"] = 2 * (DIMENSION + 1)
-    return parse_task(fields | ({} if training is None else {"training": training}) | changes)
+    return make_task(method=method, **fields | ({} if training is None else {"training": training}) | changes)
 
 
 TASKS = [
@@ -84,6 +82,7 @@ TASKS = [
     task("knn", k=9),
     task("knn", k=2, records_per_person=1),
     task("knn", k=3, records_per_person=2),
+    task("ensemble"),
     task("ensemble", records_per_person=2),
     task("reverse-knn", k=2),
     task("reverse-knn", k=2, max_agent_records=2),
@@ -98,6 +97,7 @@ TASKS = [
     task("blind-average"),
     task("blind-average", records_per_person=1),
     task("blind-average", training={"max_records": 5}),
+    task("blind-average", training={"max_records": 5, "axes": 2}, max_queries=3),
     task("blind-average", training={"learner": "svm"}, records_per_person=2),
     task("blind-average", training={"learner": "means", "axes": 2, "radius": 2.0, "min_records": 1,
                                     "regularisation": 1.0, "iterations": 200}, max_queries=3, records_per_person=1),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from labeler.randomness import os_source
 from labeler.sharing import split
 from workers.winner.certificates import issue_certificate
 from workers.winner.engine import Address, Outcome, WinnerEngine, WinnerJob, WinnerOrder
+from workers.winner.session import LOOPBACK, free_ports
 
 LOWEST, HIGHEST = -15_150, 19_350
 """Sums of three agents with k = 50 and sigma = 25 on the usual grid: 16 bits."""
@@ -48,15 +48,8 @@ def make_identities(folder: Path) -> Identities:
 
 
 def free_addresses() -> tuple[Address, ...]:
-    """Three addresses on loopback nobody listens on; all bound at once, so that they differ."""
-    sockets = [socket.socket() for _ in range(3)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return tuple(Address("127.0.0.1", one.getsockname()[1]) for one in sockets)
-    finally:
-        for one in sockets:
-            one.close()
+    """Three addresses on loopback nobody listens on."""
+    return tuple(Address(LOOPBACK, port) for port in free_ports(3))
 
 
 @pytest.fixture
@@ -74,7 +67,8 @@ def make_jobs(identities: Identities) -> Callable[..., list[WinnerJob]]:
             "num_classes": classes,
             "lowest": LOWEST,
             "highest": HIGHEST,
-            "time_limit_s": 60.0,
+            "time_limit_s": 600.0,  # longer than a test may take: none depends on how fast a machine is
+            "meeting_limit_s": 600.0,
         } | settings
         return [WinnerJob(party=party, identity_path=path, **common) for party, path in enumerate(identities.paths)]
 

@@ -13,7 +13,8 @@ from labeler.randomness import os_source
 from labeler.sharing import ShareVector, WinnerTerms, field_for, split
 from labeler.tally import BallotShare, Round, add_shares, split_ballots
 from tests.operations import difference, operations
-from tests.workers.winner.test_tournament import computed, shares_of
+from tests.workers.winner.conftest import shares_of
+from tests.workers.winner.test_tournament import computed
 from workers.winner.engine import WinnerJob
 
 MakeJobs = Callable[..., list[WinnerJob]]

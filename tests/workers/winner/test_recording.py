@@ -19,9 +19,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from labeler.errors import ProtocolViolation
 from labeler.randomness import os_source
-from labeler.sharing import PrimeField, WinnerTerms
+from labeler.sharing import WinnerTerms
 from labeler.tally import NONCE_BYTES, AggregateShare, BallotShare, InputShare, Round, split_ballots
 from tests.one_round import Tallier
 from tests.workers.winner.conftest import Words
@@ -34,7 +33,7 @@ CLASSES, VOTES, SCALE = 4, 4, 10
 TERMS = WinnerTerms(scale=SCALE, lowest=-3_000, highest=3_000, row_total=VOTES, threshold=None)
 FIELD = TERMS.field
 WIDTH = Width.of(13)
-QUERIES = 150
+QUERIES = 2_000
 LEVELS = (2, 1)
 """Comparisons of a query in each round of the tournament of four classes."""
 
@@ -232,6 +231,7 @@ def words_of(inputs: Sequence[BallotShare]) -> Words:
 
 
 def test_both_electorates_have_the_same_winners_and_no_score_in_common(rounds: tuple[Recording, Recording]) -> None:
+    assert FIELD.bits == 56, "one of the smallest, so that p_values look at the very words that are sent"
     one, other = rounds
     np.testing.assert_array_equal(one.winners, np.arange(QUERIES) % CLASSES)
     np.testing.assert_array_equal(one.winners, other.winners)
@@ -304,7 +304,7 @@ def test_what_is_opened_in_a_comparison_is_uniform_whatever_the_scores_are(
             lots = [recording.views[number].levels[level] for recording in (one, other)]
             words_of_lots = ([lot.z, lot.y.astype(np.uint64) << np.uint64(48)] for lot in lots)
             for first, second in zip(*words_of_lots, strict=True):
-                assert stats.ks_2samp(first, second).pvalue > ALARM
+                assert stats.ks_2samp(first, second, method="asymp").pvalue > ALARM
                 for words in (first, second):
                     assert stats.kstest(words / 2.0**64, "uniform").pvalue > ALARM
             for lot in lots:
@@ -361,24 +361,24 @@ def test_what_agents_send_one_tallier_is_the_same_noise_whatever_they_vote() -> 
         assert min(p_values(lots[0], lots[1], FIELD.modulus)) > ALARM
 
 
-def test_what_talliers_send_one_another_is_the_same_noise_whatever_the_votes_are(make_jobs: MakeJobs) -> None:
-    one, other = (recorded(make_jobs, electorate(2_000)) for electorate in (landslide, near_tie))
+def test_what_talliers_send_one_another_is_the_same_noise_whatever_the_votes_are(
+    rounds: tuple[Recording, Recording],
+) -> None:
     for number in range(3):
-        lots = [recording.views[number].words() for recording in (one, other)]
+        lots = [recording.views[number].words() for recording in rounds]
         assert len(lots[0]) == len(lots[1])
         assert len(lots[0]) >= 1_000
         assert min(p_values(lots[0], lots[1], 2**64)) > ALARM
-    shares = [np.frombuffer(recording.views[1].messages[2][0, 0][0], dtype=np.uint64) for recording in (one, other)]
+    shares = [np.frombuffer(recording.views[1].messages[2][0, 0][0], dtype=np.uint64) for recording in rounds]
     assert min(p_values(shares[0], shares[1], FIELD.modulus)) > ALARM
 
 
 @pytest.mark.parametrize("leak", ["one score in a hundred is not masked", "a mask is one bit short"])
-def test_the_same_test_finds_a_leak_that_is_planted(make_jobs: MakeJobs, leak: str) -> None:
-    recordings = [recorded(make_jobs, electorate(2_000)) for electorate in (landslide, near_tie)]
-    one, other = (recording.views[0].words().copy() for recording in recordings)
+def test_the_same_test_finds_a_leak_that_is_planted(rounds: tuple[Recording, Recording], leak: str) -> None:
+    one, other = (recording.views[0].words() for recording in rounds)
     if leak.startswith("one"):
         # As if one word in a hundred were sent as it is.
-        for words, recording in zip((one, other), recordings, strict=True):
+        for words, recording in zip((one, other), rounds, strict=True):
             places = np.arange(0, len(words), 100)
             words[places] = np.resize(recording.scores.reshape(-1).astype(np.uint64), len(places))
     else:
@@ -402,52 +402,8 @@ def test_inspection_finds_a_comparison_whose_mask_is_missing(
 
     monkeypatch.setattr(correlations, "draw_masks", short)
     monkeypatch.setattr(tournament, "draw_masks", short)
-    recording = recorded(make_jobs, landslide(QUERIES))
-    np.testing.assert_array_equal(recording.winners, np.arange(QUERIES) % CLASSES)
+    recording = recorded(make_jobs, landslide(150))
+    np.testing.assert_array_equal(recording.winners, np.arange(150) % CLASSES)
     # Tallier 0's part of Z is what tallier 1 received of it.
     z = recording.views[0].levels[level].z + recording.views[1].levels[level].z
     assert stats.kstest(z / 2.0**64, "uniform").pvalue < ALARM
-
-
-@pytest.mark.parametrize("offset", [2**14, 2 ** (FIELD.bits - 3), 2 ** (FIELD.bits - 1)])
-def test_sums_outside_their_range_open_nothing(make_jobs: MakeJobs, offset: int) -> None:
-    """The harm of a dishonest agent's noise, or of a tallier's share: nobody sees it, so the comparisons check it.
-
-    The dealer gets hashes that differ, and parts whose masks do not cancel: what it could add up is as good as random.
-    """
-    jobs = make_jobs(400, CLASSES, lowest=TERMS.lowest, highest=TERMS.highest)
-    shares = [FIELD.uniform(os_source(), 400 * CLASSES).reshape(400, CLASSES) for _ in range(2)]
-    values = np.zeros((400, CLASSES), dtype=np.uint64)
-    values[:, 1] = offset
-    shares.append(FIELD.subtract(values, FIELD.add(*shares)))
-    received = {peer: bytearray() for peer in range(2)}
-
-    def record(peer: int, data: bytes) -> None:
-        received[peer] += data
-
-    def one(number: int) -> object:
-        engine = SecureEngine(record=record if number == 2 else None)
-        return engine.winners([WinnerOrder(jobs[number], shares[number])])[0]
-
-    with ThreadPoolExecutor(3) as pool:
-        for outcome in pool.map(one, range(3)):
-            assert isinstance(outcome, ProtocolViolation)
-            assert "outside the range" in str(outcome)
-    answers = []
-    for data in received.values():
-        start = 4 + int.from_bytes(data[:4], "little")
-        stream, place = bytes(data), start
-        while place < len(stream):
-            lane, chunk, size = np.frombuffer(stream[place : place + 12], dtype="<u4").tolist()
-            if (lane, chunk) == (0, WHOLE_JOB):
-                answers.append(stream[place + 12 : place + 12 + size])
-            place += 12 + size
-    assert answers[0][:32] != answers[1][:32]
-    summed = sum(np.frombuffer(answer, dtype="<u2", offset=32).astype(np.uint16) for answer in answers)
-    assert len(set(np.asarray(summed).tolist())) > 390
-
-
-def test_the_field_of_these_tests_is_one_of_the_smallest() -> None:
-    """So that p_values look at the very words that are sent."""
-    assert isinstance(FIELD, PrimeField)
-    assert FIELD.bits == 56

@@ -43,6 +43,9 @@ from workers.winner.session import SecureEngine
 
 MakeJobs = Callable[..., list[WinnerJob]]
 
+ZEROS = np.zeros((2, 3), dtype=np.uint64)
+"""A share of no votes, for jobs of two queries and three classes."""
+
 
 @pytest.fixture(autouse=True)
 def short_farewells(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,32 +180,43 @@ def test_a_party_with_other_parameters_is_refused_and_the_error_names_them(
     jobs = make_jobs(2, 3)
     jobs[1] = replace(jobs[1], **changed)
     shares = [np.zeros((job.num_queries, 3), dtype=np.uint64) for job in jobs]
-    began = time.monotonic()
     outcomes = run_three(SecureEngine(), jobs, shares)
-    assert time.monotonic() - began < 50  # the time limit is 60
     assert all(isinstance(outcome, ProtocolViolation | Unavailable) for outcome in outcomes), outcomes
     assert any(isinstance(outcome, ProtocolViolation) and named in str(outcome) for outcome in outcomes), outcomes
 
 
-@pytest.mark.parametrize("impostor", [0, 1, 2])
-def test_a_party_with_another_certificate_is_refused(make_jobs: MakeJobs, tmp_path: Path, impostor: int) -> None:
-    """The impostor pins the true certificates of the others, and has another one for itself."""
-    own = make_identities(tmp_path)
-    jobs = make_jobs(2, 3, time_limit_s=1.5)
-    true = jobs[impostor].certificates
-    claimed = tuple(own.certificates[party] if party == impostor else true[party] for party in range(3))
-    jobs[impostor] = replace(jobs[impostor], certificates=claimed, identity_path=own.paths[impostor])
-    outcomes = run_three(SecureEngine(), jobs, [np.zeros((2, 3), dtype=np.uint64)] * 3)
-    assert all(isinstance(outcome, Forged | Unavailable) for outcome in outcomes), outcomes
+@pytest.mark.parametrize("impostor", [0, 1, 2, "2 as 1"])
+def test_a_party_with_another_certificate_is_refused(
+    make_jobs: MakeJobs, identities: Identities, tmp_path: Path, impostor: int | str
+) -> None:
+    """The impostor pins the true certificates of the others, and has another one for itself; or tallier 2 comes as
+    tallier 1, with a certificate that everybody pins, at another number than it is pinned for.
+    """
+    jobs = make_jobs(2, 3)
+    if isinstance(impostor, int):
+        own, pinned = make_identities(tmp_path), list(identities.certificates)
+        pinned[impostor] = own.certificates[impostor]
+        jobs[impostor] = replace(jobs[impostor], certificates=tuple(pinned), identity_path=own.paths[impostor])
+    else:
+        swapped = tuple(identities.certificates[party] for party in (0, 2, 1))
+        jobs[1] = replace(jobs[1], certificates=swapped, identity_path=identities.paths[2])
+    stop = threading.Event()
+    with ThreadPoolExecutor(3) as pool:
+        calls = [pool.submit(SecureEngine().winners, [WinnerOrder(job, ZEROS)], stop) for job in jobs]
+        calls[0].result()
+        stop.set()  # who listens for a tallier that never comes would wait to the end
+        outcomes = [call.result()[0] for call in calls]
+    assert all(isinstance(outcome, Forged | Unavailable | ProtocolViolation) for outcome in outcomes), outcomes
+    # Who connects sees the certificate of who listens. Who listens only turns an impostor away, and may be who leaves.
+    assert impostor == 0 or any(isinstance(outcome, Forged) for outcome in outcomes), outcomes
 
 
 def test_a_tallier_whose_key_is_not_that_of_its_pinned_certificate_says_so(
     make_jobs: MakeJobs, identities: Identities, tmp_path: Path
 ) -> None:
-    share = [np.zeros((2, 3), dtype=np.uint64)]
     job = make_jobs(2, 3)[0]
     for path, match in ((identities.paths[1], "not the one the job pins"), (tmp_path / "absent.pem", "cannot be read")):
-        outcome = run_three(SecureEngine(), [replace(job, identity_path=path)], share)[0]
+        outcome = run_three(SecureEngine(), [replace(job, identity_path=path)], [ZEROS])[0]
         assert isinstance(outcome, InvalidSetting), outcome
         assert match in str(outcome)
 
@@ -210,19 +224,9 @@ def test_a_tallier_whose_key_is_not_that_of_its_pinned_certificate_says_so(
 def test_an_address_that_is_taken_is_said(make_jobs: MakeJobs) -> None:
     job = make_jobs(2, 3)[1]
     with socket.create_server((job.addresses[1].host, job.addresses[1].port)):
-        outcome = run_three(SecureEngine(), [job], [np.zeros((2, 3), dtype=np.uint64)])[0]
+        outcome = run_three(SecureEngine(), [job], [ZEROS])[0]
     assert isinstance(outcome, Unavailable), outcome
     assert "cannot listen" in str(outcome)
-
-
-def test_a_certificate_is_good_for_its_own_number_only(make_jobs: MakeJobs, identities: Identities) -> None:
-    """Tallier 2 comes as tallier 1: a certificate everybody pins, at another number than it is pinned for."""
-    jobs = make_jobs(2, 3, time_limit_s=1.5)
-    swapped = tuple(identities.certificates[party] for party in (0, 2, 1))
-    jobs[1] = replace(jobs[1], certificates=swapped, identity_path=identities.paths[2])
-    outcomes = run_three(SecureEngine(), jobs, [np.zeros((2, 3), dtype=np.uint64)] * 3)
-    assert isinstance(outcomes[0], Forged), outcomes
-    assert all(isinstance(outcome, Forged | Unavailable | ProtocolViolation) for outcome in outcomes), outcomes
 
 
 def test_the_others_stop_when_a_party_is_killed_and_the_same_shares_work_afterwards(
@@ -258,29 +262,40 @@ def test_the_others_stop_when_a_party_is_killed_and_the_same_shares_work_afterwa
 def test_a_party_that_hangs_ends_the_job_at_its_time_limit(make_jobs: MakeJobs) -> None:
     jobs = make_jobs(2, 3, time_limit_s=2.0)
     is_over = threading.Event()
-
-    def hang(_peer: int, _data: bytes) -> None:
-        is_over.wait(20.0)
-
-    engines = [SecureEngine(), SecureEngine(record=hang), SecureEngine()]
-    with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(run_three, engines, jobs, [np.zeros((2, 3), dtype=np.uint64)] * 3)
-        time.sleep(4.0)
+    engines = [SecureEngine(), SecureEngine(record=lambda *_: is_over.wait()), SecureEngine()]
+    with ThreadPoolExecutor(3) as pool:
+        calls = [
+            pool.submit(engine.winners, [WinnerOrder(job, ZEROS)]) for engine, job in zip(engines, jobs, strict=True)
+        ]
+        outcomes = [calls[party].result()[0] for party in (0, 2)]
         is_over.set()
-        outcomes = call.result()
+        outcomes.append(calls[1].result()[0])
     assert all(isinstance(outcome, Unavailable) for outcome in outcomes), outcomes
 
 
-def test_a_job_that_is_told_to_stop_stops_at_once(make_jobs: MakeJobs) -> None:
-    stop = threading.Event()
-    timer = threading.Timer(1.0, stop.set)
-    timer.start()
-    began = time.monotonic()
-    outcomes = run_three(SecureEngine(), make_jobs(2, 3)[:1], [np.zeros((2, 3), dtype=np.uint64)], stops=[stop])
-    assert time.monotonic() - began < 50  # the time limit is 60
-    assert isinstance(outcomes[0], Unavailable)
-    assert "stopped" in str(outcomes[0])
-    timer.join()
+def test_a_party_listens_on_its_configured_address_only_and_stops_when_it_is_told_to(make_jobs: MakeJobs) -> None:
+    """On Linux all of 127.0.0.0/8 is this machine: only the address named answers."""
+    job, stop = make_jobs(2, 3)[1], threading.Event()
+    address, listening = job.addresses[1], set[str]()
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(SecureEngine().winners, [WinnerOrder(job, ZEROS)], stop)
+        while not listening and not call.done():
+            time.sleep(0.01)
+            listening = {line for line in listeners() if line.endswith(f":{address.port:04X}")}
+        stop.set()
+        outcome = call.result()[0]
+    assert listening == {f"0100007F:{address.port:04X}"}
+    assert isinstance(outcome, Unavailable)
+    assert "stopped" in str(outcome)
+
+
+def listeners() -> Iterator[str]:
+    """Local addresses that listen, as the kernel writes them."""
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                yield fields[1]
 
 
 @pytest.mark.parametrize("evil", [0, 1, 2])
@@ -297,7 +312,7 @@ def test_a_message_of_a_wrong_length_ends_the_computation(
         true(links, peer, channel, data)
 
     monkeypatch.setattr(Links, "send", send)
-    outcomes = run_three(SecureEngine(), make_jobs(2, 3, time_limit_s=20.0), [np.zeros((2, 3), dtype=np.uint64)] * 3)
+    outcomes = run_three(SecureEngine(), make_jobs(2, 3), [ZEROS] * 3)
     assert all(isinstance(outcome, LabelerError) for outcome in outcomes), outcomes
     if evil < 2 or length is not None:
         assert any(isinstance(outcome, ProtocolViolation) and "are due" in str(outcome) for outcome in outcomes), (
@@ -333,8 +348,7 @@ def test_a_tallier_of_another_version_is_told_nothing_and_the_job_can_be_tried_a
     make_jobs: MakeJobs, identities: Identities, speaks: list[str]
 ) -> None:
     """As one that was not updated yet connects, and as it listens: it names no protocol, or another."""
-    jobs = make_jobs(2, 3, time_limit_s=20.0)
-    share = np.zeros((2, 3), dtype=np.uint64)
+    jobs = make_jobs(2, 3)
     received: list[bytes] = []
 
     def connects() -> None:
@@ -343,7 +357,7 @@ def test_a_tallier_of_another_version_is_told_nothing_and_the_job_can_be_tried_a
         received.append(talked(context, (jobs[1].addresses[1].host, jobs[1].addresses[1].port)))
 
     with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(SecureEngine().winners, [WinnerOrder(jobs[1], share)])
+        call = pool.submit(SecureEngine().winners, [WinnerOrder(jobs[1], ZEROS)])
         connects()
         outcome = call.result()[0]
     assert isinstance(outcome, Unavailable)
@@ -353,7 +367,7 @@ def test_a_tallier_of_another_version_is_told_nothing_and_the_job_can_be_tried_a
     context = pinned_context(identities.paths[1], trusted=[identities.certificates[0]], is_server=True)
     context.set_alpn_protocols(speaks)
     with socket.create_server((address.host, address.port)) as listening, ThreadPoolExecutor(1) as pool:
-        call = pool.submit(SecureEngine().winners, [WinnerOrder(jobs[0], share)])
+        call = pool.submit(SecureEngine().winners, [WinnerOrder(jobs[0], ZEROS)])
         plain, _ = listening.accept()
         try:
             with context.wrap_socket(plain, server_side=True) as encrypted:
@@ -369,13 +383,11 @@ def test_a_tallier_of_another_version_is_told_nothing_and_the_job_can_be_tried_a
 
 def talked(context: ssl.SSLContext, address: tuple[str, int], data: bytes = b"") -> bytes:
     """Connect once somebody listens, say this, and give what is said until the end."""
-    end = time.monotonic() + 60
     while True:
         try:
             plain = socket.create_connection(address)
             break
         except OSError:
-            assert time.monotonic() < end
             time.sleep(0.02)
     with plain, context.wrap_socket(plain) as encrypted:
         encrypted.sendall(data)
@@ -404,39 +416,16 @@ def until_end(encrypted: ssl.SSLSocket) -> bytes:
 def test_a_peer_that_says_what_no_tallier_says_ends_the_computation_and_fills_no_memory(
     make_jobs: MakeJobs, identities: Identities, sent: bytes | None, match: str
 ) -> None:
-    job = make_jobs(2, 3, time_limit_s=20.0)[1]
+    job = make_jobs(2, 3)[1]
     data = raw_hello(job) + struct.pack("<III", 0, 0, 2**30) if sent is None else sent
     context = pinned_context(identities.paths[0], trusted=[identities.certificates[1]], is_server=False)
     context.set_alpn_protocols([PROTOCOL_NAME])
     with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(SecureEngine().winners, [WinnerOrder(job, np.zeros((2, 3), dtype=np.uint64))])
+        call = pool.submit(SecureEngine().winners, [WinnerOrder(job, ZEROS)])
         talked(context, (job.addresses[1].host, job.addresses[1].port), data)
         outcome = call.result()[0]
     assert isinstance(outcome, ProtocolViolation)
     assert match in str(outcome)
-
-
-def test_a_party_listens_on_its_configured_address_only(make_jobs: MakeJobs) -> None:
-    """On Linux all of 127.0.0.0/8 is this machine: only the address named answers."""
-    job = make_jobs(2, 3, time_limit_s=1.5)[1]
-    address = job.addresses[1]
-    with ThreadPoolExecutor(1) as pool:
-        outcome = pool.submit(run_three, SecureEngine(), [job], [np.zeros((2, 3), dtype=np.uint64)])
-        listening: set[str] = set()
-        while not outcome.done():
-            listening |= {line for line in listeners() if line.endswith(f":{address.port:04X}")}
-            time.sleep(0.05)
-    assert listening == {f"0100007F:{address.port:04X}"}
-    assert isinstance(outcome.result()[0], Unavailable)
-
-
-def listeners() -> Iterator[str]:
-    """Local addresses that listen, as the kernel writes them."""
-    for table in ("tcp", "tcp6"):
-        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A":
-                yield fields[1]
 
 
 def test_a_share_that_does_not_fit_is_refused_before_anything_starts(make_jobs: MakeJobs) -> None:
@@ -456,10 +445,10 @@ def test_an_order_does_not_print_its_share(make_jobs: MakeJobs) -> None:
 
 def test_nothing_is_left_behind(make_jobs: MakeJobs) -> None:
     before = open_files(), threading.active_count()
-    run_three(SecureEngine(), make_jobs(2, 3), [np.zeros((2, 3), dtype=np.uint64)] * 3)
+    run_three(SecureEngine(), make_jobs(2, 3), [ZEROS] * 3)
     stop = threading.Event()
     stop.set()
-    run_three(SecureEngine(), make_jobs(2, 3), [np.zeros((2, 3), dtype=np.uint64)] * 3, stops=[stop] * 3)
+    run_three(SecureEngine(), make_jobs(2, 3), [ZEROS] * 3, stops=[stop] * 3)
     assert (open_files(), threading.active_count()) == before
 
 

@@ -21,7 +21,8 @@ from labeler.accounting.winner import ONE_BIT, SWAP, Change, IntegerWinner
 from labeler.errors import Unavailable
 from labeler.sharing import field_for
 from tests.oracles.profiles import winner_profile
-from tests.workers.winner.test_tournament import computed, shares_of
+from tests.workers.winner.conftest import shares_of
+from tests.workers.winner.test_tournament import computed
 from workers.winner.engine import WinnerJob
 
 MakeJobs = Callable[..., list[WinnerJob]]
@@ -85,7 +86,7 @@ def test_talliers_open_what_the_rule_of_void_says(make_jobs: MakeJobs, edges: li
         share += part
     shares[1] = FIELD.add(shares[1], np.mod(sums + LOWEST, FIELD.modulus).astype(np.uint64))
     try:
-        winners, _ = computed(jobs, shares)
+        winners = computed(jobs, shares)
     except Unavailable:
         return  # masks are drawn again
     # A large sum is read as it is or as less by p, as its mask falls: all readings that there are.

@@ -1,4 +1,4 @@
-"""Class sums along public axes: exact, of each record by itself, and within the bound that their price is for."""
+"""Public axes in front of class sums and of a linear model: exact, of each record by itself, priced for what moves."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from feature_store.query_selection import axis_rows
+from feature_store.query_selection import axis_rows, select_queries
 from feature_store.results.models import LINEAR, model_file, read_model
 from feature_store.rows import quantize
-from labeler.errors import InvalidSetting, InvalidTask
+from feature_store.shard import Shard
+from labeler.errors import BadData, InvalidSetting, InvalidTask, PrivacyRefusal
 from labeler.linear_model import LinearModel, released_model
 from labeler.methods.blind_average import FINE, LinearTerms, MeanTerms, linear_terms, model_terms, weight_sum
 from labeler.methods.sensitivity import one_record_in_words
 from labeler.planning import price
 from labeler.privacy_card import card_in_words, privacy_card
-from labeler.records import FEATURE_ONE, PublicAxes, Records, Rows
+from labeler.records import FEATURE_ONE, PublicAxes, Records, Rows, axes_of
 from labeler.release import Release
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
+from tests.answering import AnsweringAgent
 from tests.workers.answer import answer as answer_of
+from tests.workers.builders import agent_of, shard_of_rows
 from workers.learning.linear import class_sums, whole_rows, whole_sums
 
 DIMENSION, AXES, CLASSES = 12, 5, ("a", "b", "c")
@@ -48,39 +51,54 @@ def records(features: Features, labels: NDArray[np.int16], version: str = "v") -
     return Records(features, np.arange(len(labels)), labels, version)
 
 
-def draw(seed: int, count: int, *, largest: int = 2048) -> tuple[PublicAxes, Features, NDArray[np.int16]]:
+def draw(
+    seed: int, count: int, *, largest: int = 2048, dimension: int = DIMENSION, axes: int = AXES
+) -> tuple[PublicAxes, Features, NDArray[np.int16]]:
     rng = np.random.default_rng(seed)
-    axes = PublicAxes(rng.integers(-largest, largest + 1, (AXES + 1, DIMENSION)).astype(np.int16))
-    features = rng.integers(-2048, 2049, (count, DIMENSION)).astype(np.int16)
-    return axes, features, rng.integers(0, 3, count).astype(np.int16)
+    seen = PublicAxes(rng.integers(-largest, largest + 1, (axes + 1, dimension)).astype(np.int16))
+    features = rng.integers(-2048, 2049, (count, dimension)).astype(np.int16)
+    return seen, features, rng.integers(0, 3, count).astype(np.int16)
 
 
-def exact_row(axes: PublicAxes, row: NDArray[np.int16]) -> list[int]:
-    """phi in whole FINE-ths by integers of any length: no floating point."""
+def exact_row(axes: PublicAxes, row: NDArray[np.int16]) -> tuple[list[float], list[int]]:
+    """phi by integers of any length, at length one and in whole FINE-ths: no floating point before the end."""
     along = [
         sum(int(a) * (int(x) - int(m)) for a, x, m in zip(axis, row, axes.rows[-1], strict=True))
         for axis in axes.rows[:-1]
     ]
     squares = sum(one * one for one in along) or 1
-    return [int(math.copysign(math.isqrt(one * one * FINE * FINE // squares), one)) for one in along]
+    whole = [int(math.copysign(math.isqrt(one * one * FINE * FINE // squares), one)) for one in along]
+    return [one / squares**0.5 for one in along], whole
 
 
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), largest=st.sampled_from([1, 2048, 32767]), block=st.integers(1, 25))
-def test_a_record_is_the_same_whole_numbers_alone_and_among_others_and_those_of_exact_arithmetic(
-    seed: int, largest: int, block: int
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    dimension=st.integers(1, 40),
+    count=st.integers(1, 9),
+    largest=st.sampled_from([1, 3, 2048, 32767]),
+    block=st.integers(1, 25),
+)
+def test_a_record_is_mapped_by_itself_and_to_what_exact_arithmetic_says(
+    seed: int, dimension: int, count: int, largest: int, block: int
 ) -> None:
-    axes, features, labels = draw(seed, 25, largest=largest)
+    """To length one, and in class sums to the same whole numbers alone and among others; also at the edge of int16."""
+    axes, features, labels = draw(seed, 25, largest=largest, dimension=dimension, axes=count)
     features[3] = np.clip(axes.rows[-1], -2048, 2048)
     rows = features / np.float32(FEATURE_ONE)
-    together = whole_rows(axes, rows)
+    together, whole = axes(rows), whole_rows(axes, rows)
+    lengths = np.linalg.norm(together, axis=1)
+    assert np.all((np.abs(lengths - 1) < 1e-12) | (lengths == 0))
     for at in range(0, 25, block):
-        assert np.array_equal(whole_rows(axes, rows[at : at + block]), together[at : at + block])
-    exact = np.array([exact_row(axes, one) for one in features])
-    assert np.abs(together - exact).max() <= 1
-    terms = MeanTerms(3, AXES, 1e6)
+        assert np.abs(axes(rows[at : at + block]) - together[at : at + block]).max() < 2.0**-48
+        assert np.array_equal(whole_rows(axes, rows[at : at + block]), whole[at : at + block])
+    for number, row in enumerate(features):
+        exact, exact_whole = exact_row(axes, row)
+        assert np.allclose(together[number], exact, rtol=0, atol=1e-14)
+        assert np.abs(whole[number] - exact_whole).max() <= 1
+    terms = MeanTerms(3, count, 1e6)
     found = whole_sums(Rows.of(rows, labels), terms=terms, axes=axes)
-    assert np.array_equal(found, [together[labels == one].sum(axis=0) for one in range(3)])
+    assert np.array_equal(found, [whole[labels == one].sum(axis=0) for one in range(3)])
     order = np.random.default_rng(seed).permutation(25)
     assert np.array_equal(found, whole_sums(Rows.of(rows[order], labels[order]), terms=terms, axes=axes))
 
@@ -157,7 +175,7 @@ def test_all_records_are_summed_where_no_bound_is_kept(monkeypatch: pytest.Monke
     axes, features, _ = draw(3, 30)
     answers = [answer_of(task(), QueryBatch(axes.rows), records(features[:n], np.zeros(n, np.int16))) for n in (30, 29)]
     moved = (answers[0] - answers[1]) / weight_sum(task()).scale
-    expected = np.array(exact_row(axes, features[29])) / FINE
+    expected = np.array(exact_row(axes, features[29])[1]) / FINE
     assert np.allclose(moved[:-1, 0], expected, atol=2 / weight_sum(task()).scale)
     assert not moved[:, 1:].any()
     assert not moved[-1].any()
@@ -217,3 +235,82 @@ def test_a_task_of_means_says_nothing_of_training_and_older_tasks_are_written_as
     for wrong in ({"num_classes": 1}, {"axes": 0}, {"radius": 0.0}, {"radius": math.inf}, {"max_records": 0}):
         with pytest.raises(InvalidSetting):
             MeanTerms(**({"num_classes": 3, "axes": 2, "radius": 1.0} | wrong))  # type: ignore[arg-type]
+
+
+# A linear model along axes.
+
+
+def linear_task(axes: int | None = AXES, **fields: Any) -> Task:
+    training = {"learner": "softmax", "min_records": 20, "max_records": 40, "regularisation": 0.5, "axes": axes}
+    return task(training, **fields)
+
+
+def _agent(path: Path, count: int) -> AnsweringAgent:
+    random = np.random.default_rng(1)
+    labels = (np.arange(40) % 3).astype(np.int16)
+    features = quantize(random.normal(size=(40, DIMENSION)) + 3 + 2 * np.eye(3, DIMENSION)[labels])
+    shard = shard_of_rows(path, features[:count], labels[:count], classes=CLASSES, max_records=40)
+    return agent_of(shard)[0]
+
+
+def test_axes_are_the_principal_ones_of_public_images_and_the_last_row_is_their_mean() -> None:
+    rows = select_queries(PUBLIC, strategy="weights", count=AXES).features
+    assert np.array_equal(rows, axis_rows(PUBLIC, AXES))
+    assert np.abs(rows[-1] - PUBLIC.mean(axis=0)).max() <= 0.5
+    centred = PUBLIC - PUBLIC.mean(axis=0)
+    _, _, leading = np.linalg.svd(centred, full_matrices=False)
+    found = rows[:-1] / np.linalg.norm(rows[:-1], axis=1, keepdims=True)
+    assert np.abs(np.abs((found * leading[:AXES]).sum(axis=1)) - 1).max() < 1e-4
+    # Shorter along longer axes: partly whitened; the longest row is as long as a feature.
+    assert np.all(np.diff(np.linalg.norm(rows[:-1], axis=1)) > -2)
+    assert np.linalg.norm(rows[:-1], axis=1).max() == pytest.approx(2048, abs=3)
+    with pytest.raises(InvalidSetting, match="asks for 13 axes"):
+        axis_rows(PUBLIC, DIMENSION + 1)
+    with pytest.raises(InvalidSetting, match="which have 3"):
+        axis_rows(PUBLIC[:4], 4)
+
+
+def test_another_map_is_another_question_and_is_answered_anew(tmp_path: Path) -> None:
+    agent, task = _agent(tmp_path / "a", 40), linear_task()
+    rows = axis_rows(PUBLIC, AXES)
+    turned = rows.copy()
+    turned[0] = -turned[0]
+    one, other = (agent.ballots(task, QueryBatch(asked)) for asked in (rows, turned))
+    assert np.abs(one[0] + other[0]).max() <= 1
+    assert np.abs(one[1:] - other[1:]).max() <= 1
+
+
+def test_the_released_model_and_its_arrays_look_along_the_same_axes(tmp_path: Path) -> None:
+    agent, task, rows = _agent(tmp_path / "a", 40), linear_task(sigma_votes=1e-3), axis_rows(PUBLIC, AXES)
+    opened = weight_sum(task).open(agent.ballots(task, QueryBatch(rows)))
+    release = Release("histogram", opened.argmax(axis=1).astype(np.int16), opened, frozenset("a"), True)
+    model = released_model(task, [release], rows)
+    shard = Shard.open(tmp_path / "a")
+    assert (model.predict(np.asarray(shard.features)) == shard.labels).mean() > 0.6
+    again = LinearModel.of(model.arrays, linear_terms(task))
+    assert np.array_equal(again.scores(PUBLIC), model.scores(PUBLIC))
+    # A reader of the file computes the same by hand.
+    z = (PUBLIC.astype(float) - rows[-1]) @ rows[:-1].T
+    z *= np.sqrt(0.99) / np.linalg.norm(z, axis=1, keepdims=True)
+    assert np.allclose(model.scores(PUBLIC), np.hstack([z, np.full((80, 1), 0.1)]) @ model.weights)
+    for missing in (None, rows[1:]):
+        with pytest.raises(BadData, match="rows of them are missing"):
+            released_model(task, [release], missing)
+    assert axes_of(linear_task(None, max_queries=13), None) is None
+
+
+def test_the_price_is_that_of_any_model() -> None:
+    plain = price(linear_task(None))
+    assert price(linear_task()).instance.epsilon == plain.instance.epsilon
+
+
+def test_axes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="max_queries = 6, found 7"):
+        price(linear_task(max_queries=7))
+    with pytest.raises(InvalidTask, match="only means something for method blind-average"):
+        linear_task(method="aux-distill", max_queries=400)
+    wide = linear_task(13, max_queries=14)
+    with pytest.raises(PrivacyRefusal, match="looks along 13 axes"):
+        _agent(tmp_path / "a", 30).check_task(wide, (14,))
+    with pytest.raises(BadData, match="axes and a centre"):
+        PublicAxes(np.zeros((1, 3), dtype=np.int16))

@@ -1,4 +1,4 @@
-"""What a check-up is for: faults that are planted are found, each in a sentence that says what to do.
+"""A check-up finds the faults that are planted, each in a sentence that says what to do, and nothing wrong here.
 
 The faults are functions of a module that the step's process imports, so that the process dies, hangs or computes
 wrongly in truth.
@@ -6,15 +6,21 @@ wrongly in truth.
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+import subprocess
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from feature_store.index import ENGINES
 from labeler.errors import InvalidSetting
 from workers.doctor.checkup import Finding, Step, check_up, run_alone, steps, well
+from workers.doctor.engines import built_for, devices
 
 PLANTED = '''
 import os, resource, signal, subprocess, sys, time
@@ -40,6 +46,7 @@ def hangs(file):
     open(file, "w").write(str(child.pid))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     yield well("a first thing", "found before the end")
+    open(file + " and it", "w").close()
     while True:
         time.sleep(60)
 
@@ -104,12 +111,13 @@ def disk_of_another(home_folder):
 
 
 @pytest.fixture(autouse=True)
-def _planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "planted_faults.py").write_text(PLANTED)
-    monkeypatch.syspath_prepend(tmp_path)
+def _planted(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path_factory.mktemp("planted")
+    (folder / "planted_faults.py").write_text(PLANTED)
+    monkeypatch.syspath_prepend(folder)
 
 
-def run(name: str, *, limit_s: float = 60.0, **arguments: object) -> list[Finding]:
+def run(name: str, *, limit_s: float = 240.0, **arguments: object) -> list[Finding]:
     return run_alone(Step(name, f"planted_faults:{name}", limit_s, "start it again", arguments))
 
 
@@ -126,17 +134,24 @@ def test_an_error_is_a_sentence() -> None:
     assert (finding.state, finding.found) == ("wrong", "failed: RuntimeError: CUDA driver version is insufficient")
 
 
-def test_what_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+def test_what_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time is over as soon as it hangs, however slow this machine is."""
+    wait = subprocess.Popen.wait
+
+    def over(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        while timeout is not None:
+            if (tmp_path / "child and it").exists():
+                raise subprocess.TimeoutExpired(process.args, timeout)
+            time.sleep(0.02)
+        return wait(process)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", over)
     first, last = run("hangs", limit_s=8.0, file=str(tmp_path / "child"))
     assert first.state == "well"
     assert (last.state, last.found) == ("wrong", "did not end within 8 s and was ended")
-    child = int((tmp_path / "child").read_text())
-    for _ in range(100):
-        status = Path(f"/proc/{child}/stat")
-        if not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z":
-            return
-        time.sleep(0.05)
-    pytest.fail("the child of a step that was ended still runs")
+    with suppress(FileNotFoundError, ProcessLookupError):  # it is gone
+        while Path(f"/proc/{(tmp_path / 'child').read_text()}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.05)
 
 
 def test_a_step_has_its_environment_where_ours_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +169,7 @@ def test_an_engine_that_misses_a_neighbour_is_found() -> None:
 
 @pytest.mark.long
 def test_a_device_that_its_index_left_for_the_processor_is_not_called_exact() -> None:
-    (finding,) = run("rounds_on_a_device", limit_s=240)
+    (finding,) = run("rounds_on_a_device")
     assert finding.state == "wrong"
     assert finding.numbers["wrong"] > 0
     assert "left for the processor: neighbours of four random queries" in finding.found
@@ -206,3 +221,71 @@ def test_one_step_that_dies_does_not_end_the_check_up(tmp_path: Path) -> None:
 def test_a_step_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="'engine-tpu' is not a step; choose among versions, processor"):
         check_up(steps(tmp_path, gpu=False), only=["engine-tpu"])
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.argv = ['labeler', 'doctor', *{list(arguments)!r}]; from workers.cli import main; main()"
+    environment = os.environ | {"COLUMNS": "80", "NO_COLOR": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT, env=environment
+    )
+
+
+def test_every_engine_that_is_registered_has_a_step() -> None:
+    named = [step.name for step in steps(Path(), gpu=True)]
+    assert [name for name in named if name.startswith("engine-")] == [f"engine-{name}" for name in ENGINES[1:]]
+    without = {step.name for step in steps(Path(), gpu=False)}
+    assert {"engine-torch-gpu", "devices"} == set(named) - without
+
+
+def test_this_machine_is_told_in_80_columns_and_ends_with_0(tmp_path: Path) -> None:
+    names = ("versions", "processor", "memory", "clock", "disk", "journal", "redis-server", "engine-numpy")
+    done = doctor("--home", str(tmp_path), *(word for name in names for word in ("--only", name)))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "exact: 40 searches equal int64, k to 2049" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_is_wrong_where_it_was_asked_for_and_is_not_there() -> None:
+    _no_device()
+    found = list(devices())
+    assert {one.what: one.state for one in found}["torch"] == "wrong"
+    assert all(one.to_do for one in found if one.state != "well")
+
+
+def _no_device() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+
+
+@pytest.mark.long
+def test_the_whole_check_up_finds_nothing_wrong_here(tmp_path: Path) -> None:
+    done = doctor("--json", "--home", str(tmp_path))
+    document = json.loads(done.stdout)
+    assert done.returncode == 0, [one for one in document["findings"] if one["state"] == "wrong"]
+    found = {one["what"] for one in document["findings"]}
+    assert {"engine numpy", "engine int16", "engine torch", "product", "search by int16", "images"} <= found
+
+
+@pytest.mark.parametrize(
+    ("architectures", "capability", "runs"),
+    [
+        (["sm_80", "sm_90"], (8, 0), True),
+        (["sm_80", "sm_90"], (8, 9), True),  # a later minor version runs what an earlier one does
+        (["sm_86"], (8, 0), False),
+        (["sm_80", "sm_90"], (7, 5), False),
+        (["sm_80", "sm_90"], (10, 0), False),
+        (["sm_80", "compute_90"], (12, 0), True),  # compiled by the driver when it is loaded
+        (["sm_90a"], (9, 0), True),
+        (["sm_100a"], (10, 3), False),
+        (["compute_100f"], (12, 0), False),
+        ([], (9, 0), False),
+    ],
+)
+def test_what_a_library_was_built_for(architectures: list[str], capability: tuple[int, int], runs: bool) -> None:
+    assert built_for(architectures, capability) is runs
