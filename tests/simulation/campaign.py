@@ -84,13 +84,18 @@ class Report:
         """Return how many were run."""
         return self.following - self.first
 
-    def add(self, outcome: Outcome) -> None:
-        """Count one schedule."""
+    def add(self, outcome: Outcome | Report) -> None:
+        """Count one schedule, or all of the next chunk."""
         self.steps += outcome.steps
         self.moments += outcome.moments
         self.faults.update(outcome.faults)
         self.states.update(outcome.states)
-        if outcome.violation:
+        if isinstance(outcome, Report):
+            self.following = outcome.following
+            self.seconds += outcome.seconds
+            self.cpu_s += outcome.cpu_s
+            self.found.update(outcome.found)
+        elif outcome.violation:
             self.found[outcome.seed] = outcome.violation
 
 
@@ -196,7 +201,8 @@ def run_seeds(
     def take(chunk: Report) -> bool:
         """Count a chunk; whether another one may begin."""
         elapsed_s = time.monotonic() - begun
-        _take(report, chunk, before + elapsed_s)
+        report.add(chunk)
+        report.elapsed_s = before + elapsed_s
         on_progress(report.schedules, report.last - report.first)
         if resume is not None:
             replace_file(resume, json.dumps({"version": _VERSION} | vars(report), indent=1).encode())
@@ -245,18 +251,6 @@ def _end_with(parent: int) -> None:
     """In a process of the pool: where the campaign is killed, it is, too."""
     if (ask_the_kernel := die_with_parent(parent)) is not None:
         ask_the_kernel()
-
-
-def _take(report: Report, chunk: Report, elapsed_s: float) -> None:
-    report.following = chunk.following
-    report.steps += chunk.steps
-    report.moments += chunk.moments
-    report.seconds += chunk.seconds
-    report.cpu_s += chunk.cpu_s
-    report.elapsed_s = elapsed_s
-    report.faults.update(chunk.faults)
-    report.states.update(chunk.states)
-    report.found.update(chunk.found)
 
 
 def _read(path: Path, first: int, last: int) -> Report:

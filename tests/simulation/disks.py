@@ -31,33 +31,6 @@ _LIVED = "SELECT round_digest FROM life_rounds WHERE seq > ? ORDER BY seq"
 _SPENT = "SELECT digest, spent FROM life_spends"
 
 
-class WatchedJournal:
-    """One such journal, opened for looking only by the one thread that looks: it is asked by the same connection."""
-
-    def __init__(self, database: Database) -> None:
-        with database.read() as connection:
-            self._connection: Any = connection.connection.driver_connection
-
-    def version(self) -> int:
-        """Another number whenever somebody has committed."""
-        number: int = self._connection.execute("PRAGMA data_version").fetchone()[0]
-        return number
-
-    def entries(self, *, after: int) -> list[Entry]:
-        """Entries of the ledger behind a sequence number, all of them."""
-        rows = self._connection.execute(_ENTRIES, (after,)).fetchall()
-        return [entry_of(dict(zip(_COLUMNS, row, strict=True))) for row in rows]
-
-    def spent_for_life(self, *, after: int) -> tuple[list[str], dict[bytes, int]]:
-        """Digests of the rounds that have spent votes for life behind so many, and what every image has spent now."""
-        self._connection.execute("BEGIN")  # both of one moment
-        try:
-            rounds = self._connection.execute(_LIVED, (after,)).fetchall()
-            return [digest for (digest,) in rounds], dict(self._connection.execute(_SPENT).fetchall())
-        finally:
-            self._connection.execute("COMMIT")
-
-
 class _Peek:
     """Erasable keys as the disk has them; `labeler.system.erasable.ErasableKeys`, for looking only."""
 
@@ -86,7 +59,8 @@ class _Disk:
     def __init__(self, home: Path, owned: ExitStack, clock: Clock) -> None:
         path = home / "journal.db"
         self.database: Database = owned.enter_context(open_database(path, read_only=True, allow_unsynced=True))
-        self._watched = WatchedJournal(self.database)
+        with self.database.read() as connection:  # the one thread that looks is given the same one every time
+            self._connection: Any = connection.connection.driver_connection
         self._version = -1
         self._entries_at = -1
         self._reserved_at = -1
@@ -96,14 +70,16 @@ class _Disk:
 
     def version(self) -> int:
         """Another number whenever somebody has committed."""
-        return self._watched.version()
+        number: int = self._connection.execute("PRAGMA data_version").fetchone()[0]
+        return number
 
     def read_entries(self) -> list[Entry]:
         """Entries of the ledger that have come since the last time."""
         version = self.version()
         if version == self._entries_at:
             return []
-        new = self._watched.entries(after=self.entries[-1].seq if self.entries else 0)
+        rows = self._connection.execute(_ENTRIES, (self.entries[-1].seq if self.entries else 0,)).fetchall()
+        new = [entry_of(dict(zip(_COLUMNS, row, strict=True))) for row in rows]
         self.entries += new
         self._entries_at = version
         return new
@@ -193,7 +169,12 @@ class AgentDisk(_Disk):
         if version == self._lived_at:
             return None
         self._lived_at = version
-        return self._watched.spent_for_life(after=after)
+        self._connection.execute("BEGIN")  # both of one moment
+        try:
+            rounds = self._connection.execute(_LIVED, (after,)).fetchall()
+            return [digest for (digest,) in rounds], dict(self._connection.execute(_SPENT).fetchall())
+        finally:
+            self._connection.execute("COMMIT")
 
     def charges(self) -> dict[tuple[str, str], tuple[int, int]]:
         """(round, level) -> what the agent charged itself, and how often."""

@@ -27,10 +27,9 @@ from labeler.system.keys import PartyKeys, PublicKeys
 from labeler.system.site_key import KEY_BYTES, Digests, SiteKey
 from labeler.task import Task, parse_task
 from tests.simulation.contract import START, VirtualClock
-from tests.simulation.parties import URL, boot_agent, boot_tallier, mark_records
+from tests.simulation.parties import URL, MeetingRoom, boot_agent, boot_tallier, mark_records
 from tests.simulation.subject import complete
 from tests.simulation.ways import CLASSES, DIMENSION, LIFE_NANO, Way, attributes_of, fields_of, points
-from tests.simulation.winners import MeetingRoom
 from workers.agent.policy import Policy
 from workers.homes.new import PUBLIC_FILE, make_tallier_home, read_public
 from workers.party.coordinator import CoordinatorDoor

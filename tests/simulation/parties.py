@@ -23,8 +23,8 @@ from labeler.ledger.promises import PromiseStore
 from labeler.messages import Message
 from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
 from labeler.system.keys import PartyKeys
+from tests.oracles.winner_reference import ReferenceEngine
 from tests.simulation.contract import VirtualClock
-from tests.simulation.winners import MeetingRoom
 from workers.agent.decisions import Admission
 from workers.agent.driver import AgentDriver
 from workers.agent.ledger import DurableLedger
@@ -43,6 +43,7 @@ from workers.party.link import Handler, Letter, PartyLink, converse
 from workers.tallier.peers import read_group
 from workers.tallier.service import TallierDriver, TallierJournal
 from workers.tallier.winners import WinnerRounds
+from workers.winner.engine import Outcome, WinnerOrder
 
 _REAL_S = 60.0
 """Of this machine's time, that a computation may take."""
@@ -162,10 +163,7 @@ def boot_agent(
     config = read_agent_config(home)
     stop = TurnStop()
     with ExitStack() as owned:
-        database = _journal(home, owned)
-        ledger = Ledger(database, clock=clock.utc)
-        erasable = KeyFolder(home / ERASABLE_FOLDER)
-        check_home(database, erasable, has_entries=ledger.verify().seq > 0)
+        database, ledger, erasable = _opened(home, owned, clock)
         memory, promises = AgentMemory(database, ledger), PromiseStore(database, ledger)
         rounds = JournalRounds(database, erasable)
         account = account_of(config.agent_id)
@@ -214,6 +212,27 @@ def boot_agent(
         return Party(link, driver, stop, owned.pop_all(), records.look)
 
 
+class MeetingRoom(ReferenceEngine):
+    """The engine of the three talliers of one simulated federation, in which nobody waits.
+
+    Between processes the three calls of a job run at the same time. Here one tallier has its turn after the other, so
+    who comes first is told that the others are not there yet, as by a job that was stopped, and is asked again; what it
+    brought stays in the room. The last to come finds all three.
+    """
+
+    def winners(
+        self,
+        orders: Sequence[WinnerOrder],
+        stop: threading.Event | None = None,
+        *,
+        met: threading.Event | None = None,
+    ) -> list[Outcome]:
+        """See WinnerEngine."""
+        stop = threading.Event()
+        stop.set()
+        return super().winners(orders, stop, met=met)
+
+
 class PromptWinners(WinnerRounds):
     """Computations that have ended when they have begun, as their engine never waits: whether a thread was fast enough
     is not for a schedule to depend on."""
@@ -229,10 +248,7 @@ def boot_tallier(home: Path, *, door: CoordinatorDoor, room: MeetingRoom, clock:
     config = read_tallier_config(home)
     stop = TurnStop()
     with ExitStack() as owned:
-        database = _journal(home, owned)
-        ledger = Ledger(database, clock=clock.utc)
-        erasable = KeyFolder(home / ERASABLE_FOLDER)
-        check_home(database, erasable, has_entries=ledger.verify().seq > 0)
+        database, ledger, erasable = _opened(home, owned, clock)
         journal = TallierJournal(database, erasable, ledger)
         mark_home(database, erasable)
         journal.sweep()
@@ -268,8 +284,10 @@ def boot_tallier(home: Path, *, door: CoordinatorDoor, room: MeetingRoom, clock:
         return Party(link, driver, stop, owned.pop_all())
 
 
-def _journal(home: Path, owned: ExitStack) -> Database:
+def _opened(home: Path, owned: ExitStack, clock: VirtualClock) -> tuple[Database, Ledger, KeyFolder]:
     # A file system in memory is allowed here and nowhere else: a simulated crash loses no page of it.
     database = open_database(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE, allow_unsynced=True)
     owned.callback(database.close)
-    return database
+    ledger, erasable = Ledger(database, clock=clock.utc), KeyFolder(home / ERASABLE_FOLDER)
+    check_home(database, erasable, has_entries=ledger.verify().seq > 0)
+    return database, ledger, erasable

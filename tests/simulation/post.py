@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
-from labeler.driver.mail import MAX_MAIL_BYTES, Letter
+from labeler.driver.mail import Letter
 from labeler.driver.mail_memory import MemoryMailbox
 from labeler.errors import (
     Forged,
@@ -38,8 +38,8 @@ class Killed(BaseException):
     """A simulated process dies here. No `except Exception` of the product may outlive it."""
 
 
-class LossyMailbox:
-    """The mailbox in memory, with what may go wrong on the way to it; a `labeler.driver.mail.Mailbox`.
+class LossyMailbox(MemoryMailbox):
+    """The mailbox in memory, with what may go wrong on the way to it; nobody waits, and nobody watches.
 
     Args:
         draw: decides what happens to each message.
@@ -56,114 +56,65 @@ class LossyMailbox:
         overheard: Witness,
         moment: Callable[[str], None],
     ) -> None:
+        super().__init__(now=now)
         self._draw = draw
-        self._memory = MemoryMailbox(now=now)
         self._overheard = overheard
         self._moment = moment
-        self._held: list[tuple[str, bytes, str]] = []
+        self._held: list[Letter] = []
         self._copies = 0
         self.rates = Rates()
         self.leaves = self.away = ""
         """Who goes away when it is first asked, and who is away: nobody is there, and mail is lost."""
         self.lost = self.doubled = self.held = 0
 
-    def send(self, recipient: str, data: bytes, *, message_id: str) -> None:
-        """Put a message in, or lose, double or hold it."""
+    def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = (), ended: Collection[str] = ()) -> None:
+        """Put each message in, or lose, double or hold it."""
+        del tell, ended
+        for letter in letters:
+            self._send(letter)
+
+    def _send(self, letter: Letter) -> None:
         self._moment("mail")
-        messages = read_frames(data, max_messages=MAX_MESSAGES)
-        self._overheard.mailed(recipient, messages)
-        if recipient == self.leaves and any(message.header.kind == "ask" for message in messages):
-            self.leaves, self.away = "", recipient
+        messages = read_frames(letter.data, max_messages=MAX_MESSAGES)
+        self._overheard.mailed(letter.recipient, messages)
+        if letter.recipient == self.leaves and any(message.header.kind == "ask" for message in messages):
+            self.leaves, self.away = "", letter.recipient
         rates, draw = self.rates, self._draw
         if draw.random() < rates.outage:
             raise Unavailable("the mailbox does not answer")
-        if draw.random() < rates.lose or recipient == self.away:
+        if draw.random() < rates.lose or letter.recipient == self.away:
             self.lost += 1
         elif draw.random() < rates.hold:
             self.held += 1
-            self._held.append((recipient, data, message_id))
+            self._held.append(letter)
         else:
-            self._put(recipient, data, message_id)
+            super().send_all([letter])
             if draw.random() < rates.double:
                 self.doubled += 1
                 self._copies += 1
-                self._put(recipient, data, f"{message_id}#{self._copies}")
+                super().send_all([replace(letter, message_id=f"{letter.message_id}#{self._copies}")])
         self._moment("mailed")
-
-    def send_all(
-        self,
-        letters: Sequence[Letter],
-        *,
-        tell: Collection[str] = (),  # noqa: ARG002
-        ended: Collection[str] = (),  # noqa: ARG002
-    ) -> None:
-        """See Mailbox; nobody watches."""
-        for letter in letters:
-            self.send(letter.recipient, letter.data, message_id=letter.message_id)
 
     def release(self, *, all_of_them: bool = False) -> None:
         """Deliver what was held, in any order."""
         self._draw.shuffle(self._held)
         while self._held and (all_of_them or self._draw.random() < 0.5):
-            recipient, data, message_id = self._held.pop()
-            self._put(recipient, data, f"{message_id}#held")
-
-    def _put(self, recipient: str, data: bytes, message_id: str) -> None:
-        self._memory.send_all([Letter(recipient, data, message_id)])
+            letter = self._held.pop()
+            super().send_all([replace(letter, message_id=f"{letter.message_id}#held")])
 
     def empty(self) -> None:
         """Lose everything, also what is held."""
-        self._memory.empty()
+        super().empty()
         self._held.clear()
 
     async def receive(
-        self,
-        recipient: str,
-        after: str,
-        wait_s: float,  # noqa: ARG002  # nobody waits in virtual time
-        max_messages: int = 16,
-        *,
-        max_bytes: int = MAX_MAIL_BYTES,
+        self, recipient: str, after: str, wait_s: float, *most: int, **bounds: int
     ) -> list[tuple[str, bytes]]:
         """See Mailbox; never waits."""
+        del wait_s
         if self._draw.random() < self.rates.outage:
             raise Unavailable("the mailbox does not answer")
-        return await self._memory.receive(recipient, after, 0.0, max_messages, max_bytes=max_bytes)
-
-    def all_pending(self, recipients: Collection[str]) -> dict[str, int]:
-        """See Mailbox."""
-        return self._memory.all_pending(recipients)
-
-    def check(self) -> None:
-        """See Mailbox."""
-
-    def show_life(self, role: str, *, for_s: float) -> None:
-        """See Mailbox."""
-        self._memory.show_life(role, for_s=for_s)
-
-    def is_alive(self, role: str) -> bool:
-        """See Mailbox."""
-        return self._memory.is_alive(role)
-
-    def publish(self, job_id: str, event: Mapping[str, Any]) -> None:
-        """See Mailbox."""
-        self._memory.publish(job_id, event)
-
-    async def watch(
-        self,
-        job_id: str,
-        after: str,
-        wait_s: float,  # noqa: ARG002
-        max_events: int = 100,
-    ) -> list[tuple[str, dict[str, Any]]]:
-        """See Mailbox; never waits."""
-        return await self._memory.watch(job_id, after, 0.0, max_events)
-
-    def close(self) -> None:
-        """See Mailbox."""
-
-    async def aclose(self) -> None:
-        """See Mailbox."""
+        return await super().receive(recipient, after, 0.0, *most, **bounds)
 
 
 class Network:

@@ -21,6 +21,7 @@ from labeler.methods.aux_distill import head_terms
 from labeler.noise import DiscreteGaussian
 from labeler.randomness import ByteSource
 from labeler.task import Task
+from tests.simulation.ways import softmax
 
 Floats = NDArray[np.float64]
 
@@ -49,7 +50,7 @@ def soft_labels(task: Task, path: Path, asked: NDArray[np.int16], *, source: Byt
     noisy = (np.rint(told * mechanism.scale) + noise) / mechanism.scale
     heads = (noisy[: heads.size] * terms.head_noise).reshape(heads.shape)
     rows = _map_of(asked.astype(np.float64) / 2048.0, task)(asked.astype(np.float64) / 2048.0)
-    chances = _softmax(3.0 * rows @ heads.T)
+    chances = softmax(3.0 * rows @ heads.T)
     certain = 1 / (1 + np.exp(-8.0 * rows @ (noisy[heads.size :] * terms.score_noise)))
     labels: NDArray[np.int64] = np.floor(chances * certain[:, None] * task.scale).astype(np.int64)
     return labels
@@ -70,7 +71,7 @@ def _fitted(task: Task, path: Path, asked: bytes) -> tuple[Floats, Floats]:
     count, decay = max(len(mine), training.min_records), training.regularisation
     heads = np.zeros((mine.shape[1], task.num_classes))
     for _ in range(_STEPS):
-        said = _softmax(mine @ heads)
+        said = softmax(mine @ heads)
         slope = mine.T @ (said - truth) / count + decay * heads
         bend = decay * np.eye(heads.size)
         for row, chance in zip(mine, said, strict=True):
@@ -103,9 +104,3 @@ def _map_of(queries: Floats, task: Task) -> Callable[[Floats], Floats]:
         return np.hstack([seen * whole / length, np.full((len(seen), 1), _CONSTANT * clip)])
 
     return rows
-
-
-def _softmax(scores: Floats) -> Floats:
-    grown = np.exp(scores - scores.max(axis=1, keepdims=True))
-    chances: Floats = grown / grown.sum(axis=1, keepdims=True)
-    return chances

@@ -5,6 +5,9 @@ label or attribute is the same; one alone; fifty more, as of one person. Same ar
 and how long it is, how every job ends, how many commits and other effects there are until when, and every line of every
 party's log, with its level. Federations of every way to ask that counts votes, one that trains in steps, one whose
 agents' answers carry noise of their own, and one that opens the winners.
+
+The evidence of every party is the same, too. Digests of releases differ, because releases may: they are what was paid
+for. Job ids and round digests are drawn again in every world. Nothing else may differ, at the coordinator or an agent.
 """
 
 from __future__ import annotations
@@ -13,12 +16,17 @@ import logging
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from labeler.evidence.derive import contradictions, derive, differences, rebuilt, software
+from labeler.evidence.document import Evidence
+from labeler.ledger.database import open_database
+from labeler.ledger.evidence import Wanted, agent_facts, coordinator_facts
 from tests.simulation import lives, soft_heads, ways
 from tests.simulation.campaign import memory_folder, run_case
 from tests.simulation.case import Case, case_of
@@ -34,6 +42,8 @@ WORLDS = {"one less": RECORDS, "all wrong": RECORDS, "one alone": 1, "fifty more
 
 DRAWN = re.compile(r"[0-9a-f]{12,}|\b(?:job|tok)-[\w-]+")
 """Digests and names that are drawn anew in every world."""
+
+LATER = datetime(2100, 1, 1, tzinfo=UTC)
 
 KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message"}
 
@@ -76,12 +86,33 @@ def schedule(asked: str) -> Case:
     return case_of(seeds_where(is_one, 1)[0])
 
 
+def evidence_of(home: Path) -> Evidence:
+    """The document of a party, from its journal."""
+    opened = open_database(home / "journal.db", read_only=True, allow_unsynced=True)
+    with closing(opened) as database, database.read() as connection:
+        if home.name == "coordinator":
+            facts = coordinator_facts(connection, Wanted(), delta=1e-5, read_at=LATER)
+        else:
+            facts = agent_facts(connection, Wanted(), agent_id=home.name, delta=1e-5, read_at=LATER)
+    return derive(facts, software("0"))
+
+
+def without_draws(evidence: Evidence) -> Any:
+    """A document without what is drawn again in every world, and the order of equal things settled."""
+    text = evidence.model_dump_json()
+    jobs: dict[str, str] = {}
+    text = re.sub(r"job[-_][0-9a-f]+", lambda found: jobs.setdefault(found[0], f"job {len(jobs)}"), text)
+    return re.sub(r'"(round_digest|release_digest|head)":"[0-9a-f]{64}"', r'"\1":""', text)
+
+
 class Worlds:
     """Runs a case among separate homes, so that other tests keep their records."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._templates = Templates(folder / "templates")
+        self.evidence: dict[str, Evidence] = {}
+        """Of every party, after the latest schedule."""
 
     def seen(self, case: Case) -> Any:
         """All that anybody sees of a schedule."""
@@ -90,10 +121,13 @@ class Worlds:
         try:
             with logged() as found:
                 outcome: Outcome = run_case(case, self._templates, place)
+            parties = ("coordinator", *self._templates.of(case.shape).agents)
+            self.evidence = {name: evidence_of(place / "federation" / name) for name in parties}
         finally:
             shutil.rmtree(place)
         assert not outcome.violation
-        return outcome.wire, outcome.states, outcome.steps, outcome.moments, found.lines
+        documents = {name: without_draws(evidence) for name, evidence in self.evidence.items()}
+        return outcome.wire, outcome.states, outcome.steps, outcome.moments, documents, found.lines
 
     def replace_records(self, case: Case, world: str) -> None:
         """Give the first agent of `case.neighbour` the records of another world."""
@@ -130,3 +164,19 @@ def test_no_record_nor_all_of_them_change_anything_that_can_be_seen(
     for world in among:
         worlds.replace_records(case, world)
         assert worlds.seen(case.neighbour) == one, world
+
+
+def test_the_evidence_of_every_party_agrees_with_itself_and_says_what_was_charged(worlds: Worlds) -> None:
+    worlds.seen(schedule("neighbours"))
+    for name, evidence in worlds.evidence.items():
+        assert not contradictions(evidence.facts), name
+        assert not differences(evidence, rebuilt(evidence)), name
+    assert sum(found.cadence.rounds_charged for found in worlds.evidence.pop("coordinator").tasks) > 0
+    answered = 0
+    for name, evidence in worlds.evidence.items():
+        tasks = evidence.facts.tasks
+        assert {job.asked for task in tasks for job in task.jobs} <= {(name,), ()}
+        known = [task.task is not None for task in tasks if any(job.rounds for job in task.jobs)]
+        assert all(known), "a task is written down with its first charge"
+        answered += len(known)
+    assert answered > 0

@@ -57,333 +57,6 @@ Patch = pytest.MonkeyPatch
 MOST = 24
 """Schedules in which a defect is looked for."""
 
-VOTES = of("neighbours", "attributes", "records")
-
-
-@dataclass(frozen=True)
-class Defect:
-    """A mistake, who makes it, and the rules of which one finds it.
-
-    Attributes:
-        among: of which schedules; in others it cannot show, or hardly ever does.
-    """
-
-    who: str
-    what: str
-    rules: tuple[str, ...]
-    plant: Callable[[Patch], None]
-    among: Wanted = VOTES
-
-    def seeds(self, *, first: int = 0) -> tuple[int, ...]:
-        """Return those that are looked at, until it is found."""
-        return seeds_where(self.among, MOST, first=first)
-
-
-def _reserve_twice(patch: Patch) -> None:
-    reserve = Ledger.reserve
-
-    def twice(self: Ledger, name: str, charges: Any, **more: Any) -> Any:
-        found = reserve(self, name, charges, **more)
-        if re.fullmatch(r"job-\d+/\d+", name):
-            reserve(self, f"{name}/again", charges, **more)
-            self.post(f"{name}/again", connection=more.get("connection"))
-        return found
-
-    patch.setattr(Ledger, "reserve", twice)
-
-
-def _open_without_posting(patch: Patch) -> None:
-    store = storing.Storer._store
-
-    def skipping(self: Any, job: Any, one: Any, connection: Any, prices: Any) -> bool:
-        if isinstance(one, Post):
-            head = self._ledger.head(connection=connection)
-            return storing.steps.set_posted(connection, job.record.job_id, one.number, head.seq)
-        return store(self, job, one, connection, prices)
-
-    patch.setattr(storing.Storer, "_store", skipping)
-
-
-def _send_before_committing(patch: Patch) -> None:
-    commit = CoordinatorDriver._commit
-
-    def sending(self: Any, plan: Any) -> None:
-        send_off(plan, self._sender, self._ledger, self._mailbox)
-        commit(self, plan)
-
-    patch.setattr(CoordinatorDriver, "_commit", sending)
-
-
-def _contributors_in_memory_only(patch: Patch) -> None:
-    store = storing.Storer._store
-
-    def skipping(self: Any, job: Any, one: Any, connection: Any, prices: Any) -> bool:
-        return False if isinstance(one, FixContributors) else store(self, job, one, connection, prices)
-
-    patch.setattr(storing.Storer, "_store", skipping)
-    patch.setattr(reading, "_remembering", lambda _, known: known)  # else the journal says that nothing is fixed
-
-
-class _Forgetful:
-    """Rounds that were asked look as if they had not been."""
-
-    def __init__(self, jobs: JobStore) -> None:
-        self._jobs = jobs
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._jobs, name)
-
-    def rounds(self, *arguments: Any, **more: Any) -> Any:
-        return [
-            replace(one, state="waiting") if one.state == "asked" else one
-            for one in self._jobs.rounds(*arguments, **more)
-        ]
-
-
-def _give_back_asked(patch: Patch) -> None:
-    end = pricing.JournalSettlement.end
-
-    def forgetting(self: Any, *arguments: Any, **more: Any) -> Any:
-        return end(replace(self, jobs=_Forgetful(self.jobs)), *arguments, **more)
-
-    patch.setattr(pricing.JournalSettlement, "end", forgetting)
-
-
-def _lose_returned_queries(patch: Patch) -> None:
-    patch.setattr(TaskStore, "give_back", lambda *_, **__: None)
-
-
-def _forget_at_a_restart(patch: Patch) -> None:
-    patch.setattr(Loader, "unfinished", lambda _: [])
-
-
-def _send_before_storing(patch: Patch) -> None:
-    patch.setattr(JournalRounds, "store_new", lambda *_, **__: True)
-
-
-def _split_again(patch: Patch) -> None:
-    kept = JournalRounds.kept
-
-    def forgetting(self: JournalRounds, digest: str, **more: Any) -> Any:
-        found = kept(self, digest, **more)
-        return None if found is None else replace(found, bodies=None)
-
-    patch.setattr(JournalRounds, "kept", forgetting)
-
-
-def _never_erase(patch: Patch) -> None:
-    patch.setattr(JournalRounds, "erase_in", lambda *_, **__: None)
-
-
-def _refuse_after_the_charge(patch: Patch) -> None:
-    paid = AgentDriver._paid
-
-    def refusing(self: AgentDriver, *arguments: Any) -> Any:
-        return [
-            (about, ChargeRefused(Refusal.of(BadData("no")))) if isinstance(event, Charged) else (about, event)
-            for about, event in paid(self, *arguments)
-        ]
-
-    patch.setattr(AgentDriver, "_paid", refusing)
-
-
-def _keep_promises_for_ever(patch: Patch) -> None:
-    patch.setattr(PromiseStore, "release", lambda *_, **__: 0)
-    patch.setattr(PromiseStore, "withdraw", lambda *_, **__: 0)
-
-
-def _other_neighbours(patch: Patch) -> None:
-    def rolled(task: Any, batch: Any, records: Any, context: Any) -> Any:
-        return np.roll(knn.ballots(task, batch, records, context), 1, axis=1)
-
-    patch.setitem(METHODS, "knn", replace(METHODS["knn"], ballots=rolled))
-
-
-def _report_before_storing(patch: Patch) -> None:
-    keep = TallierMemory.keep_open
-
-    def dropping(self: TallierMemory, opened: Any, held: Any, *, connection: Any) -> None:
-        keep(self, opened, {}, connection=connection)
-
-    patch.setattr(TallierMemory, "keep_open", dropping)
-
-
-def _sum_before_fixing(patch: Patch) -> None:
-    patch.setattr(TallierJournal, "fix", lambda *_, **__: None)
-
-
-def _sum_one_less(patch: Patch) -> None:
-    add = TallierRounds._add
-
-    def less(self: Any, state: Any, contributors: Any) -> Any:
-        return add(self, state, frozenset(sorted(contributors)[:-1]))
-
-    patch.setattr(TallierRounds, "_add", less)
-
-
-def _add_one_share_twice(patch: Patch) -> None:
-    add = tally._sum
-
-    def twice(one: Any, other: Any, field: Any) -> Any:
-        return add(add(one, other, field), other, field)
-
-    patch.setattr(tally, "_sum", twice)
-
-
-def _tell_nobody(patch: Patch) -> None:
-    patch.setattr(TallierDriver, "_decline", lambda *_, **__: None)
-
-
-def _forget_the_noise(patch: Patch) -> None:
-    drawn: dict[tuple[int, str], bytes] = {}
-
-    def of_this_process(self: TallierMemory, digest: str) -> bytes:
-        return drawn.setdefault((id(self), digest), os.urandom(32))
-
-    patch.setattr(TallierMemory, "noise_key", of_this_process)
-
-
-def _add_no_noise(patch: Patch) -> None:
-    class Silent:
-        """A sampler of zeros."""
-
-        def __init__(self, sigma: float) -> None:
-            del sigma
-
-        def sample(self, source: Any, shape: Any) -> Any:
-            del source
-            return np.zeros(shape, np.int64)
-
-    patch.setattr(tally, "DiscreteGaussian", Silent)
-
-
-def _start_every_step_anew(patch: Patch) -> None:
-    def first(task: Any, releases: Any) -> Any:
-        return model_before(task, [])
-
-    patch.setattr(effects, "model_before", first)
-
-
-def _charge_no_step_in_full(patch: Patch) -> None:
-    due = batching.due
-
-    def least(task: Any, charges: Any, *, answered: int) -> Any:
-        return due(task, charges, answered=max(1, answered))
-
-    for module in (batching, agent, ledger):
-        patch.setattr(module, "due", least)
-
-
-def _coordinator_charges_no_step_in_full(patch: Patch) -> None:
-    amounts = pricing.round_amounts
-
-    def least(*asked: Any, answered: int, **more: Any) -> Any:
-        return amounts(*asked, answered=max(1, answered), **more)
-
-    patch.setattr(pricing, "round_amounts", least)
-
-
-def _pay_for_a_step_by_its_number(patch: Patch) -> None:
-    """As the coordinator prices them, whose first step is step 0."""
-    charge = AgentDriver._charge
-
-    def by_number(self: Any, connection: Any, policy: Any, digest: str, ask: Any) -> bool:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(
-                ledger,
-                "due",
-                lambda task, charges, **_: batching.due(task, charges, answered=ask.batch.first_query),
-            )
-            return charge(self, connection, policy, digest, ask)
-
-    patch.setattr(AgentDriver, "_charge", by_number)
-
-
-def _pay_in_full_for_every_step(patch: Patch) -> None:
-    patch.setattr(ledger, "due", lambda _, charges, **__: dict(charges))
-
-
-def _noise_of_no_key(patch: Patch) -> None:
-    def anew(self: Agent, key: Any, purpose: Any, *more: Any) -> Any:
-        del self, key, purpose, more
-        return os_source()
-
-    patch.setattr(Agent, "_source", anew)
-
-
-def _one_attribute_less(patch: Patch) -> None:
-    def fewer(neighbours: Any, *, most: int) -> Any:
-        return attribute_ballots(neighbours, most=most - 1)
-
-    patch.setattr(knn, "attribute_ballots", fewer)
-
-
-def _likeliest_turned_round(patch: Patch) -> None:
-    predict = linear.predict
-
-    def smallest(head: Any, queries: Any) -> Any:
-        return predict(-head, queries)
-
-    patch.setattr(linear, "predict", smallest)
-
-
-def _one_step_down_less(patch: Patch) -> None:
-    train = linear.train_rows
-
-    def shorter(records: Any, *, terms: Any, **more: Any) -> Any:
-        return train(records, terms=replace(terms, iterations=terms.iterations - 1), **more)
-
-    patch.setattr(linear, "train_rows", shorter)
-
-
-def _forget_what_was_spent(patch: Patch) -> None:
-    add = LifetimeSpends.add
-
-    def nothing(self: LifetimeSpends, digest: str, cast: Any, *, connection: Any) -> None:
-        add(self, digest, replace(cast, nano=np.zeros_like(cast.nano)), connection=connection)
-
-    patch.setattr(LifetimeSpends, "add", nothing)
-
-
-def _vote_beyond_the_budget(patch: Patch) -> None:
-    patch.setattr(voting, "may_vote", lambda _, votes, **__: votes > 0)
-
-
-def _an_account_for_every_row(patch: Patch) -> None:
-    rows = voting.one_row_of_each_image
-
-    def each(shard: Any) -> Any:
-        rows(shard)
-        return np.flatnonzero(shard.alive)
-
-    patch.setattr(voting, "one_row_of_each_image", each)
-
-
-def _spend_after_sending(patch: Patch) -> None:
-    patch.setattr(AgentDriver, "_spend", lambda *_: None)
-
-
-def _no_noise_on_heads(patch: Patch) -> None:
-    def bare(self: FittedHeads, terms: Any, *, source: Any) -> Any:
-        del terms
-        return PrivateHeads(self.head, self.scores, self.head_map, self.score_map, source.is_seeded)
-
-    patch.setattr(FittedHeads, "released", bare)
-
-
-def _learn_from_other_negatives(patch: Patch) -> None:
-    patch.setattr(learner, "NEGATIVES_EVERY", 4)
-
-
-def _go_on_with_a_full_disk(patch: Patch) -> None:
-    commit = CoordinatorDriver._commit
-
-    def hoping(self: Any, plan: Any) -> None:
-        with contextlib.suppress(StorageFull):
-            commit(self, plan)
-
-    patch.setattr(CoordinatorDriver, "_commit", hoping)
-
 
 def _loses(case: Case) -> bool:
     """Some party is asked again."""
@@ -407,139 +80,383 @@ def _noise_of_talliers(case: Case) -> bool:
     return case.dishonest_talliers is not None and case.release == "histogram" and comes_through(case)
 
 
-DEFECTS = (
-    Defect("coordinator", "charges a round twice", ("charged once",), _reserve_twice),
-    Defect(
-        "coordinator",
-        "sends a turn's messages before its commit",
-        ("reserved before asked", "posted before opened", "stored before sent", "contributors"),
-        _send_before_committing,
-    ),
-    Defect(
-        "coordinator",
-        "opens sums without posting the charge",
-        ("posted before opened", "completion"),
-        _open_without_posting,
-    ),
-    Defect(
-        "coordinator",
-        "keeps the contributors in memory only",
-        ("contributors", "completion"),
-        _contributors_in_memory_only,
-    ),
-    Defect("coordinator", "gives a charge back that was asked", ("paid for what left",), _give_back_asked, _ends_early),
-    Defect("coordinator", "loses queries that came back", ("no query is lost",), _lose_returned_queries, _ends_early),
-    Defect("coordinator", "forgets its jobs after a restart", ("liveness", "completion"), _forget_at_a_restart, _dies),
-    Defect("agent", "sends its shares before they are stored", ("stored before sent",), _send_before_storing),
-    Defect(
-        "agent",
-        "splits its answer a second time when it is asked again",
-        ("stored before sent", "one split"),
-        _split_again,
-        _loses,
-    ),
-    Defect("agent", "erases nothing when a round is settled", ("erased at the end",), _never_erase),
-    Defect("agent", "refuses after it was charged", ("charged, so answered",), _refuse_after_the_charge),
-    Defect("agent", "never gives back what it promised", ("nothing hangs",), _keep_promises_for_ever, _ends_early),
-    Defect(
-        "coordinator",
-        "goes on with what a full disk has not kept",
-        ("stored before told", "settled last", "reserved before asked", "posted before opened", "contributors"),
-        _go_on_with_a_full_disk,
-        _fills_up,
-    ),
-    Defect(
-        "coordinator",
-        "begins each step of training from nothing",
-        ("exact votes",),
-        _start_every_step_anew,
-        of("steps"),
-    ),
-    Defect(
-        "all",
-        "charge no step of training in full",
-        ("the price", "paid before answered"),
-        _charge_no_step_in_full,
-        of("steps"),
-    ),
-    Defect(
-        "coordinator",
-        "charges no step of training in full",
-        ("the price", "paid before answered"),
-        _coordinator_charges_no_step_in_full,
-        of("steps"),
-    ),
-    Defect(
-        "agent",
-        "pays for a step of training by its number",
-        ("paid before answered",),
-        _pay_for_a_step_by_its_number,
-        comes_late,
-    ),
-    Defect(
-        "agent",
-        "pays in full for every step of training",
-        ("the price",),
-        _pay_in_full_for_every_step,
-        of("steps"),
-    ),
-    Defect("agent", "draws its noise from no key of the round", ("exact votes",), _noise_of_no_key),
-    Defect(
-        "agent",
-        "votes for fewer attributes than a record has",
-        ("exact votes",),
-        _one_attribute_less,
-        of("attributes"),
-    ),
-    Defect("agent", "votes with other records than the nearest", ("exact votes",), _other_neighbours, of("neighbours")),
-    Defect(
-        "agent", "votes for what its model holds least likely", ("exact votes",), _likeliest_turned_round, of("models")
-    ),
-    Defect(
-        "agent", "gives the weights of a step before the last", ("exact votes",), _one_step_down_less, of("weights")
-    ),
-    Defect("agent", "adds no noise to its heads", ("exact votes",), _no_noise_on_heads, of("heads")),
-    Defect(
-        "agent",
-        "takes other questions for public negatives",
-        ("exact votes",),
-        _learn_from_other_negatives,
-        of("heads"),
-    ),
-    Defect(
-        "agent",
-        "forgets what its images have spent for life",
-        ("votes for life",),
-        _forget_what_was_spent,
-        of("lives"),
-    ),
-    Defect("agent", "lets images vote that cannot pay", ("votes for life",), _vote_beyond_the_budget, of("lives")),
-    Defect(
-        "agent", "gives each copy of an image an account", ("votes for life",), _an_account_for_every_row, of("lives")
-    ),
-    Defect(
-        "agent", "sends votes for life before they are paid", ("spent before sent",), _spend_after_sending, of("lives")
-    ),
-    Defect("tallier", "reports shares before they are stored", ("stored before sent",), _report_before_storing),
-    Defect("tallier", "sends its sum before it is fixed", ("stored before sent",), _sum_before_fixing),
-    Defect("tallier", "sums one agent less than agreed on", ("contributors",), _sum_one_less),
-    Defect("tallier", "adds one share twice", ("the same answer",), _add_one_share_twice),
-    Defect("tallier", "tells nobody that it opens no round", ("liveness",), _tell_nobody, is_left_to_a_tallier),
-    Defect(
-        "tallier",
-        "draws its noise from what a restart forgets",
-        ("the same answer",),
-        _forget_the_noise,
-        _noise_of_talliers,
-    ),
-    Defect("tallier", "adds no noise where it must", ("the same answer",), _add_no_noise, _noise_of_talliers),
+@dataclass(frozen=True)
+class Defect:
+    """A mistake, who makes it, and the rules of which one finds it.
+
+    Attributes:
+        among: of which schedules; in others it cannot show, or hardly ever does.
+    """
+
+    who: str
+    what: str
+    rules: tuple[str, ...]
+    plant: Callable[[Patch], None]
+    among: Wanted
+
+
+DEFECTS: list[Defect] = []
+VOTES = of("neighbours", "attributes", "records")
+
+
+def planted(
+    who: str,
+    what: str,
+    *rules: str,
+    at: tuple[Any, str] | None = None,
+    among: Wanted = VOTES,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add a defect to the list: the function is called in place of the one at `at`, which it gets before its arguments.
+
+    Without `at` the function plants the defect itself.
+    """
+
+    def add(wrong: Callable[..., Any]) -> Callable[..., Any]:
+        def plant(patch: Patch) -> None:
+            if at is None:
+                wrong(patch)
+                return
+            right = getattr(*at)
+            patch.setattr(*at, lambda *asked, **more: wrong(right, *asked, **more))
+
+        DEFECTS.append(Defect(who, what, rules, plant, among))
+        return wrong
+
+    return add
+
+
+@planted("coordinator", "charges a round twice", "charged once", at=(Ledger, "reserve"))
+def _reserve_twice(reserve: Any, self: Ledger, name: str, charges: Any, **more: Any) -> Any:
+    found = reserve(self, name, charges, **more)
+    if re.fullmatch(r"job-\d+/\d+", name):
+        reserve(self, f"{name}/again", charges, **more)
+        self.post(f"{name}/again", connection=more.get("connection"))
+    return found
+
+
+@planted(
+    "coordinator",
+    "sends a turn's messages before its commit",
+    *("reserved before asked", "posted before opened", "stored before sent", "contributors"),
+    at=(CoordinatorDriver, "_commit"),
 )
+def _send_before_committing(commit: Any, self: Any, plan: Any) -> None:
+    send_off(plan, self._sender, self._ledger, self._mailbox)
+    commit(self, plan)
+
+
+@planted(
+    "coordinator",
+    "opens sums without posting the charge",
+    *("posted before opened", "completion"),
+    at=(storing.Storer, "_store"),
+)
+def _open_without_posting(store: Any, self: Any, job: Any, one: Any, connection: Any, prices: Any) -> bool:
+    if isinstance(one, Post):
+        head = self._ledger.head(connection=connection)
+        return storing.steps.set_posted(connection, job.record.job_id, one.number, head.seq)
+    return store(self, job, one, connection, prices)
+
+
+@planted("coordinator", "keeps the contributors in memory only", "contributors", "completion")
+def _contributors_in_memory_only(patch: Patch) -> None:
+    store = storing.Storer._store
+
+    def skipping(self: Any, job: Any, one: Any, *more: Any) -> bool:
+        return False if isinstance(one, FixContributors) else store(self, job, one, *more)
+
+    patch.setattr(storing.Storer, "_store", skipping)
+    patch.setattr(reading, "_remembering", lambda _, known: known)  # else the journal says that nothing is fixed
+
+
+class _Forgetful:
+    """Rounds that were asked look as if they had not been."""
+
+    def __init__(self, jobs: JobStore) -> None:
+        self._jobs = jobs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._jobs, name)
+
+    def rounds(self, *asked: Any, **more: Any) -> Any:
+        found = self._jobs.rounds(*asked, **more)
+        return [replace(one, state="waiting") if one.state == "asked" else one for one in found]
+
+
+@planted(
+    "coordinator",
+    "gives a charge back that was asked",
+    "paid for what left",
+    at=(pricing.JournalSettlement, "end"),
+    among=_ends_early,
+)
+def _give_back_asked(end: Any, self: Any, *asked: Any, **more: Any) -> Any:
+    return end(replace(self, jobs=_Forgetful(self.jobs)), *asked, **more)
+
+
+@planted(
+    "coordinator", "loses queries that came back", "no query is lost", at=(TaskStore, "give_back"), among=_ends_early
+)
+def _lose_returned_queries(*_: Any, **__: Any) -> None:
+    """Nothing comes back."""
+
+
+@planted(
+    "coordinator",
+    "forgets its jobs after a restart",
+    *("liveness", "completion"),
+    at=(Loader, "unfinished"),
+    among=_dies,
+)
+def _forget_at_a_restart(*_: Any) -> list[Any]:
+    return []
+
+
+@planted("agent", "sends its shares before they are stored", "stored before sent", at=(JournalRounds, "store_new"))
+def _send_before_storing(*_: Any, **__: Any) -> bool:
+    return True
+
+
+@planted(
+    "agent",
+    "splits its answer a second time when it is asked again",
+    *("stored before sent", "one split"),
+    at=(JournalRounds, "kept"),
+    among=_loses,
+)
+def _split_again(kept: Any, self: JournalRounds, digest: str, **more: Any) -> Any:
+    found = kept(self, digest, **more)
+    return None if found is None else replace(found, bodies=None)
+
+
+@planted("agent", "erases nothing when a round is settled", "erased at the end", at=(JournalRounds, "erase_in"))
+def _never_erase(*_: Any, **__: Any) -> None:
+    """Everything is kept."""
+
+
+@planted("agent", "refuses after it was charged", "charged, so answered", at=(AgentDriver, "_paid"))
+def _refuse_after_the_charge(paid: Any, self: AgentDriver, *asked: Any) -> Any:
+    refused = ChargeRefused(Refusal.of(BadData("no")))
+    return [(about, refused if isinstance(event, Charged) else event) for about, event in paid(self, *asked)]
+
+
+@planted("agent", "never gives back what it promised", "nothing hangs", among=_ends_early)
+def _keep_promises_for_ever(patch: Patch) -> None:
+    patch.setattr(PromiseStore, "release", lambda *_, **__: 0)
+    patch.setattr(PromiseStore, "withdraw", lambda *_, **__: 0)
+
+
+@planted(
+    "coordinator",
+    "goes on with what a full disk has not kept",
+    *("stored before told", "settled last", "reserved before asked", "posted before opened", "contributors"),
+    at=(CoordinatorDriver, "_commit"),
+    among=_fills_up,
+)
+def _go_on_with_a_full_disk(commit: Any, self: Any, plan: Any) -> None:
+    with contextlib.suppress(StorageFull):
+        commit(self, plan)
+
+
+@planted(
+    "coordinator",
+    "begins each step of training from nothing",
+    "exact votes",
+    at=(effects, "model_before"),
+    among=of("steps"),
+)
+def _start_every_step_anew(_: Any, task: Any, releases: Any) -> Any:
+    return model_before(task, [])
+
+
+@planted("all", "charge no step of training in full", "the price", "paid before answered", among=of("steps"))
+def _charge_no_step_in_full(patch: Patch) -> None:
+    due = batching.due
+    for module in (batching, agent, ledger):
+        patch.setattr(module, "due", lambda task, charges, *, answered: due(task, charges, answered=max(1, answered)))
+
+
+@planted(
+    "coordinator",
+    "charges no step of training in full",
+    *("the price", "paid before answered"),
+    at=(pricing, "round_amounts"),
+    among=of("steps"),
+)
+def _coordinator_charges_no_step_in_full(amounts: Any, *asked: Any, answered: int, **more: Any) -> Any:
+    return amounts(*asked, answered=max(1, answered), **more)
+
+
+@planted(
+    "agent",
+    "pays for a step of training by its number",
+    "paid before answered",
+    at=(AgentDriver, "_charge"),
+    among=comes_late,
+)
+def _pay_for_a_step_by_its_number(charge: Any, self: Any, connection: Any, policy: Any, digest: str, ask: Any) -> bool:
+    """As the coordinator prices them, whose first step is step 0."""
+
+    def by_number(task: Any, charges: Any, **_: Any) -> Any:
+        return batching.due(task, charges, answered=ask.batch.first_query)
+
+    with pytest.MonkeyPatch.context() as inner:
+        inner.setattr(ledger, "due", by_number)
+        return charge(self, connection, policy, digest, ask)
+
+
+@planted("agent", "pays in full for every step of training", "the price", at=(ledger, "due"), among=of("steps"))
+def _pay_in_full_for_every_step(_: Any, task: Any, charges: Any, **__: Any) -> Any:
+    return dict(charges)
+
+
+@planted("agent", "draws its noise from no key of the round", "exact votes", at=(Agent, "_source"))
+def _noise_of_no_key(*_: Any) -> Any:
+    return os_source()
+
+
+@planted(
+    "agent",
+    "votes for fewer attributes than a record has",
+    "exact votes",
+    at=(knn, "attribute_ballots"),
+    among=of("attributes"),
+)
+def _one_attribute_less(_: Any, neighbours: Any, *, most: int) -> Any:
+    return attribute_ballots(neighbours, most=most - 1)
+
+
+@planted("agent", "votes with other records than the nearest", "exact votes", among=of("neighbours"))
+def _other_neighbours(patch: Patch) -> None:
+    def rolled(*asked: Any) -> Any:
+        return np.roll(knn.ballots(*asked), 1, axis=1)
+
+    patch.setitem(METHODS, "knn", replace(METHODS["knn"], ballots=rolled))
+
+
+@planted(
+    "agent", "votes for what its model holds least likely", "exact votes", at=(linear, "predict"), among=of("models")
+)
+def _likeliest_turned_round(predict: Any, head: Any, queries: Any) -> Any:
+    return predict(-head, queries)
+
+
+@planted(
+    "agent",
+    "gives the weights of a step before the last",
+    "exact votes",
+    at=(linear, "train_rows"),
+    among=of("weights"),
+)
+def _one_step_down_less(train: Any, records: Any, *, terms: Any, **more: Any) -> Any:
+    return train(records, terms=replace(terms, iterations=terms.iterations - 1), **more)
+
+
+@planted("agent", "adds no noise to its heads", "exact votes", at=(FittedHeads, "released"), among=of("heads"))
+def _no_noise_on_heads(_: Any, self: FittedHeads, terms: Any, *, source: Any) -> Any:
+    return PrivateHeads(self.head, self.scores, self.head_map, self.score_map, source.is_seeded)
+
+
+@planted("agent", "takes other questions for public negatives", "exact votes", among=of("heads"))
+def _learn_from_other_negatives(patch: Patch) -> None:
+    patch.setattr(learner, "NEGATIVES_EVERY", 4)
+
+
+@planted(
+    "agent",
+    "forgets what its images have spent for life",
+    "votes for life",
+    at=(LifetimeSpends, "add"),
+    among=of("lives"),
+)
+def _forget_what_was_spent(add: Any, self: LifetimeSpends, digest: str, cast: Any, *, connection: Any) -> None:
+    add(self, digest, replace(cast, nano=np.zeros_like(cast.nano)), connection=connection)
+
+
+@planted("agent", "lets images vote that cannot pay", "votes for life", at=(voting, "may_vote"), among=of("lives"))
+def _vote_beyond_the_budget(_: Any, spent: Any, votes: Any, **__: Any) -> Any:
+    return votes > 0
+
+
+@planted(
+    "agent",
+    "gives each copy of an image an account",
+    "votes for life",
+    at=(voting, "one_row_of_each_image"),
+    among=of("lives"),
+)
+def _an_account_for_every_row(rows: Any, shard: Any) -> Any:
+    rows(shard)
+    return np.flatnonzero(shard.alive)
+
+
+@planted(
+    "agent",
+    "sends votes for life before they are paid",
+    "spent before sent",
+    at=(AgentDriver, "_spend"),
+    among=of("lives"),
+)
+def _spend_after_sending(*_: Any) -> None:
+    """Nothing is written down."""
+
+
+@planted("tallier", "reports shares before they are stored", "stored before sent", at=(TallierMemory, "keep_open"))
+def _report_before_storing(keep: Any, self: TallierMemory, opened: Any, held: Any, *, connection: Any) -> None:
+    keep(self, opened, {}, connection=connection)
+
+
+@planted("tallier", "sends its sum before it is fixed", "stored before sent", at=(TallierJournal, "fix"))
+def _sum_before_fixing(*_: Any, **__: Any) -> None:
+    """Nothing is fixed."""
+
+
+@planted("tallier", "sums one agent less than agreed on", "contributors", at=(TallierRounds, "_add"))
+def _sum_one_less(add: Any, self: Any, state: Any, contributors: Any) -> Any:
+    return add(self, state, frozenset(sorted(contributors)[:-1]))
+
+
+@planted("tallier", "adds one share twice", "the same answer", at=(tally, "_sum"))
+def _add_one_share_twice(add: Any, one: Any, other: Any, field: Any) -> Any:
+    return add(add(one, other, field), other, field)
+
+
+@planted(
+    "tallier",
+    "tells nobody that it opens no round",
+    "liveness",
+    at=(TallierDriver, "_decline"),
+    among=is_left_to_a_tallier,
+)
+def _tell_nobody(*_: Any, **__: Any) -> None:
+    """Nobody hears of it."""
+
+
+@planted("tallier", "draws its noise from what a restart forgets", "the same answer", among=_noise_of_talliers)
+def _forget_the_noise(patch: Patch) -> None:
+    drawn: dict[tuple[int, str], bytes] = {}
+
+    def of_this_process(self: TallierMemory, digest: str) -> bytes:
+        return drawn.setdefault((id(self), digest), os.urandom(32))
+
+    patch.setattr(TallierMemory, "noise_key", of_this_process)
+
+
+@planted("tallier", "adds no noise where it must", "the same answer", among=_noise_of_talliers)
+def _add_no_noise(patch: Patch) -> None:
+    class Silent:
+        """A sampler of zeros."""
+
+        def __init__(self, _: float) -> None:
+            self.sample = lambda _, shape: np.zeros(shape, np.int64)
+
+    patch.setattr(tally, "DiscreteGaussian", Silent)
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda one: f"{one.who} {one.what}")
 def test_a_planted_defect_is_found_by_its_rule(stage: Stage, defect: Defect, monkeypatch: Patch) -> None:
     defect.plant(monkeypatch)
-    for seed in defect.seeds():
+    for seed in seeds_where(defect.among, MOST):
         found = stage.run(seed).violation
         if found:
             assert found.startswith(tuple(f"{rule}:" for rule in defect.rules)), f"seed {seed}: {found}"

@@ -218,7 +218,7 @@ def _weights(path: Path) -> NDArray[np.float64]:
     rows, truth = np.hstack([features, np.full((len(features), 1), 0.1)]), np.eye(len(CLASSES))[labels]
     theta, stride = np.zeros((ROWS, len(CLASSES))), 2 / (0.5 + 2 * _DECAY)
     for _ in range(_DESCENTS):
-        mean = rows.T @ (_softmax(rows @ theta) - truth) / max(len(rows), _RECORDS)
+        mean = rows.T @ (softmax(rows @ theta) - truth) / max(len(rows), _RECORDS)
         theta = theta - stride * (mean + _DECAY * theta)
         theta *= min(1.0, _RADIUS / max(float(np.linalg.norm(theta)), 1e-9))
     return theta
@@ -242,7 +242,7 @@ def _classes_of(path: Path, asked: bytes) -> NDArray[np.int64]:
     short = np.kron(np.diag([1.0] * DIMENSION + [0.0]), np.eye(count))
     theta = np.zeros((ROWS, count))
     for _ in range(40):
-        said = _softmax(rows @ theta)
+        said = softmax(rows @ theta)
         slope = _FIT * rows.T @ (said - truth) + np.vstack([theta[:-1], np.zeros((1, count))])
         bend = short.copy()
         for row, chance in zip(rows, said, strict=True):
@@ -254,7 +254,8 @@ def _classes_of(path: Path, asked: bytes) -> NDArray[np.int64]:
     return np.asarray(scores.argmax(axis=1), dtype=np.int64)
 
 
-def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Chances of classes, along the last axis of two."""
     grown = np.exp(scores - scores.max(axis=1, keepdims=True))
     chances: NDArray[np.float64] = grown / grown.sum(axis=1, keepdims=True)
     return chances

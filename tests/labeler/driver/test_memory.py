@@ -8,7 +8,7 @@ import pytest
 
 from labeler.driver.mail import MAX_MAIL
 from labeler.driver.mail_memory import MOST_SEEN, MemoryMailbox
-from tests.labeler.driver.letters import send
+from tests.labeler.driver.conftest import send
 
 START = 1_700_000_000.0
 

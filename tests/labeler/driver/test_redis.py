@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import redis
@@ -15,10 +14,8 @@ import redis
 from labeler.driver.mail import MAX_MAIL, Letter
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import InvalidSetting, Unavailable, UnsafeStorage
-from tests.labeler.driver.letters import pending, send
+from tests.labeler.driver.conftest import Box, pending, send
 from workers.up.redis_server import RedisServer
-
-T = TypeVar("T")
 
 
 @pytest.fixture(scope="module", params=["redis on PATH", "redis 6.2"])
@@ -42,31 +39,26 @@ def mailbox(server: RedisServer, admin: redis.Redis) -> Iterator[RedisMailbox]:
     mailbox.close()
 
 
-@asynccontextmanager
-async def opened(server: RedisServer) -> AsyncIterator[RedisMailbox]:
-    mailbox = RedisMailbox(server.url)
+@pytest.fixture
+def box(server: RedisServer, mailbox: RedisMailbox, admin: redis.Redis) -> Box:
+    return Box(mailbox, lambda: RedisMailbox(server.url), admin.flushall)
+
+
+@contextmanager
+def configured(admin: redis.Redis, **settings: str) -> Iterator[None]:
+    """The server has other settings meanwhile."""
+    before = {name: admin.config_get(name)[name] for name in (one.replace("_", "-") for one in settings)}
     try:
-        yield mailbox
+        for name, value in settings.items():
+            admin.config_set(name.replace("_", "-"), value)
+        yield
     finally:
-        await mailbox.aclose()
-
-
-def waiting(server: RedisServer, task: Callable[[RedisMailbox], Awaitable[T]]) -> T:
-    """Run a coroutine with a mailbox for its event loop."""
-
-    async def run() -> T:
-        async with opened(server) as mailbox:
-            return await task(mailbox)
-
-    return asyncio.run(run())
-
-
-def received(server: RedisServer, recipient: str, after: str = "", wait_s: float = 0.0) -> list[tuple[str, bytes]]:
-    return waiting(server, lambda mailbox: mailbox.receive(recipient, after, wait_s))
+        for name, value in before.items():
+            admin.config_set(name, value)
 
 
 def test_what_came_together_with_the_awaited_message_comes_with_it_within_the_bound(
-    server: RedisServer, admin: redis.Redis
+    box: Box, admin: redis.Redis
 ) -> None:
     async def wait(mailbox: RedisMailbox) -> list[int]:
         task = asyncio.create_task(mailbox.receive("site-1", "", 10.0, max_bytes=1000))
@@ -77,11 +69,10 @@ def test_what_came_together_with_the_awaited_message_comes_with_it_within_the_bo
             steps.execute()
         return [len(data) for _, data in await task]
 
-    assert waiting(server, wait) == [400, 500]
+    assert box.waiting(wait) == [400, 500]
 
 
-@pytest.mark.usefixtures("admin")
-def test_who_waits_is_handed_all_that_one_turn_sends_and_not_its_first_letter_alone(server: RedisServer) -> None:
+def test_who_waits_is_handed_all_that_one_turn_sends_and_not_its_first_letter_alone(box: Box) -> None:
     """Else a tallier takes one share, says so, and begins again with the others."""
     letters = [Letter("site-1", b"x" * 5000, f"coordinator:{number}") for number in range(200)]
 
@@ -91,7 +82,7 @@ def test_who_waits_is_handed_all_that_one_turn_sends_and_not_its_first_letter_al
         await asyncio.to_thread(mailbox.send_all, letters)
         return len(await task)
 
-    assert waiting(server, wait) == len(letters)
+    assert box.waiting(wait) == len(letters)
 
 
 def test_a_server_that_knows_no_script_is_told_it_and_each_letter_lies_there_once(
@@ -106,9 +97,7 @@ def test_a_server_that_knows_no_script_is_told_it_and_each_letter_lies_there_onc
         assert mailbox.all_pending([one.recipient for one in letters]) == {f"agent-{one}": turn + 1 for one in range(3)}
 
 
-def test_mail_is_bounded_and_the_oldest_goes_first(
-    server: RedisServer, mailbox: RedisMailbox, admin: redis.Redis
-) -> None:
+def test_mail_is_bounded_and_the_oldest_goes_first(mailbox: RedisMailbox, admin: redis.Redis) -> None:
     with admin.pipeline() as steps:
         for _ in range(MAX_MAIL + 500):
             steps.xadd("mail:site-1", {"data": "old"})
@@ -128,22 +117,13 @@ def test_whatever_is_left_lying_expires(mailbox: RedisMailbox, admin: redis.Redi
     assert 0 < admin.ttl("mail-seen:6:site-1:c:1") <= 86_400
 
 
-def test_redis_without_eviction_is_taken(mailbox: RedisMailbox) -> None:
-    mailbox.check()
-
-
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
 @pytest.mark.parametrize("memory", ["0", "100mb"])
 def test_redis_with_eviction_on_is_refused(mailbox: RedisMailbox, admin: redis.Redis, policy: str, memory: str) -> None:
-    before = admin.config_get("maxmemory")["maxmemory"]
-    admin.config_set("maxmemory", memory)
-    admin.config_set("maxmemory-policy", policy)
-    try:
-        with pytest.raises(UnsafeStorage, match=f"'{policy}'.*set maxmemory-policy to noeviction"):
-            mailbox.check()
-    finally:
-        admin.config_set("maxmemory-policy", "noeviction")
-        admin.config_set("maxmemory", before)
+    mailbox.check()
+    told = f"'{policy}'.*set maxmemory-policy to noeviction"
+    with configured(admin, maxmemory=memory, maxmemory_policy=policy), pytest.raises(UnsafeStorage, match=told):
+        mailbox.check()
     mailbox.check()
 
 
@@ -154,44 +134,33 @@ def test_where_settings_may_not_be_read_eviction_is_noticed_all_the_same(
     mailbox = RedisMailbox(server.url.replace("unix://", "unix://narrow:word@"))
     try:
         mailbox.check()
-        admin.config_set("maxmemory-policy", "allkeys-random")
-        with pytest.raises(UnsafeStorage, match="allkeys-random"):
+        random = "allkeys-random"
+        with configured(admin, maxmemory_policy=random), pytest.raises(UnsafeStorage, match=random):
             mailbox.check()
     finally:
-        admin.config_set("maxmemory-policy", "noeviction")
         admin.acl_deluser("narrow")
         mailbox.close()
 
 
-def test_a_full_redis_refuses_mail_and_keeps_what_it_has(
-    server: RedisServer, mailbox: RedisMailbox, admin: redis.Redis
-) -> None:
+def test_a_full_redis_refuses_mail_and_keeps_what_it_has(box: Box, mailbox: RedisMailbox, admin: redis.Redis) -> None:
     send(mailbox, "site-1", b"kept", message_id="c:1")
-    before = admin.config_get("maxmemory")["maxmemory"]
-    admin.config_set("maxmemory", "1")
-    try:
+    with configured(admin, maxmemory="1"):
         with pytest.raises(Unavailable, match=r"\((OutOfMemoryError|OOM)\).*give it more"):
             send(mailbox, "site-1", b"x", message_id="c:2")
-        assert [data for _, data in received(server, "site-1")] == [b"kept"]
-    finally:
-        admin.config_set("maxmemory", before)
+        assert [data for _, data in box.received("site-1")] == [b"kept"]
     send(mailbox, "site-1", b"x", message_id="c:2")
     assert pending(mailbox, "site-1") == 2
 
 
 def test_a_wrong_password_is_said_without_it(server: RedisServer, admin: redis.Redis) -> None:
     mailbox = RedisMailbox(server.url.replace("unix://", "unix://default:hunter2@"))
-    admin.config_set("requirepass", "other")
-    try:
-        with pytest.raises(Unavailable, match="AuthenticationError") as refused:
-            mailbox.check()
-        assert "hunter2" not in str(refused.value) + repr(mailbox)
-    finally:
-        admin.config_set("requirepass", "")
-        mailbox.close()
+    with configured(admin, requirepass="other"), pytest.raises(Unavailable, match="AuthenticationError") as refused:
+        mailbox.check()
+    assert "hunter2" not in str(refused.value) + repr(mailbox)
+    mailbox.close()
 
 
-def test_redis_killed_and_started_again_serves_the_same_mailbox(server: RedisServer, admin: redis.Redis) -> None:
+def test_redis_killed_and_started_again_serves_the_same_mailbox(server: RedisServer, box: Box) -> None:
     async def live(mailbox: RedisMailbox) -> None:
         send(mailbox, "site-1", b"lost", message_id="c:1")
         ((after, _),) = await mailbox.receive("site-1", "", 0.0)
@@ -218,7 +187,7 @@ def test_redis_killed_and_started_again_serves_the_same_mailbox(server: RedisSer
         send(mailbox, "site-1", b"asked again", message_id="c:1")
         assert [data for _, data in await mailbox.receive("site-1", after, 5.0)] == [b"asked again"]
 
-    waiting(server, live)
+    box.waiting(live)
 
 
 @pytest.mark.parametrize("url", ["", "http://a", "redis:/x:y:z/q", "localhost:6379"])

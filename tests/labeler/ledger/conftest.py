@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Barrier
+from typing import TypeVar
 
 import pytest
+from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Ledger
+
+T = TypeVar("T")
 
 
 def program(text: str, *arguments: object) -> subprocess.Popen[str]:
@@ -52,6 +59,29 @@ class Place:
     def close(self) -> None:
         while self.opened:
             self.opened.pop().close()
+
+
+@contextmanager
+def undone(database: Database) -> Iterator[Connection]:
+    """A transaction that is undone where it ends."""
+    with suppress(KeyError), database.write() as connection:
+        yield connection
+        raise KeyError
+
+
+def at_once(count: int, step: Callable[[int], T], *refusals: type[Exception]) -> list[T | None]:
+    """What each of so many threads gets of a step that all take together; None where it is refused."""
+    start = Barrier(count)
+
+    def take(number: int) -> T | None:
+        start.wait()
+        try:
+            return step(number)
+        except refusals:
+            return None
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(take, range(count)))
 
 
 def refuses(database: Database, *statements: str) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import subprocess
-import sys
-import threading
 import time
 import traceback
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from labeler.errors import InvalidSetting, JournalBroken, JournalInUse, LabelerE
 from labeler.ledger.database import POSTGRESQL_LOCK, Database, open_database
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.system.files import check_synced
-from tests.labeler.ledger.conftest import Clock, Place
+from tests.labeler.ledger.conftest import Clock, Place, at_once, undone
 from tests.postgres_server import PASSWORD, PostgresServer
 from tests.quick_syncs import real_syncs
 
@@ -42,13 +40,8 @@ def count(database: Database) -> int:
 
 
 def test_a_block_that_raises_leaves_nothing_behind(with_rows: Database) -> None:
-    def step() -> None:
-        with with_rows.write() as connection:
-            connection.execute(insert(rows), {"number": 1, "word": "one"})
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        step()
+    with undone(with_rows) as connection:
+        connection.execute(insert(rows), {"number": 1, "word": "one"})
     assert count(with_rows) == 0
     with with_rows.write() as connection:
         connection.execute(insert(rows), {"number": 1, "word": "one"})
@@ -68,24 +61,29 @@ def test_a_reader_sees_one_moment_and_cannot_write(with_rows: Database) -> None:
 
 def test_writers_of_one_process_stand_in_line(with_rows: Database) -> None:
     """Each reads the largest number and adds one: a lost update would break the primary key."""
-    errors: list[BaseException] = []
 
-    def add() -> None:
-        try:
-            for _ in range(10):
-                with with_rows.write() as connection:
-                    last = connection.execute(text("SELECT coalesce(max(number), 0) FROM rows_of_this_test")).scalar()
-                    time.sleep(0.0005)
-                    connection.execute(insert(rows), {"number": int(last or 0) + 1, "word": "x"})
-        except BaseException as error:
-            errors.append(error)
+    def add(_: int) -> None:
+        for _ in range(10):
+            with with_rows.write() as connection:
+                last = connection.execute(text("SELECT coalesce(max(number), 0) FROM rows_of_this_test")).scalar()
+                time.sleep(0.0005)
+                connection.execute(insert(rows), {"number": int(last or 0) + 1, "word": "x"})
 
-    threads = [threading.Thread(target=add) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (errors, count(with_rows)) == ([], 80)
+    at_once(8, add)
+    assert count(with_rows) == 80
+
+
+def test_whoever_waits_for_a_connection_gets_the_next_that_becomes_idle(tmp_path: Path) -> None:
+    with open_database(tmp_path / "journal.db", allow_unsynced=True, busy_timeout_s=3) as database:
+        own = Ledger(database, clock=Clock(), anchored=False)
+        with ThreadPoolExecutor(4) as pool:
+            with ExitStack() as held:
+                for _ in range(8):
+                    held.enter_context(database.read())
+                waiting = [pool.submit(own.head) for _ in range(4)]
+                time.sleep(0.3)  # in which they begin to wait; those that do not are no test of anything
+                assert not any(one.done() for one in waiting)
+            assert [one.result().seq for one in waiting] == [0] * 4
 
 
 def test_a_nested_write_is_a_mistake_that_is_told_and_not_a_deadlock(with_rows: Database) -> None:
@@ -103,14 +101,8 @@ def test_what_follows_a_commit_runs_once_and_only_after_it(with_rows: Database) 
         with_rows.after_commit(lambda: seen.append(count(with_rows)))
         assert seen == []
     assert seen == [1]
-
-    def undone() -> None:
-        with with_rows.write():
-            with_rows.after_commit(lambda: seen.append(99))
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        undone()
+    with undone(with_rows):
+        with_rows.after_commit(lambda: seen.append(99))
     with with_rows.write():
         pass
     assert seen == [1]
@@ -213,15 +205,6 @@ def test_a_sqlite_journal_has_one_owner_and_any_number_of_readers(sqlite_place: 
     for name in (sqlite_place.target, f"sqlite:///{sqlite_place.target}"):
         with pytest.raises(JournalInUse, match=r"another process holds the journal journal.db"):
             open_database(name)
-    code = (
-        "import sys\nfrom labeler.ledger.database import open_database\n"
-        "from labeler.errors import LabelerError\n"
-        "try: open_database(sys.argv[1])\nexcept LabelerError as error: print(error.problem_type)"
-    )
-    other = subprocess.run(
-        [sys.executable, "-c", code, sqlite_place.target], capture_output=True, text=True, check=True
-    )
-    assert other.stdout.strip() == "journal-in-use"
     sqlite_place.open(read_only=True)
     sqlite_place.close()
     sqlite_place.open()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
+from contextlib import closing, contextmanager
 
 import psycopg
 import pytest
 
-from labeler.errors import JournalInUse, Unavailable
+from labeler.errors import JournalInUse
 from labeler.ledger.database import POSTGRESQL_OWNER, Database, open_database
 from labeler.ledger.ledger import Charge, Ledger
 from tests.labeler.ledger.conftest import Clock, Place, program
@@ -71,10 +70,34 @@ def cut(stranger: psycopg.Connection) -> None:
     assert found == [(True,)]
 
 
+CHARGES = [Charge("federation", "instance", 1)]
+
+
 def filled(database: Database, clock: Clock) -> Ledger:
     ledger = Ledger(database, clock=clock, anchored=False)
     ledger.open_account("federation", "instance", 100)
     return ledger
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Database]:
+    """The journal on PostgreSQL, held by this process."""
+    with open_database(url) as database:
+        yield database
+
+
+@pytest.fixture
+def ledger(database: Database, clock: Clock) -> Ledger:
+    return filled(database, clock)
+
+
+@contextmanager
+def taken_over(target: str, name: str = "rival") -> Iterator[subprocess.Popen[str]]:
+    """Another process owns the journal meanwhile, and has charged for something."""
+    other = rival(target, name)
+    assert told(other) == "owns it"
+    yield other
+    other.communicate()
 
 
 def test_a_second_process_is_refused_with_a_sentence_and_takes_over_when_the_first_has_ended(
@@ -87,80 +110,65 @@ def test_a_second_process_is_refused_with_a_sentence_and_takes_over_when_the_fir
         second.communicate()
         with closing(open_database(place.target, read_only=True)) as looking:
             assert Ledger(looking, clock=clock, anchored=False).verify() == ledger.head()
-        ledger.reserve("ours", [Charge("federation", "instance", 1)])
-    third = rival(place.target)
-    assert told(third) == "owns it"
-    with pytest.raises(JournalInUse, match=r"another process holds the journal .*one process at a time may write it"):
-        place.open(with_anchor=False)
-    third.kill()
-    third.communicate()
+        ledger.reserve("ours", CHARGES)
+    with taken_over(place.target) as third:
+        holds = r"another process holds the journal .*one process at a time may write it"
+        with pytest.raises(JournalInUse, match=holds):
+            place.open(with_anchor=False)
+        third.kill()
     assert Ledger(place.open(with_anchor=False), clock=clock).state("rival") == "reserved"
 
 
-def test_a_first_process_that_is_killed_leaves_the_journal_to_the_next_at_once(place: Place, clock: Clock) -> None:
+def test_a_process_that_is_killed_leaves_the_journal_to_the_next_at_once_with_all_that_it_acknowledged(
+    place: Place, clock: Clock
+) -> None:
     filled(place.open(with_anchor=False), clock)
     place.close()
     for number in range(3):
-        process = rival(place.target, f"rival-{number}")
-        assert told(process) == "owns it"
-        process.kill()
-        assert process.wait() == -9
-        process.communicate()
-    assert Ledger(place.open(with_anchor=False), clock=clock).head().seq == 4
+        with taken_over(place.target, f"rival-{number}") as process:
+            process.kill()
+            assert process.wait() == -9
+    ledger = Ledger(place.open(with_anchor=False), clock=clock)
+    assert (ledger.verify().seq, ledger.balance("federation", "instance").spent) == (4, 3)
 
 
 def test_an_owner_whose_connection_was_cut_takes_the_lock_again_before_it_writes(
-    url: str, stranger: psycopg.Connection, clock: Clock, impatient: None
+    url: str, ledger: Ledger, stranger: psycopg.Connection, impatient: None
 ) -> None:
-    with open_database(url) as database:
-        ledger = filled(database, clock)
-        for number in range(2):
-            cut(stranger)
-            ledger.reserve(f"job-{number}", [Charge("federation", "instance", 1)])
-            with pytest.raises(JournalInUse):
-                open_database(url)
-        assert ledger.verify().seq == 3
+    for number in range(2):
+        cut(stranger)
+        ledger.reserve(f"job-{number}", CHARGES)
+        with pytest.raises(JournalInUse):
+            open_database(url)
+    assert ledger.verify().seq == 3
 
 
 def test_an_owner_that_was_cut_off_writes_nothing_while_another_holds_the_journal(
-    url: str, stranger: psycopg.Connection, clock: Clock
+    url: str, ledger: Ledger, stranger: psycopg.Connection
 ) -> None:
-    with open_database(url) as database:
-        ledger = filled(database, clock)
-        cut(stranger)
-        second = rival(url)
-        assert told(second) == "owns it"
+    cut(stranger)
+    with taken_over(url):
         with pytest.raises(JournalInUse, match="another process holds"):
-            ledger.reserve("late", [Charge("federation", "instance", 1)])
+            ledger.reserve("late", CHARGES)
         assert ledger.state("late") is None
-        second.communicate()
-        # It has ended, and the lock is free; what it did is not what this process remembers.
-        with pytest.raises(JournalInUse, match=r"took .* over"):
-            ledger.reserve("late", [Charge("federation", "instance", 1)])
-        assert [entry.reservation_id for entry in ledger.entries()] == ["", "rival"]
+    # It has ended, and the lock is free; what it did is not what this process remembers.
+    with pytest.raises(JournalInUse, match=r"took .* over"):
+        ledger.reserve("late", CHARGES)
+    assert [entry.reservation_id for entry in ledger.entries()] == ["", "rival"]
 
 
 def test_an_owner_that_was_cut_off_in_the_middle_of_a_transaction_keeps_nothing_of_the_next(
-    url: str, stranger: psycopg.Connection, clock: Clock
+    url: str, database: Database, ledger: Ledger, stranger: psycopg.Connection, clock: Clock
 ) -> None:
     """The lock goes while a transaction is open: that one was first in the line of writers, and no other can follow."""
-    with open_database(url) as database:
-        ledger = filled(database, clock)
-
-        def cut_within() -> None:
-            with database.write() as connection:
-                ledger.reserve("first", [Charge("federation", "instance", 1)], connection=connection)
-                cut(stranger)
-
-        cut_within()
-        second = rival(url)
-        assert told(second) == "owns it"
-        with pytest.raises(JournalInUse):
-            ledger.reserve("second", [Charge("federation", "instance", 1)])
-        second.communicate()
-        with closing(open_database(url, read_only=True)) as looking:
-            entries = Ledger(looking, clock=clock, anchored=False).entries()
-        assert [entry.reservation_id for entry in entries] == ["", "first", "rival"]
+    with database.write() as connection:
+        ledger.reserve("first", CHARGES, connection=connection)
+        cut(stranger)
+    with taken_over(url), pytest.raises(JournalInUse):
+        ledger.reserve("second", CHARGES)
+    with closing(open_database(url, read_only=True)) as looking:
+        entries = Ledger(looking, clock=clock, anchored=False).entries()
+    assert [entry.reservation_id for entry in entries] == ["", "first", "rival"]
 
 
 def test_an_owner_that_is_cut_off_before_it_ever_wrote_does_not_write_over_another(
@@ -171,11 +179,10 @@ def test_an_owner_that_is_cut_off_before_it_ever_wrote_does_not_write_over_anoth
     with open_database(url) as database:
         ledger = Ledger(database, clock=clock, anchored=False)
         cut(stranger)
-        second = rival(url)
-        assert told(second) == "owns it"
-        second.communicate()
+        with taken_over(url):
+            pass
         with pytest.raises(JournalInUse, match=r"took .* over"):
-            ledger.reserve("late", [Charge("federation", "instance", 1)])
+            ledger.reserve("late", CHARGES)
 
 
 def test_of_many_processes_that_open_one_new_journal_one_gets_it(url: str, clock: Clock) -> None:
@@ -200,14 +207,4 @@ def test_a_server_that_ends_idle_sessions_does_not_end_the_owners(
         before = stranger.execute("SELECT pid FROM pg_locks WHERE locktype = 'advisory'").fetchall()
         time.sleep(0.4)
         assert stranger.execute("SELECT pid FROM pg_locks WHERE locktype = 'advisory'").fetchall() == before != []
-        ledger.reserve("job", [Charge("federation", "instance", 1)])
-
-
-def test_without_postgresql_nothing_is_written_and_the_error_says_so(clock: Clock, tmp_path: Path) -> None:
-    from tests.postgres_server import postgres_running
-
-    with postgres_running() as server:
-        database = open_database(server.new_database())
-        ledger = filled(database, clock)
-    with closing(database), pytest.raises(Unavailable, match=r"lost|cannot be reached"):
-        ledger.reserve("job", [Charge("federation", "instance", 1)])
+        ledger.reserve("job", CHARGES)

@@ -1,19 +1,22 @@
-"""Enrolled parties: one party one pair of keys, one number one tallier, and journals that never get shorter."""
+"""Enrolled parties: one party one pair of keys, one number one tallier, and journals that never get shorter.
+
+Also their invitations: used once, withdrawn once, whatever program writes.
+"""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import delete, update
+from sqlalchemy.exc import DatabaseError
 
 from labeler.errors import InvalidSetting, JournalBehind, LabelerError, NotEnrolled, NotFound, ProtocolViolation
 from labeler.ledger.chain import Head
 from labeler.ledger.database import Database
-from labeler.ledger.parties import PartyRecord, PartyStore
-from tests.labeler.ledger.conftest import Clock, refuses
+from labeler.ledger.parties import InvitationRecord, InvitationStore, PartyRecord, PartyStore
+from labeler.ledger.schema import invitations
+from tests.labeler.ledger.conftest import Clock, at_once, refuses
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 EMPTY = Head(0, "0" * 64)
@@ -28,11 +31,16 @@ def store(database: Database, clock: Clock) -> PartyStore:
     return PartyStore(database, clock=clock)
 
 
+def enrol(store: PartyStore, name: str = "alice", first: int = 1) -> PartyRecord:
+    """Enroll an agent with two keys in a row."""
+    return store.enrol(name, "agent", key(first), key(first + 1))
+
+
 def test_a_party_is_enrolled_once_and_the_same_again_changes_nothing(store: PartyStore, clock: Clock) -> None:
-    alice = store.enrol("alice", "agent", key(1), key(2))
+    alice = enrol(store)
     assert alice == PartyRecord("alice", "agent", None, key(1), key(2), "active", clock.now)
     clock.turn(hours=1)
-    assert store.enrol("alice", "agent", key(1), key(2)) == alice
+    assert enrol(store) == alice
     assert store.get("alice") == alice
     tallier = store.enrol("t1", "tallier", key(3), key(4), tallier=1)
     assert store.list() == [alice, tallier]
@@ -48,7 +56,7 @@ def test_a_party_is_enrolled_once_and_the_same_again_changes_nothing(store: Part
 def test_a_known_id_with_anything_else_is_refused(
     store: PartyStore, role: str, keys: tuple[int, int], number: int | None
 ) -> None:
-    alice = store.enrol("alice", "agent", key(1), key(2))
+    alice = enrol(store)
     with pytest.raises(ProtocolViolation, match="rotate"):
         store.enrol("alice", role, key(keys[0]), key(keys[1]), tallier=number)  # type: ignore[arg-type]
     assert store.list() == [alice]
@@ -80,21 +88,21 @@ def test_a_malformed_party_is_refused(
 
 
 def test_a_key_belongs_to_one_party_and_is_never_taken_twice(store: PartyStore) -> None:
-    store.enrol("alice", "agent", key(1), key(2))
+    enrol(store)
     for verify, seal in ((1, 5), (5, 1), (2, 5), (5, 2)):
         with pytest.raises(ProtocolViolation, match="'alice'"):
             store.enrol("bob", "agent", key(verify), key(seal))
-    store.enrol("bob", "agent", key(3), key(4))
+    enrol(store, "bob", 3)
     store.rotate("alice", key(6), key(7))
     for verify, seal in ((1, 2), (3, 8), (1, 8), (8, 2), (6, 8)):
         with pytest.raises(ProtocolViolation, match="enrolled before"):
             store.rotate("alice", key(verify), key(seal))
     with pytest.raises(ProtocolViolation):
-        store.enrol("carol", "agent", key(1), key(2))
+        enrol(store, "carol")
 
 
 def test_new_keys_take_the_place_of_the_old_and_what_is_known_of_the_journal_stays(store: PartyStore) -> None:
-    store.enrol("alice", "agent", key(1), key(2))
+    enrol(store)
     store.contact("alice", NOW, {"classes": ["x"]}, Head(7, key(70)))
     rotated = store.rotate("alice", key(3), key(4))
     assert (rotated.verify_key, rotated.seal_key, rotated.journal_seq) == (key(3), key(4), 7)
@@ -104,12 +112,12 @@ def test_new_keys_take_the_place_of_the_old_and_what_is_known_of_the_journal_sta
 
 
 def test_a_revoked_party_is_not_believed_until_it_has_new_keys(store: PartyStore) -> None:
-    store.enrol("alice", "agent", key(1), key(2))
+    enrol(store)
     assert store.revoke("alice").state == "revoked"
     assert store.revoke("alice").state == "revoked"
     with pytest.raises(NotEnrolled):
         store.contact("alice", NOW, {}, EMPTY)
-    for again in (lambda: store.enrol("alice", "agent", key(1), key(2)), lambda: store.rotate("alice", key(1), key(2))):
+    for again in (lambda: enrol(store), lambda: store.rotate("alice", key(1), key(2))):
         with pytest.raises(ProtocolViolation):
             again()
     assert store.rotate("alice", key(3), key(4)).state == "active"
@@ -126,25 +134,19 @@ def test_two_active_talliers_never_have_one_number(store: PartyStore, database: 
     with pytest.raises(ProtocolViolation, match="tallier 0 is 'other'"):
         store.rotate("t0", key(5), key(6))
     assert store.get("t0").state == "revoked"
-    with pytest.raises(IntegrityError), database.write() as connection:
-        connection.execute(text("UPDATE parties SET state = 'active'"))
+    refuses(database, "UPDATE parties SET state = 'active'")
 
 
 def test_of_many_talliers_enrolled_at_once_one_gets_the_number(store: PartyStore) -> None:
-    def enrol(number: int) -> bool:
-        try:
-            store.enrol(f"t{number}", "tallier", key(2 * number + 1), key(2 * number + 2), tallier=0)
-        except ProtocolViolation:
-            return False
-        return True
+    def take(number: int) -> PartyRecord:
+        return store.enrol(f"t{number}", "tallier", key(2 * number + 1), key(2 * number + 2), tallier=0)
 
-    with ThreadPoolExecutor(6) as threads:
-        assert sum(threads.map(enrol, range(6))) == 1
+    assert [one for one in at_once(6, take, ProtocolViolation) if one] == store.list()
     assert len(store.list()) == 1
 
 
 def test_a_contact_is_noted_and_last_contact_never_goes_back(store: PartyStore) -> None:
-    store.enrol("alice", "agent", key(1), key(2))
+    enrol(store)
     store.contact("alice", NOW, {"backbone_fingerprint": "f"}, EMPTY)
     assert (store.get("alice").journal_seq, store.get("alice").journal_hash) == (0, "")
     store.contact("alice", NOW - timedelta(days=1), {"classes": ["ä", "b"]}, Head(3, key(30)))
@@ -154,7 +156,7 @@ def test_a_contact_is_noted_and_last_contact_never_goes_back(store: PartyStore) 
 
 
 def test_a_party_with_an_older_or_another_journal_is_refused(store: PartyStore) -> None:
-    store.enrol("alice", "agent", key(1), key(2))
+    enrol(store)
     store.contact("alice", NOW, {}, Head(5, key(50)))
     store.contact("alice", NOW, {}, Head(5, key(50)))
     before = store.get("alice")
@@ -166,7 +168,7 @@ def test_a_party_with_an_older_or_another_journal_is_refused(store: PartyStore) 
 
 
 def test_what_came_with_an_answer_is_seen_of_a_journal_and_only_rises(store: PartyStore, database: Database) -> None:
-    store.enrol("alice", "agent", key(1), key(2))
+    enrol(store)
     assert store.last_answer("alice") == EMPTY
     store.contact("alice", NOW, {}, Head(5, key(50)))
     for head in (Head(7, key(70)), Head(6, key(60)), Head(7, key(71))):
@@ -184,26 +186,73 @@ def test_what_came_with_an_answer_is_seen_of_a_journal_and_only_rises(store: Par
 
 
 def test_facts_that_are_no_json_are_refused_without_repeating_them(store: PartyStore) -> None:
-    store.enrol("alice", "agent", key(1), key(2))
+    enrol(store)
     for fact in (float("nan"), {1, 2}, b"votes"):
         with pytest.raises(InvalidSetting) as refusal:
             store.contact("alice", NOW, {"secret": fact}, EMPTY)
         assert "secret" not in str(refusal.value)
 
 
-NO_PARTY_MAY = (
-    "UPDATE parties SET journal_seq = 4",
-    "UPDATE parties SET role = 'tallier', tallier = 0",
-    "UPDATE parties SET party_id = 'mallory'",
-    "DELETE FROM party_keys",
-    "UPDATE party_keys SET party_id = 'alice', key = 'x'",
-    "DELETE FROM parties",
-)
-
-
 def test_the_database_itself_keeps_parties_keys_and_heads(store: PartyStore, database: Database) -> None:
-    store.enrol("alice", "agent", key(1), key(2))
+    enrol(store)
     store.contact("alice", NOW, {}, Head(5, key(50)))
     before = store.get("alice")
-    refuses(database, *NO_PARTY_MAY)
+    refuses(
+        database,
+        "UPDATE parties SET journal_seq = 4",
+        "UPDATE parties SET role = 'tallier', tallier = 0",
+        "UPDATE parties SET party_id = 'mallory'",
+        "DELETE FROM party_keys",
+        "UPDATE party_keys SET party_id = 'alice', key = 'x'",
+        "DELETE FROM parties",
+    )
     assert store.get("alice") == before
+
+
+# Invitations.
+
+
+@pytest.fixture
+def invited(database: Database, clock: Clock) -> InvitationStore:
+    return InvitationStore(database, clock=clock)
+
+
+def invite(store: InvitationStore, party_id: str = "registry") -> tuple[InvitationRecord, str]:
+    return store.create(
+        party_id, "tallier", tallier=0, is_rotation=False, expires_at=NOW + timedelta(days=7), created_by="tok-1"
+    )
+
+
+def test_an_invitation_is_found_by_its_token_alone(invited: InvitationStore) -> None:
+    record, secret = invite(invited)
+    assert invited.find(secret) == record
+    assert (record.is_rotation, record.tallier) == (False, 0)
+    assert invited.find(secret[:-1] + ("x" if secret[-1] != "x" else "y")) is invited.find("") is None
+
+
+def test_a_second_invitation_of_a_name_withdraws_the_first(invited: InvitationStore) -> None:
+    _, first = invite(invited)
+    invite(invited, "university")
+    _, second = invite(invited)
+    states = {secret: invited.find(secret) for secret in (first, second)}
+    assert [found.withdrawn_at is None for found in states.values() if found] == [False, True]
+    assert [one.withdrawn_at for one in invited.list()].count(None) == 2
+
+
+def test_what_was_used_stays_as_it_was_used(invited: InvitationStore, database: Database) -> None:
+    record, secret = invite(invited)
+    invited.use(record.invitation_id, key(1), key(2))
+    for changes in (
+        {"verify_key": key(3)},
+        {"used_at": NOW + timedelta(days=1)},
+        {"party_id": "hospital-b"},
+        {"withdrawn_at": NOW},
+        {"token_digest": "00" * 32},
+    ):
+        with pytest.raises(DatabaseError), database.write() as connection:
+            connection.execute(update(invitations).values(**changes))
+    with pytest.raises(DatabaseError), database.write() as connection:
+        connection.execute(delete(invitations))
+    found = invited.find(secret)
+    assert (found.verify_key, found.seal_key, found.used_at) == (key(1), key(2), NOW)
+    assert invited.withdraw("registry") == 0

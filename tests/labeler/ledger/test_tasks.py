@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,7 +13,7 @@ from labeler.errors import InvalidSetting, JournalBroken, NotFound, ProtocolViol
 from labeler.ledger.database import Database
 from labeler.ledger.tasks import TaskRecord, TaskStore
 from labeler.task import Task
-from tests.labeler.ledger.conftest import refuses
+from tests.labeler.ledger.conftest import at_once, refuses, undone
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -79,17 +77,14 @@ def test_queries_are_given_out_in_order_and_no_more_than_there_are(store: TaskSt
 
 def test_queries_of_a_transaction_that_is_undone_are_given_out_again(store: TaskStore, database: Database) -> None:
     digest = store.add(a_record()).digest
-    with suppress(KeyError), database.write() as connection:
+    with undone(database) as connection:
         assert store.claim_queries(digest, 5, connection=connection) == 0
-        raise KeyError
     assert store.claim_queries(digest, 10) == 0
 
 
 def test_no_query_is_given_to_two_jobs_at_the_same_time(store: TaskStore) -> None:
     digest = store.add(a_record(max_queries=40)).digest
-    with ThreadPoolExecutor(8) as threads:
-        firsts = list(threads.map(lambda _: store.claim_queries(digest, 2), range(20)))
-    assert sorted(firsts) == list(range(0, 40, 2))
+    assert sorted(at_once(20, lambda _: store.claim_queries(digest, 2))) == list(range(0, 40, 2))
 
 
 def test_a_list_is_newest_first_and_its_pages_meet_without_gap_or_repeat(store: TaskStore) -> None:
@@ -111,33 +106,28 @@ MALFORMED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("after", MALFORMED)
-def test_a_malformed_cursor_is_refused(store: TaskStore, after: str) -> None:
-    with pytest.raises(InvalidSetting, match="after"):
-        store.list(after=after)
-
-
-@pytest.mark.parametrize("limit", [0, -1, 1001, True])
-def test_a_page_has_bounds(store: TaskStore, limit: int) -> None:
-    with pytest.raises(InvalidSetting, match="limit"):
-        store.list(limit=limit)
-
-
-NO_TASK_MAY = (
-    "UPDATE tasks SET next_query = next_query - 1",
-    "UPDATE tasks SET next_query = 11",
-    "UPDATE tasks SET participants = '[]'",
-    "UPDATE tasks SET body = '{}'",
-    "UPDATE tasks SET max_queries = 100",
-    "DELETE FROM tasks",
-)
+def test_a_malformed_cursor_and_a_page_beyond_its_bounds_are_refused(store: TaskStore) -> None:
+    for after in MALFORMED:
+        with pytest.raises(InvalidSetting, match="after"):
+            store.list(after=after)
+    for limit in (0, -1, 1001, True):
+        with pytest.raises(InvalidSetting, match="limit"):
+            store.list(limit=limit)
 
 
 def test_the_database_itself_keeps_a_task_as_it_is(store: TaskStore, database: Database) -> None:
     digest = store.add(a_record()).digest
     store.claim_queries(digest, 2)
     before = store.get(digest)
-    refuses(database, *NO_TASK_MAY)
+    refuses(
+        database,
+        "UPDATE tasks SET next_query = next_query - 1",
+        "UPDATE tasks SET next_query = 11",
+        "UPDATE tasks SET participants = '[]'",
+        "UPDATE tasks SET body = '{}'",
+        "UPDATE tasks SET max_queries = 100",
+        "DELETE FROM tasks",
+    )
     assert store.get(digest) == before
 
 

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError
 
 from labeler.errors import InvalidSetting, NotFound
 from labeler.ledger import tokens as tokens_module
 from labeler.ledger.database import Database
 from labeler.ledger.tokens import TokenRecord, TokenStore
-from tests.labeler.ledger.conftest import Clock
+from tests.labeler.ledger.conftest import Clock, refuses
 
 
 @pytest.fixture
@@ -23,7 +22,8 @@ def store(database: Database, clock: Clock) -> TokenStore:
 def test_a_token_is_found_by_its_secret_alone(store: TokenStore, clock: Clock) -> None:
     assert store.count() == 0
     record, secret = store.create("ci", "requester")
-    other, _ = store.create("ops", "admin")
+    other, different = store.create("ops", "admin")
+    assert secret != different
     assert (record.name, record.role, record.created_at, record.revoked_at) == ("ci", "requester", clock.now, None)
     assert secret.startswith("lab_")
     assert len(secret) >= 4 + 43  # 256 bits in base64
@@ -52,11 +52,6 @@ def test_the_name_of_a_token_is_told_also_after_it_was_revoked(store: TokenStore
     assert [store.name_of(record.token_id) for _ in range(2)] == ["data team"] * 2
 
 
-def test_secrets_differ(store: TokenStore) -> None:
-    made = [store.create("t", "viewer") for _ in range(20)]
-    assert len({secret for _, secret in made}) == len({record.token_id for record, _ in made}) == 20
-
-
 def test_a_revoked_token_opens_nothing_for_ever(store: TokenStore, database: Database, clock: Clock) -> None:
     record, secret = store.create("ci", "admin")
     clock.turn(hours=1)
@@ -69,9 +64,7 @@ def test_a_revoked_token_opens_nothing_for_ever(store: TokenStore, database: Dat
     assert store.count() == 0
     with pytest.raises(NotFound):
         store.revoke("tok_none")
-    for statement in ("UPDATE tokens SET revoked_at = NULL", "UPDATE tokens SET role = 'admin', name = 'x'"):
-        with pytest.raises(IntegrityError), database.write() as connection:
-            connection.execute(text(statement))
+    refuses(database, "UPDATE tokens SET revoked_at = NULL", "UPDATE tokens SET role = 'admin', name = 'x'")
 
 
 def test_a_token_is_known_from_its_first_use_until_any_is_revoked(store: TokenStore, database: Database) -> None:

@@ -1,4 +1,7 @@
-"""The agent's machine: whatever comes in whatever order, charged once, stored before it leaves, silent in trouble."""
+"""An agent's machines: whatever comes in whatever order, charged once, stored before it leaves, silent in trouble.
+
+And a yes to a proposal is set aside before it is said, and a no for want of budget is remembered.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labeler.errors import PolicyRefusal
-from labeler.messages.bodies import Ask, Refusal, TallierKey
+from labeler.messages.bodies import Ask, Proposal, Refusal, TallierKey
 from labeler.rounds import agent as machine
+from labeler.rounds import agent_proposal as proposals
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, AgentRound, RoundEffect, RoundEvent, step
 from labeler.tally import QueryBatch
 from labeler.task import parse_task
@@ -160,3 +164,59 @@ def test_two_neighbouring_worlds_show_the_same_kinds_of_effects(
 
 def test_what_is_sealed_does_not_print() -> None:
     assert "1" not in repr(machine.Computed(BODIES)) + repr(machine.Store(BODIES))
+
+
+# Proposals.
+
+PROPOSAL = Proposal("job", TASK, (2,), TALLIERS, 100.0)
+
+
+def test_a_yes_is_set_aside_before_it_is_said_and_is_the_same_when_asked_again() -> None:
+    state, (admit,) = proposals.step(proposals.AgentProposal(), proposals.Proposed(PROPOSAL), 0.0)
+    assert isinstance(admit, proposals.AdmitProposal)
+    state, (promise,) = proposals.step(state, proposals.ProposalAdmitted(PROPOSAL), 0.0)
+    assert isinstance(promise, proposals.Promise)
+    assert proposals.step(state, proposals.ProposalAdmitted(PROPOSAL), 0.0) == (state, ())
+    state, effects = proposals.step(state, proposals.Promised(100.0), 0.0)
+    assert effects == (proposals.SayWilling(100.0),)
+    assert proposals.step(state, proposals.Proposed(PROPOSAL), 50.0)[1] == (proposals.SayWilling(100.0),)
+    (ended,) = proposals.step(state, proposals.Proposed(PROPOSAL), 100.0)[1]
+    assert isinstance(ended, proposals.Decline)
+    withdrawn, _ = proposals.step(state, proposals.Withdrawn(), 40.0)
+    assert isinstance(proposals.step(withdrawn, proposals.Proposed(PROPOSAL), 50.0)[1][0], proposals.Decline)
+
+
+def test_a_no_for_want_of_budget_is_remembered_and_any_other_is_considered_anew() -> None:
+    promising = proposals.AgentProposal(is_promising=True)
+    declined, (said,) = proposals.step(promising, proposals.NotCovered(NO), 0.0)
+    assert isinstance(said, proposals.Decline)
+    assert isinstance(proposals.step(declined, proposals.Proposed(PROPOSAL), 0.0)[1][0], proposals.Decline)
+    refused, _ = proposals.step(promising, machine.Refused(NO), 0.0)
+    assert isinstance(proposals.step(refused, proposals.Proposed(PROPOSAL), 0.0)[1][0], proposals.AdmitProposal)
+
+
+def test_who_has_said_yes_says_it_again_where_the_same_proposal_is_not_admitted_a_second_time() -> None:
+    # One mail may bring it twice, and of two looks at the policy the second may come out otherwise.
+    willing = proposals.AgentProposal("willing", 100.0)
+    assert proposals.step(willing, machine.Refused(NO), 50.0) == (willing, (proposals.SayWilling(100.0),))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                proposals.Proposed(PROPOSAL), proposals.ProposalAdmitted(PROPOSAL), machine.Refused(NO),
+                proposals.Promised(100.0), proposals.NotCovered(NO), proposals.Withdrawn(),
+            ]
+        ),
+        max_size=30,
+    )
+)  # fmt: skip
+def test_nobody_is_told_yes_before_the_price_is_set_aside(events: list[Any]) -> None:
+    state, is_promised = proposals.AgentProposal(), False
+    for event in events:
+        is_promised |= state.is_promising and isinstance(event, proposals.Promised)
+        state, effects = proposals.step(state, event, 0.0)
+        assert not any(isinstance(one, proposals.SayWilling) for one in effects) or is_promised
+        assert not any(isinstance(one, proposals.Promise) for one in effects) or not is_promised

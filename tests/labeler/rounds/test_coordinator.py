@@ -59,6 +59,11 @@ def parties(**changes: fx.Party | None) -> dict[str, fx.Party]:
     return found
 
 
+NO = fx.ProposalReply("declined", "policy-refusal", "no")
+OTHER_NORTH = fx.Party("north", None, "9" * 64, "a" * 64, True)
+HELD = dict.fromkeys(AGENTS, "5" * 32)
+
+
 class Table:
     """One job on a table: events in, effects out; computations are done at once."""
 
@@ -124,8 +129,8 @@ class Table:
     def say(self, **said: str | fx.ProposalReply) -> list[fx.Effect]:
         found = []
         for agent, word in said.items():
-            answer = fx.ProposalReply("willing", until_s=DEADLINE_S) if word == "yes" else word
-            assert isinstance(answer, fx.ProposalReply)
+            known = {"yes": fx.ProposalReply("willing", until_s=DEADLINE_S), "no": NO}
+            answer = known[word] if isinstance(word, str) else word
             found += self.tell(fx.ReplyCame(agent, self.run.task.digest, answer))
         return found
 
@@ -152,6 +157,13 @@ class Table:
     def posted(self) -> Table:
         self.asked().hold(*AGENTS)
         return self
+
+    def agreed(self) -> list[fx.Effect]:
+        """Let every tallier report all shares, and make nothing durable: return what the last report leads to."""
+        digests = (self.run.rounds[0].round_digest, self.run.task.digest)
+        for tallier in TALLIERS:
+            self.run, found = step(self.run, fx.HoldingsCame(*digests, tallier, HELD), self.now)
+        return list(found)
 
 
 def restarted(job: JobRun, now: fx.Now) -> tuple[JobRun, tuple[fx.Effect, ...]]:
@@ -218,13 +230,10 @@ def test_a_job_goes_its_way_in_the_order_that_keeps_the_promise() -> None:
 def test_contributors_are_durable_before_the_charge_is_even_asked_for() -> None:
     """The step that fixes them ends there; only `Stored` begins the next."""
     table = Table().asked()
-    held = dict.fromkeys(AGENTS, "5" * 32)
-    digests = (table.run.rounds[0].round_digest, table.run.task.digest)
-    for tallier in TALLIERS:
-        table.run, found = step(table.run, fx.HoldingsCame(*digests, tallier, held), table.now)
-    assert names(list(found)) == ["StoreHoldings", "FixContributors"]
+    assert names(table.agreed()) == ["StoreHoldings", "FixContributors"]
     assert table.run.is_storing
-    for event in (fx.Tick(), fx.HoldingsCame(*digests, "t0", held), fx.PartiesChanged(parties())):
+    digests = (table.run.rounds[0].round_digest, table.run.task.digest)
+    for event in (fx.Tick(), fx.HoldingsCame(*digests, "t0", HELD), fx.PartiesChanged(parties())):
         table.run, found = step(table.run, event, table.now)
         assert not of(list(found), fx.Post, fx.AskForSums)
     table.run, found = step(table.run, fx.Stored(), table.now)
@@ -247,7 +256,7 @@ def test_rounds_are_asked_one_after_the_other() -> None:
 def test_a_job_that_loses_its_quorum_before_anybody_is_asked_is_refused() -> None:
     table = Table()
     table.tick()
-    no = fx.ProposalReply("declined", "policy-refusal", "not this one\x1b[2J")
+    no = replace(NO, sentence="not this one\x1b[2J")
     assert not of(table.say(north=no), fx.End), "those who are about to answer are still heard"
     found = table.say(east="yes", west="yes")
     assert ended(found).state == "refused"
@@ -259,7 +268,7 @@ def test_a_job_that_loses_its_quorum_before_anybody_is_asked_is_refused() -> Non
 def test_a_lost_quorum_is_not_waited_for_longer_than_the_patience() -> None:
     table = Table()
     table.tick()
-    table.say(north=fx.ProposalReply("declined", "policy-refusal", "no"))
+    table.say(north="no")
     assert not of(table.tick(after_s=PATIENCE_S - 0.1), fx.End)
     assert ended(table.tick(after_s=0.2)).state == "refused"
 
@@ -274,14 +283,6 @@ def test_who_declined_is_not_asked_where_a_quorum_remains_and_who_is_silent_is_w
     assert set(table.run.rounds[0].participants) == {"east", "west"}
     late = table.say(north="yes")
     assert of(late, fx.SendWithdrawn) == [fx.SendWithdrawn(("north",))]
-
-
-def test_an_agent_that_was_not_asked_is_not_summed_even_where_every_tallier_says_that_it_holds_its_share() -> None:
-    table = Table(max_dropouts=1)
-    table.tick()
-    table.say(east="yes", west="yes", north=fx.ProposalReply("declined", "policy-refusal", "no"))
-    found = table.hold(*AGENTS)
-    assert of(found, fx.FixContributors) == [fx.FixContributors(0, ("east", "west"))]
 
 
 def test_a_job_that_waits_for_a_person_expires_at_no_charge() -> None:
@@ -333,18 +334,17 @@ def test_refusals_of_all_end_the_job_and_one_that_passes_does_not_take_a_final_o
 
 def test_an_agent_whose_keys_were_changed_is_given_up_once_every_tallier_has_reported_and_a_moment_has_passed() -> None:
     table = Table(max_dropouts=1).asked()
-    table.tell(fx.PartiesChanged(parties(north=fx.Party("north", None, "9" * 64, "a" * 64, True))))
+    before = table.run.rounds[0].participants
+    table.tell(fx.PartiesChanged(parties(north=OTHER_NORTH)))
+    found = table.tick(after_s=AGAIN_S)
+    assert of(found, fx.SendAsks) == [fx.SendAsks(0, ("east", "west"))], "another answer of north's pays for nothing"
+    assert of(found, fx.OpenAt)
+    assert table.run.rounds[0].participants == before, "talliers are told the keys that the round began with"
     found = table.hold("east", "west")
     assert not of(found, fx.FixContributors, fx.StoreRefusal)
     found = table.tick(after_s=PATIENCE_S)
     assert of(found, fx.StoreRefusal) == [fx.StoreRefusal(0, "north", REKEYED, False)]
     assert of(found, fx.FixContributors) == [fx.FixContributors(0, ("east", "west"))]
-
-
-def test_who_cannot_answer_a_round_is_not_asked_for_it_again_since_it_would_pay_for_nothing() -> None:
-    table = Table(max_dropouts=1).asked()
-    table.tell(fx.PartiesChanged(parties(north=fx.Party("north", None, "9" * 64, "a" * 64, True))))
-    assert of(table.tick(after_s=AGAIN_S), fx.SendAsks) == [fx.SendAsks(0, ("east", "west"))]
 
 
 def test_an_agent_that_is_away_since_before_its_round_began_is_given_up_and_asked_nothing_when_it_is_back() -> None:
@@ -367,13 +367,15 @@ def test_an_agent_that_is_away_since_before_its_round_began_is_given_up_and_aske
 def test_who_was_not_asked_has_no_part_in_a_round_and_what_it_sends_keeps_no_charge(kind: type[Any]) -> None:
     table = Table(max_dropouts=1)
     table.tick()
-    table.say(east="yes", west="yes", north=fx.ProposalReply("declined", "policy-refusal", "no"))
+    table.say(east="yes", west="yes", north="no")
     table.tick(after_s=PATIENCE_S)
     assert table.run.rounds[0].participants.keys() == {"east", "west"}
     before = table.run
     more = {fx.ShareCame: ("t0",), fx.AgentDone: (), fx.RefusalCame: ("no", True)}[kind]
     assert isinstance(refusal(table.message(kind, "north", *more)), WrongDigest)
     assert table.run == before, "a share that is noted would keep the charge from being given back"
+    found = table.hold(*AGENTS)  # every tallier says that it holds its share
+    assert of(found, fx.FixContributors) == [fx.FixContributors(0, ("east", "west"))]
 
 
 @pytest.mark.parametrize("who", ["north", "stranger"])
@@ -383,14 +385,6 @@ def test_only_enrolled_parties_are_heard_and_only_a_tallier_says_what_it_holds(w
     assert isinstance(refusal(table.message(fx.HoldingsCame, who, {"east": "5" * 32})), ProtocolViolation)
     assert isinstance(refusal(table.message(fx.RefusalCame, "stranger", "no", True)), ProtocolViolation)
     assert table.run == before
-
-
-def test_talliers_are_told_the_keys_that_the_round_began_with() -> None:
-    table = Table().asked()
-    before = table.run.rounds[0].participants
-    table.tell(fx.PartiesChanged(parties(north=fx.Party("north", None, "9" * 64, "a" * 64, True))))
-    assert of(table.tick(after_s=AGAIN_S), fx.OpenAt)
-    assert table.run.rounds[0].participants == before
 
 
 def test_who_is_missing_is_asked_again_after_a_pause_that_grows_with_the_mail_and_never_without_end() -> None:
@@ -412,15 +406,10 @@ def test_talliers_that_get_no_share_learn_of_the_round_after_a_pause() -> None:
     assert of(table.tick(after_s=0.1), fx.OpenAt) == [fx.OpenAt(0, TALLIERS)]
     again = Table().asked()
     again.message(fx.ShareCame, "east", "t0")
+    owed = restarted(again.run, again.now)[1]
+    assert of(list(owed), fx.OpenAt) == [fx.OpenAt(0, TALLIERS)], "at once by a coordinator that died behind a share"
     assert not of(again.tick(after_s=AGAIN_S - 0.1), fx.OpenAt), "it was sent with the share"
     assert of(again.tick(after_s=0.1), fx.OpenAt) == [fx.OpenAt(0, TALLIERS)], "and may have been lost"
-
-
-def test_a_coordinator_that_died_behind_a_share_opens_the_round_at_once() -> None:
-    table = Table().asked()
-    table.message(fx.ShareCame, "east", "t0")
-    _, owed = restarted(table.run, table.now)
-    assert of(list(owed), fx.OpenAt) == [fx.OpenAt(0, TALLIERS)]
 
 
 def test_messages_never_repeat_a_question_only_ticks_do() -> None:
@@ -439,10 +428,7 @@ def test_after_a_restart_what_is_owed_is_asked_for_once_more() -> None:
         assert of(list(effects), owed)
         assert not names(list(effects))
     agreed = Table().asked()
-    held = dict.fromkeys(AGENTS, "5" * 32)
-    for tallier in TALLIERS:
-        event = fx.HoldingsCame(agreed.run.rounds[0].round_digest, agreed.run.task.digest, tallier, held)
-        agreed.run, _ = step(agreed.run, event, agreed.now)
+    agreed.agreed()
     assert names(list(restarted(agreed.run, agreed.now)[1])) == ["Post"]
 
 
@@ -526,9 +512,8 @@ def test_the_next_round_is_asked_while_one_is_summed_and_charged_after_it_is_ope
     table = Table(rounds=3).posted()
     assert [one.state for one in table.run.rounds] == ["posted", "asked", "waiting"]
     assert of(table.effects, fx.SendAsks)[-1] == fx.SendAsks(1, AGENTS)
-    held = dict.fromkeys(AGENTS, "5" * 32)
     for tallier in TALLIERS:
-        found = table.message(fx.HoldingsCame, tallier, held, number=1)
+        found = table.message(fx.HoldingsCame, tallier, HELD, number=1)
         assert not of(found, fx.FixContributors, fx.Post), "not before the first one is opened"
     found = table.sum(*TALLIERS)
     (release,) = of(found, fx.StoreRelease)
@@ -634,13 +619,14 @@ def test_questions_of_other_rounds_are_not_those_of_the_job() -> None:
 
 def test_rows_of_a_model_are_made_once_agents_have_said_whether_they_will() -> None:
     """They judge themselves how many there have to be, so their refusal is heard in either order."""
-    early, late = Table(), Table(method="blind-average", k=1, training={"min_records": 10, "regularisation": 1.0})
+    late_fields = {"method": "blind-average", "k": 1, "training": {"min_records": 10, "regularisation": 1.0}}
+    early, late = Table(), Table(**late_fields)
     assert of(early.tick(), fx.Prepare)
     assert not of(late.tick(), fx.Prepare)
     refused = late.say(**dict.fromkeys(AGENTS, fx.ProposalReply("declined", "too-few-rows", "too few rows")))
     assert not of(refused, fx.Prepare)
     assert ended(refused).state == "refused"
-    willing = Table(method="blind-average", k=1, training={"min_records": 10, "regularisation": 1.0})
+    willing = Table(**late_fields)
     willing.tick()
     assert of(willing.say(east="yes", north="yes", west="yes"), fx.Prepare)
     assert willing.run.state == "collecting"

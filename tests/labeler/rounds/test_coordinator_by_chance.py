@@ -3,25 +3,33 @@
 A journal of the test's own keeps what the machine stores and nothing else, refuses what must never be, and is all that
 is left after a crash. What leaves is compared with it: nothing is sent that is not stored, each round is charged once,
 no sum is asked for before its charge is posted, contributors are fixed in a commit before that, a release comes once.
+
+In each state that is reached so, events come that keep to no order: malformed, foreign, contradictory; results of
+computations that nobody asked for, rounds with numbers that no job has, an end of a job that ended otherwise, clocks
+that jump by years and run backwards. The machine never raises, changes nothing in place, says the same twice, and a
+job that has ended stores nothing more.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+import pytest
 
-from labeler.errors import BadData, ProtocolViolation
+from labeler.errors import BadData, ProtocolViolation, QuorumNotReached
 from labeler.rounds import effects as fx
 from labeler.rounds.coordinator import step
 from labeler.rounds.effects import JobRun
 from tests.labeler.rounds.test_coordinator import AGENTS, DEADLINE_S, TALLIERS, Table, parties, release, restarted
 
 PARTIES = (*AGENTS, *TALLIERS)
+ANYBODY = (*PARTIES, "stranger", "")
+NUMBERS = (0, 0, 0, 1, 1, 2, -1, 5)
 ENDS = ("completed", "failed", "refused", "expired")
+SCHEDULES, STEPS, ASIDE = 60, 30, 3
 
 
 class Journal:
@@ -108,74 +116,102 @@ class Journal:
                 raise AssertionError(f"what is {store}?")
 
 
-class Coordinator(RuleBasedStateMachine):
-    """Events in any order; between them the process may die."""
+def seen(run: JobRun) -> Any:
+    """Everything of a job that something else could change in place."""
+    rounds = [
+        (one, dict(one.participants), {who: dict(held) for who, held in one.holdings.items()}, dict(one.refusals),
+         dict(one.sums), dict(one.gone_at_s))
+        for one in run.rounds
+    ]  # fmt: skip
+    return run.state, run.asked, dict(run.answers), dict(run.parties), dict(run.asked_at_s), dict(run.mail), rounds
 
-    @initialize(rounds=st.integers(1, 2), dropouts=st.integers(0, 1), winner=st.booleans())
-    def begin(self, rounds: int, dropouts: int, winner: bool) -> None:
-        changes: dict[str, Any] = {"max_dropouts": dropouts}
-        if winner:
-            changes["release"] = "winner"
-        table = Table(rounds=rounds, **changes)
-        self.table = table
-        self.steady_s, self.wall_s = 0.0, table.wall_s
-        self.run = table.run
-        self.journal = Journal(table.run)
-        self.left: list[fx.Effect] = []
 
-    @property
-    def now(self) -> fx.Now:
-        return fx.Now(self.wall_s, self.steady_s)
+def any_event(run: JobRun, draw: random.Random) -> fx.Event:
+    """One event, with no regard to what was asked for."""
+    digest = draw.choice([*(one.round_digest for one in run.rounds), "", "9" * 64])
+    of = (digest, run.task.digest if draw.random() < 0.95 else "7" * 64)
+    who, number, tallier = draw.choice(ANYBODY), draw.choice(NUMBERS), draw.choice(TALLIERS)
+    said = fx.ProposalReply(
+        draw.choice(("willing", "later", "declined")), "x", "no", draw.choice((None, DEADLINE_S, 0.0, 1e18))
+    )
+    changed = {
+        one: draw.choice((None, fx.Party(one, TALLIERS.index(one) if one in TALLIERS else None, "9" * 64, "c" * 64)))
+        for one in draw.sample((*AGENTS, *TALLIERS), draw.randrange(3))
+    }
+    batches = [(one.number, f"{one.number:064d}", f"{one.number + 50:064d}") for one in run.rounds]
+    damaged = draw.choice((batches, batches, batches, batches[1:], batches + batches[:1], [(7, "0" * 64, "1" * 64)]))
+    kind = draw.choice((run.task.release, run.task.release, "winner", "histogram"))
+    stated = (draw.choice((digest, digest, "x")), TALLIERS.index(tallier))
+    contributors = run.rounds[0].contributors if run.rounds else ()
+    makers: tuple[Callable[[], fx.Event], ...] = (
+        lambda: fx.Tick({who: draw.choice((0, 3, -1, 10**9))}),
+        lambda: fx.Tick(),
+        lambda: fx.PartiesChanged(parties(**changed)),
+        lambda: fx.PartiesChanged(parties()),
+        lambda: fx.Admitted(),
+        lambda: fx.QuestionsPrepared(tuple(damaged)),
+        lambda: fx.BodiesMade(number),
+        lambda: fx.ReplyCame(who, of[1], said),
+        lambda: fx.ReplyCame(draw.choice(AGENTS), run.task.digest, fx.ProposalReply("willing", until_s=DEADLINE_S)),
+        lambda: fx.ReplyCame(draw.choice(AGENTS), run.task.digest, fx.ProposalReply("willing", until_s=DEADLINE_S)),
+        lambda: fx.ShareCame(*of, who, draw.choice(ANYBODY)),
+        lambda: fx.AgentDone(*of, who),
+        lambda: fx.HoldingsCame(*of, who, {one: draw.choice("56") * 32 for one in draw.sample(ANYBODY, 3)}),
+        lambda: fx.HoldingsCame(*of, tallier, dict.fromkeys(AGENTS, "5" * 32)),
+        lambda: fx.HoldingsCame(*of, tallier, dict.fromkeys(AGENTS, "5" * 32)),
+        lambda: fx.RefusalCame(*of, who, draw.choice(("no", "\x00\x1b" * 500, "")), draw.random() < 0.3),
+        lambda: fx.SumCame(*of, draw.choice((tallier, "stranger")), kind, stated, draw.choice((b"s", b"s", b"o"))),
+        lambda: fx.TurnGranted(digest),
+        lambda: fx.Opened(number, release(contributors or AGENTS)),
+        lambda: draw.choice((fx.Tick(), fx.Failed(draw.choice((BadData("x"), QuorumNotReached("y"))), number))),
+        lambda: draw.choice((fx.Tick(), fx.Ended(draw.choice(("cancelled", "completed", "collecting", "queued"))))),
+        lambda: fx.Stored(),
+        lambda: fx.Stored(),
+    )
+    return draw.choice(makers)()
+
+
+class Chance(Table):
+    """A job and its journal: events as a driver brings them; between them the process may die."""
+
+    def __init__(self, draw: random.Random, release_kind: str) -> None:
+        super().__init__(rounds=draw.choice((1, 2)), max_dropouts=draw.choice((0, 1)), release=release_kind)
+        self.draw = draw
+        self.journal = Journal(self.run)
+        self.reached: set[str] = set()
 
     def drive(self, event: fx.Event | None, dies: str = "never") -> None:
         """One event as a driver carries it out; with the process dying before or after the commit."""
         waiting: list[fx.Event | None] = [event]
-        run = self.run
+        before, self.is_turn = self.run, True
         stores: list[fx.Effect] = []
         sends: list[fx.Effect] = []
         while waiting:
             one = waiting.pop(0)
-            run, effects = restarted(run, self.now) if one is None else step(run, one, self.now)
+            self.run, effects = restarted(self.run, self.now) if one is None else step(self.run, one, self.now)
             if any(isinstance(effect, fx.Refuse) for effect in effects):
                 assert effects == (effects[0],), "nothing counts of what is refused"
+                self.run = before
                 return
             stores += [effect for effect in effects if isinstance(effect, fx.Store)]
             sends += [effect for effect in effects if isinstance(effect, fx.Send)]
             for effect in effects:
-                waiting += self.computed(run, effect)
-        if dies == "before the commit":
-            self.restart()
-            return
-        if stores:
+                waiting += self.computed(effect)
+        if stores and dies != "before the commit":
             self.journal.commit(stores)
-        if dies == "after the commit":
-            self.restart()
+        if dies != "never":
+            self.restart(before.parties)
             return
-        self.run = run
         for send in sends:
             self.check_sent(send)
-        if run.is_storing:
+        if self.run.is_storing:
             self.drive(fx.Stored())
 
-    def restart(self) -> None:
+    def restart(self, known: Any) -> None:
         # A finished job is not read again.
-        self.run = replace(self.journal.run, parties=self.run.parties)
+        self.run = replace(self.journal.run, parties=known)
         if self.run.state not in ENDS:
             self.drive(None)
-
-    def computed(self, run: JobRun, effect: fx.Effect) -> list[fx.Event | None]:
-        if isinstance(effect, fx.RequestSlot):
-            return [fx.Admitted()]
-        if isinstance(effect, fx.Prepare):
-            batches = [(one.number, f"{one.number:064d}", f"{one.number + 50:064d}") for one in run.rounds]
-            return [fx.QuestionsPrepared(tuple(batches))]
-        if isinstance(effect, fx.MakeBodies):
-            return [fx.BodiesMade(effect.number)]
-        if isinstance(effect, fx.AskForTurn):
-            return [fx.TurnGranted(effect.round_digest)]
-        if isinstance(effect, fx.Unshard):
-            return [fx.Opened(effect.number, release(run.rounds[effect.number].contributors))]
-        return []
 
     def check_sent(self, send: fx.Effect) -> None:
         kept = self.journal.run
@@ -190,80 +226,107 @@ class Coordinator(RuleBasedStateMachine):
         if isinstance(send, fx.Relay):
             assert any(one.has_shares for one in kept.rounds)
 
-    dying = st.sampled_from(("never", "never", "never", "before the commit", "after the commit"))
-    agents = st.sampled_from(AGENTS)
-    talliers = st.sampled_from(TALLIERS)
-
-    def of_round(self, number: int) -> tuple[str, str]:
-        return self.run.rounds[number % len(self.run.rounds)].round_digest or "9" * 64, self.run.task.digest
-
-    @rule(dies=dying, after_s=st.sampled_from((0.0, 5.0, 40.0)))
-    def tick(self, dies: str, after_s: float) -> None:
-        self.steady_s += after_s
-        self.wall_s += after_s
-        self.drive(fx.Tick(), dies)
-
-    @rule(dies=dying, agent=agents, answer=st.sampled_from(("willing", "willing", "willing", "later", "declined")))
-    def answer(self, dies: str, agent: str, answer: Any) -> None:
-        said = (
-            fx.ProposalReply(answer, until_s=DEADLINE_S) if answer == "willing" else fx.ProposalReply(answer, "x", "no")
+    def likely(self) -> list[fx.Event]:
+        """Events of a driver, in any order."""
+        draw = self.draw
+        after_s = draw.choice((0.0, 5.0, 40.0))
+        one = draw.choice(self.run.rounds)
+        of = (one.round_digest or "9" * 64, self.run.task.digest)
+        agent, tallier = draw.choice(AGENTS), draw.choice(TALLIERS)
+        willing = fx.ProposalReply("willing", until_s=DEADLINE_S)
+        answer = draw.choice((willing, *(fx.ProposalReply(word, "x", "no") for word in ("later", "declined"))))
+        held = dict.fromkeys(draw.sample(AGENTS, draw.randrange(4)), draw.choice("55556") * 32)
+        changed: dict[str, Any] = (
+            {agent: fx.Party(agent, None, "9" * 64, "c" * 64, True)} if draw.random() < 0.5 else {}
         )
-        self.drive(fx.ReplyCame(agent, self.run.task.digest, said), dies)
+        changed |= dict.fromkeys(draw.sample(PARTIES, draw.randrange(2)))
 
-    @rule()
-    def everybody_is_willing(self) -> None:
-        self.drive(fx.Tick())
-        for agent in AGENTS:
-            self.drive(fx.ReplyCame(agent, self.run.task.digest, fx.ProposalReply("willing", until_s=DEADLINE_S)))
+        def tick() -> list[fx.Event]:
+            self.steady_s += after_s
+            self.wall_s += after_s
+            return [fx.Tick()]
 
-    @rule(dies=dying, agent=st.sampled_from((*AGENTS, "stranger")), tallier=talliers, number=st.integers(0, 1))
-    def share(self, dies: str, agent: str, tallier: str, number: int) -> None:
-        self.drive(fx.ShareCame(*self.of_round(number), agent, tallier), dies)
+        def summed(who: str, data: bytes) -> fx.Event:
+            return fx.SumCame(*of, who, self.run.task.release, (of[0], TALLIERS.index(who)), data)
 
-    @rule(dies=dying, tallier=talliers, number=st.integers(0, 1), held=st.sets(agents), split=st.sampled_from("55556"))
-    def holdings(self, dies: str, tallier: str, number: int, held: set[str], split: str) -> None:
-        self.drive(fx.HoldingsCame(*self.of_round(number), tallier, dict.fromkeys(held, split * 32)), dies)
+        def everybody() -> list[fx.Event]:
+            return [fx.Tick(), *(fx.ReplyCame(name, of[1], willing) for name in AGENTS)]
 
-    @rule(dies=dying, number=st.integers(0, 1))
-    def every_tallier_holds_all(self, dies: str, number: int) -> None:
-        for tallier in TALLIERS:
-            self.drive(fx.HoldingsCame(*self.of_round(number), tallier, dict.fromkeys(AGENTS, "5" * 32)), dies)
+        def all_held() -> list[fx.Event]:
+            return [fx.HoldingsCame(*of, name, dict.fromkeys(AGENTS, "5" * 32)) for name in TALLIERS]
 
-    @rule(dies=dying, party=st.sampled_from(PARTIES), number=st.integers(0, 1), is_final=st.booleans())
-    def refusal(self, dies: str, party: str, number: int, is_final: bool) -> None:
-        self.drive(fx.RefusalCame(*self.of_round(number), party, "no", is_final), dies)
+        makers: tuple[Callable[[], list[fx.Event]], ...] = (
+            tick,
+            everybody,
+            everybody,
+            all_held,
+            all_held,
+            lambda: [summed(name, b"sum") for name in TALLIERS],
+            lambda: [summed(tallier, draw.choice((b"sum", b"sum", b"other")))],
+            lambda: [fx.ReplyCame(agent, of[1], answer)],
+            lambda: [fx.ShareCame(*of, draw.choice((*AGENTS, "stranger")), tallier)],
+            lambda: [fx.HoldingsCame(*of, tallier, held)],
+            lambda: [fx.RefusalCame(*of, draw.choice(PARTIES), "no", draw.random() < 0.5)],
+            lambda: [fx.PartiesChanged(parties(**changed))],
+            lambda: [fx.Failed(draw.choice((BadData("x"), ProtocolViolation("y"))))] if draw.random() < 0.1 else [],
+        )
+        return draw.choice(makers)()
 
-    @rule(dies=dying, tallier=talliers, number=st.integers(0, 1), data=st.sampled_from((b"sum", b"sum", b"other")))
-    def sum(self, dies: str, tallier: str, number: int, data: bytes) -> None:
-        digest, of_task = self.of_round(number)
-        stated = (digest, TALLIERS.index(tallier))
-        self.drive(fx.SumCame(digest, of_task, tallier, self.run.task.release, stated, data), dies)
+    def aside(self) -> None:
+        """Events that keep to no order, from here on; whatever comes of them is forgotten."""
+        run, draw = self.run, self.draw
+        if draw.random() < 0.05:
+            damaged: tuple[dict[str, Any], ...] = ({"participants": ()}, {"parties": {}}, {"rounds": ()})
+            run = replace(run, **draw.choice(damaged))
+        posted = set(self.journal.posted)
+        now = self.now
+        for _ in range(ASIDE):
+            later_s, jump_s = draw.choice((0.0, 0.0, 1.0, 40.0, -3.0)), draw.choice((0.0,) * 40 + (1e8, -1e6))
+            now = fx.Now(now.wall_s + jump_s, now.steady_s + later_s)
+            event, before = any_event(run, draw), seen(run)
+            after, effects = step(run, event, now)
+            again, same = step(run, event, now)
+            assert seen(run) == before, f"{event} changed a job in place"
+            assert again == after, f"{event} says another thing the second time"
+            assert [type(one) for one in same] == [type(one) for one in effects]
+            if any(isinstance(one, fx.Refuse) for one in effects):
+                assert len(effects) == 1
+                assert after is run
+            if run.state not in fx.UNFINISHED:
+                assert after.state == run.state, f"{event} undoes an end"
+                assert all(isinstance(one, fx.StoreReply) for one in effects if isinstance(one, fx.Store)), effects
+            for one in effects:
+                assert not (isinstance(one, fx.Post) and one.number in posted), "charged twice"
+                assert not (isinstance(one, fx.StoreRelease) and one.number not in posted), "opened without a charge"
+                assert not (isinstance(one, fx.AskForSums) and one.number not in posted), "a sum without a charge"
+                posted |= {one.number} if isinstance(one, fx.Post) else set()
+            restarted(after, now)
+            self.reached |= {after.state, *(one.state for one in after.rounds)}
+            run = after
 
-    @rule(dies=dying, gone=st.sets(st.sampled_from(PARTIES), max_size=1), rekeyed=st.sets(agents, max_size=1))
-    def parties_change(self, dies: str, gone: set[str], rekeyed: set[str]) -> None:
-        changed: dict[str, fx.Party | None] = {name: fx.Party(name, None, "9" * 64, "c" * 64, True) for name in rekeyed}
-        self.drive(fx.PartiesChanged(parties(**(changed | dict.fromkeys(gone)))), dies)
-
-    @rule(dies=dying, error=st.sampled_from((BadData("x"), ProtocolViolation("y"))), chance=st.integers(0, 9))
-    def something_fails(self, dies: str, error: Any, chance: int) -> None:
-        if chance == 0:
-            self.drive(fx.Failed(error), dies)
-
-    @invariant()
-    def memory_and_journal_say_the_same(self) -> None:
-        if hasattr(self, "run"):
-            kept, known = self.journal.run, self.run
-            assert (kept.state, kept.asked, kept.answers) == (known.state, known.asked, known.answers)
-            names = ("state", "round_digest", "participants", "holdings", "refusals", "final", "contributors", "sums")
-            for one, other in zip(kept.rounds, known.rounds, strict=True):
-                assert all(getattr(one, name) == getattr(other, name) for name in (*names, "has_shares"))
-
-    @invariant()
-    def every_round_that_came_further_was_charged_once(self) -> None:
-        if hasattr(self, "run"):
-            further = [one.number for one in self.journal.run.rounds if one.state in ("posted", "opened")]
-            assert sorted(self.journal.posted) == further
+    def check(self) -> None:
+        """Memory and journal say the same, and every round that came further was charged once."""
+        kept, known = self.journal.run, self.run
+        assert (kept.state, kept.asked, kept.answers) == (known.state, known.asked, known.answers)
+        names = ("state", "round_digest", "participants", "holdings", "refusals", "final", "contributors", "sums")
+        for one, other in zip(kept.rounds, known.rounds, strict=True):
+            assert all(getattr(one, name) == getattr(other, name) for name in (*names, "has_shares"))
+        further = [one.number for one in kept.rounds if one.state in ("posted", "opened")]
+        assert sorted(self.journal.posted) == further
 
 
-Coordinator.TestCase.settings = settings(deadline=None, max_examples=25, stateful_step_count=30)
-TestCoordinatorByChance = Coordinator.TestCase
+@pytest.mark.parametrize("release_kind", ["histogram", "winner"])
+def test_whatever_happens_in_whatever_order_the_rules_hold(release_kind: str) -> None:
+    reached: set[str] = set()
+    for seed in range(SCHEDULES):
+        draw = random.Random(f"{release_kind} {seed}")
+        chance = Chance(draw, release_kind)
+        for _ in range(STEPS):
+            dies = draw.choice(("never", "never", "never", "before the commit", "after the commit"))
+            for event in chance.likely():
+                chance.drive(event, dies)
+                chance.check()
+            chance.aside()
+        reached |= chance.reached
+    wanted = {"queued", "collecting", "tallying", "completed", "failed", "refused", "cancelled"}
+    assert wanted | {"waiting", "asked", "agreed", "posted", "opened"} <= reached
