@@ -23,7 +23,6 @@ __all__ = ["config_of", "redis_url", "serve_in"]
 pytestmark = [
     pytest.mark.long,
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(not has_caddy(), reason="there is no caddy; install the extra `edge`"),
 ]
 

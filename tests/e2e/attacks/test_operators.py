@@ -17,7 +17,7 @@ from tests.e2e.service.conftest import Service
 from tests.e2e.service.harm import QUERIES, new_task, paid_at_instance_level, paused, posted, submit
 from tests.processes import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 ROOM_BYTES = 16_384
 """Less than the journal's log takes for one more entry once it has grown, and than the probe of readiness writes."""

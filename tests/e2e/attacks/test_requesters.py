@@ -23,7 +23,7 @@ from tests.e2e.service.conftest import Service
 from tests.e2e.service.harm import QUERIES, journal_rows, new_task, paused, submit
 from tests.processes import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

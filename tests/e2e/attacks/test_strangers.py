@@ -16,7 +16,7 @@ from tests.e2e.service.conftest import Service
 from tests.e2e.service.harm import new_task, submit
 from tests.processes import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 HELD = 300
 ADDRESSES = 3

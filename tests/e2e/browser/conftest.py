@@ -15,7 +15,7 @@ from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 PROBES = Path(__file__).parent
-PATIENCE_MS = 60_000
+PATIENCE_MS = 240_000
 """How long a page may take to show what a test expects: on shared cores the browser's own 5 s are sometimes too few."""
 
 VIOLATIONS = """async () => (await axe.run({

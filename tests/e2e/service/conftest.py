@@ -24,7 +24,6 @@ from workers.party.home import COORDINATOR_FILE
 from workers.up import Plan
 from workers.up.home import make_federation
 
-START_S = 90.0
 AGENTS = ("agent-1", "agent-2")
 TALLIERS = ("tallier-0", "tallier-1", "tallier-2")
 
@@ -100,8 +99,12 @@ def running(
 
 @pytest.fixture
 def service(federations: SharedFederations, tmp_path_factory: pytest.TempPathFactory) -> Service:
-    """One federation of three agents for all tests that leave it whole, whatever they do to it."""
-    return federations.get("service", lambda: running(tmp_path_factory.mktemp("up") / "federation"))
+    """One federation of three agents for all tests that leave it whole, whatever they do to it.
+
+    Its accounts have no limit, for jobs that would be dear.
+    """
+    budget = ("--instance-epsilon", "unlimited", "--agent-epsilon", "unlimited")
+    return federations.get("service", lambda: running(tmp_path_factory.mktemp("up") / "federation", *budget))
 
 
 @pytest.fixture
@@ -115,14 +118,6 @@ def on_postgresql(
         return running(home, journal=postgres_server.new_database())
 
     return federations.get("postgresql", start)
-
-
-@pytest.fixture
-def unlimited(federations: SharedFederations, tmp_path_factory: pytest.TempPathFactory) -> Service:
-    """One federation of three agents whose accounts have no limit, for jobs that would be dear."""
-    home = tmp_path_factory.mktemp("unlimited") / "federation"
-    budget = ("--instance-epsilon", "unlimited", "--agent-epsilon", "unlimited")
-    return federations.get("unlimited", lambda: running(home, *budget))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from workers.homes.new import set_line
 from workers.up import Plan
 from workers.up.home import make_federation
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 def journal_of(service: Service) -> str:

@@ -25,7 +25,7 @@ from tests.processes import wait_until
 from workers.homes.journals import accept_restored_journal, verify_journal
 from workers.up.redis_server import RedisServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
