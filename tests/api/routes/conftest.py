@@ -101,6 +101,11 @@ class Service:
             TaskRequest.model_validate(fields | changes), by=by or self.holder("requester")
         )
 
+    def vectors(self, **more: object) -> dict[str, Any]:
+        """The body of a job of three feature vectors in a task of its own."""
+        features = np.eye(3, DIMENSION).tolist()
+        return {"task_id": self.task().task_id, "features": features, "backbone_fingerprint": FINGERPRINT} | more
+
 
 def eventually(holds: Callable[[], bool], *, seconds: float = 120.0) -> None:
     """Wait until something holds."""

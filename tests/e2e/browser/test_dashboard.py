@@ -190,6 +190,7 @@ LOSE_ONE_ANSWER = """() => {
 """The service took the request, and the connection broke before its answer came."""
 
 
+@pytest.mark.long
 def test_a_submission_whose_answer_was_lost_is_sent_again_and_is_one_job(
     open_page: OpenPage, federation: Service, client: Client, tmp_path: Path
 ) -> None:
@@ -445,6 +446,7 @@ def test_the_ledger_by_job_adds_up_to_the_budget_and_nano_units_and_hashes_are_o
     assert unexpected(visit) == []
 
 
+@pytest.mark.long
 def test_what_an_ended_job_leaves_is_deleted_after_asking_twice_and_its_charge_stays(
     open_page: OpenPage, federation: Service, client: Client, screenshots: Path
 ) -> None:

@@ -87,7 +87,7 @@ def test_a_token_is_pasted_with_the_keyboard_alone(open_page: OpenPage, url: str
     expect(page.get_by_role("button", name="Sign out")).to_be_visible()
 
 
-@in_both_widths_and_schemes(320)
+@in_both_widths_and_schemes(320, quick=2)
 def test_every_text_has_contrast_and_nothing_is_wider_than_the_window(
     open_page: OpenPage, url: str, scheme: str, width: int
 ) -> None:

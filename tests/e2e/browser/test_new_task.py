@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,29 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from api.client import Client
+from api.coordinator.config import CapsTable
 from api.schema import TaskRequest
+from labeler.ledger.chain import Head
+from tests.api.routes.conftest import AGENTS, CLASSES, FINGERPRINT, ConfigOf, ServeIn, config_of, redis_url, serve_in
 from tests.e2e.browser.conftest import in_both_widths_and_schemes
-from tests.e2e.service.conftest import running
+
+__all__ = ["config_of", "redis_url", "serve_in"]
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def url_and_token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """A federation that has set something aside for votes for life."""
-    home = tmp_path_factory.mktemp("new-task") / "home"
-    with running(home, "--instance-epsilon", 3, "--life-epsilon", 1) as service:
-        yield service.url, service.token
+def url_and_token(
+    config_of: ConfigOf, serve_in: ServeIn, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, str]]:
+    """A coordinator that has set something aside for votes for life; its agents have told what they hold."""
+    caps = CapsTable(instance_epsilon=3.0, agent_epsilon="unlimited", life_epsilon=1.0)
+    config = config_of(tmp_path_factory.mktemp("new-task") / "home")
+    facts = {"classes": list(CLASSES), "backbone_fingerprint": FINGERPRINT, "dimension": 64}
+    with serve_in(config.model_copy(update={"federation": caps, "agents": caps})) as service:
+        for agent in AGENTS:
+            service.coordinator.stores.parties.contact(agent, datetime.now(UTC), facts, Head(1, "a" * 64))
+        yield service.url, service.tokens["admin"]
 
 
 def form(page: Page, url: str, token: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from api.client import Client, ServiceProblem
+from api.client import Client
 from api.schema import TaskRequest
 from feature_store.results.questions import MAX_JOB_PIXELS, EmbedBoard
 from tests.e2e.service.conftest import Service
@@ -76,17 +76,3 @@ def test_other_requesters_are_served_beside_a_bomb_and_cancelled_it_leaves_nothi
         wait_until(lambda: not decoders(service), what="the decoder to end")
         wait_until(lambda: not (home / "jobs" / job.job_id).exists(), what="the folder to go")
         assert EmbedBoard(home).all_jobs() == []
-
-
-@pytest.mark.slow
-def test_more_pixels_than_a_job_may_have_are_refused_at_the_door_and_cost_nothing(
-    service: Service, tmp_path: Path
-) -> None:
-    with service.client() as client:
-        spent = client.budget().head_seq
-        images = MAX_JOB_PIXELS // SIDE**2 + 1
-        task_id, _ = task_of(client, images)
-        with pytest.raises(ServiceProblem, match=f"more than the {MAX_JOB_PIXELS}") as refused:
-            client.submit(task_id, images=bomb(tmp_path / "bomb.zip", images))
-        assert refused.value.status == 413
-        assert client.budget().head_seq == spent

@@ -29,7 +29,6 @@ from tests.e2e.service.harm import (
     spent_at_sites,
     started,
     submit,
-    without_policy,
 )
 from tests.forked_command import run_forked
 from tests.processes import wait_until
@@ -111,20 +110,6 @@ def test_what_a_site_does_not_allow_ends_the_job_with_its_reason(
     # Nobody was asked, so nobody is charged: not here, and at no site.
     assert paid_at_instance_level(client, before) == {}
     wait_until(lambda: spent_at_sites(service) == own, what="the other sites to give back what they had set aside")
-
-
-def test_sites_without_a_policy_answer_nothing_and_nothing_is_charged(
-    service: Service, client: Client, digit_features: Any
-) -> None:
-    task = new_task(client, "no policy anywhere")
-    before = posted(client)
-    with without_policy(*(service.home / "agents" / name for name in AGENTS)):
-        job = submit(client, task, digit_features)
-        done = client.wait(job.job_id)
-    assert done.state == "refused"
-    for name in AGENTS:
-        assert "policy.toml allows nothing as it is" in done.declined[name]
-    assert paid_at_instance_level(client, before) == {}
 
 
 def test_a_task_waits_for_the_person_at_one_site_and_is_answered_after_approval(

@@ -59,9 +59,8 @@ def processes_of(service: Service, role: str) -> dict[str, int]:
     return {name: pid for name, pid in running_now.items() if name.startswith(role)}
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(one, marks=[] if one == "federated" else pytest.mark.long) for one in METHODS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("method", METHODS)
 def test_a_job_labels_every_image_and_charges_every_account_once(
     service: Service, digit_features: np.ndarray, tmp_path: Path, method: str
 ) -> None:
@@ -87,8 +86,10 @@ def test_a_released_model_is_downloaded_with_its_privacy_card(
 ) -> None:
     with service.client() as client:
         task = make_task(client, "blind-average", colluding_agents=1)
+        before = posted(client)
         job = submit(client, task, digit_features[:50])
         assert client.wait(job).state == "completed"
+        assert paid_at_instance_level(client, before) == dict.fromkeys(EVERYBODY, task.price.instance_charge_nano)
         path = client.model(job, tmp_path / "model.safetensors")
         labels = pq.read_table(client.labels(job, tmp_path / "labels.parquet", of="questions"))["label"].to_numpy()
         # The journal alone has all of a model: the folders of jobs are in no backup.
@@ -200,6 +201,7 @@ def test_who_is_killed_goes_on_with_what_was_stored(
     assert np.mean(table["label"].to_numpy() == load_digits().target[:QUERIES]) > 0.6
 
 
+@pytest.mark.long
 def test_a_service_evaluates_the_student_of_a_job_and_states_what_is_right(
     service: Service, digit_features: np.ndarray, labeler: Labeler, tmp_path: Path
 ) -> None:

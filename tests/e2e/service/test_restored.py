@@ -80,13 +80,6 @@ def test_a_journal_that_cannot_be_trusted_is_not_served_and_said_why(
     assert re.search(sentence, verified.err), verified.err
 
 
-def test_a_journal_that_does_not_hold_by_itself_cannot_be_accepted(stopped: Stopped, copy: Path, labeler: Any) -> None:
-    edit(copy, stopped.older)
-    refused = labeler("journal", "accept-restored", "--home", copy, "--reason", "wishful thinking")
-    assert refused.code == 1
-    assert "entry 9" in refused.err
-
-
 @pytest.fixture
 def restored(stopped: Stopped) -> tuple[str, str]:
     """The older journal in its place and accepted; the head at which it goes on, and one nobody ever saw."""
