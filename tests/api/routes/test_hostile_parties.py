@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import httpx2
+import pytest
 
 from api.routes.jobs import MAX_STREAMS_OF_A_TOKEN
 from labeler.driver.intake import Delivery
@@ -81,6 +82,7 @@ def test_the_coordinators_own_signed_word_for_a_longer_journal_stops_the_service
     assert submit(own).status_code in (202, 409)
 
 
+@pytest.mark.usefixtures("no_discarding")
 def test_a_stranger_is_refused_by_its_first_header_before_its_body_was_sent(service: Service) -> None:
     body = bytes(1000)
     message = PartyKeys.generate().message("answered", sender="nobody", recipient=COORDINATOR, sequence=1, body=body)

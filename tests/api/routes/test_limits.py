@@ -105,6 +105,7 @@ def test_heads_that_never_end_are_given_up(own: Service, monkeypatch: pytest.Mon
         assert answer(connection) == b""
 
 
+@pytest.mark.usefixtures("no_discarding")
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
@@ -141,6 +142,7 @@ def test_a_body_that_comes_fast_enough_takes_as_long_as_it_needs(
         assert first(connection)["status"] == 422, "heard to its end, far beyond the first time"
 
 
+@pytest.mark.usefixtures("no_discarding")
 def test_slow_bodies_of_strangers_shut_nobody_out(service: Service, held: list[socket.socket]) -> None:
     for number in range(40):
         for _ in range(2):
@@ -154,6 +156,7 @@ def test_slow_bodies_of_strangers_shut_nobody_out(service: Service, held: list[s
         assert http.post("/v1/jobs:estimate", json={"task_id": "0" * 64, "queries": 1}).status_code == 404
 
 
+@pytest.mark.usefixtures("no_discarding")
 def test_one_client_holds_few_bodies_at_once(service: Service, held: list[socket.socket]) -> None:
     each = limits.BODIES_EACH["token"]
     for _ in range(each + 1):
