@@ -73,7 +73,7 @@ def rng() -> np.random.Generator:
 
 
 LONG_S = 1200
-"""When a long test counts as stuck: some need minutes of a core, which five others share."""
+"""When a long test, or one of real processes, counts as stuck: some need minutes of a core, which five others share."""
 
 FIRST = ("e2e", "workers", "benchmarks", "feature_store", "api", "labeler", "golden")
 """Files of these folders begin in this order: those of real processes wait most and last longest, so that what is left
@@ -99,9 +99,10 @@ def _auto() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order files, give long tests time on a busy machine, and skip what needs a GPU on a machine without one."""
+    """Order files, give time on a busy machine to tests that need it, and skip what needs a GPU where there is none."""
     for item in items:
-        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+        needs_time = item.get_closest_marker("long") or item.path.is_relative_to(HERE / "e2e")
+        if needs_time and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_S))
     items.sort(key=lambda item: FIRST.index(top) if (top := item.path.relative_to(HERE).parts[0]) in FIRST else 0)
     marked = [item for item in items if item.get_closest_marker("gpu")]

@@ -54,6 +54,10 @@ def _trust_the_server() -> None:
     _server.ensure_running = forkserver.ensure_running = lambda: None
 
 
+PATIENCE_S = 300.0
+"""When a command counts as stuck; it promises nothing about time, since cores are shared with other tests."""
+
+
 class ForkedCommand:
     """A command that runs; what tests use of `subprocess.Popen`.
 
@@ -107,10 +111,10 @@ class ForkedCommand:
         return self._process.exitcode
 
     def end(self) -> None:
-        """End it in peace if it does so within a minute, and close what it prints."""
+        """End it in peace where it can be, and close what it prints."""
         self.send_signal(signal.SIGTERM)
         try:
-            self.wait(timeout=60)
+            self.wait(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.kill()
             self.wait()
@@ -123,7 +127,7 @@ def run_forked(*arguments: object) -> tuple[int, str]:
         said = Path(folder) / "said"
         process = ForkedCommand(*arguments, errors=said, is_heard=False)
         process.stdout.close()
-        code = process.wait(timeout=60)
+        code = process.wait(timeout=PATIENCE_S)
         return code, " ".join(said.read_text().split())
 
 

@@ -50,7 +50,7 @@ def units_of(items: list[pytest.Item]) -> list[Unit]:
         file = item.nodeid.partition("::")[0]
         unit = of_file.setdefault(file, [])
         for name in _shared_federations(item):
-            other = of_file[shared.setdefault(f"{item.path.parent}/{name}", file)]
+            other = of_file[shared.setdefault(name, file)]
             if other is not unit:
                 other += unit
                 of_file |= {one: other for one, its in of_file.items() if its is unit}
@@ -60,10 +60,11 @@ def units_of(items: list[pytest.Item]) -> list[Unit]:
 
 
 def _shared_federations(item: pytest.Item) -> Iterator[str]:
+    """The fixtures of shared federations that a test asks for, with the folder that defines each."""
     known: dict[str, Any] = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
-    for name, definitions in known.items():
-        if any("federations" in definition.argnames for definition in definitions):
-            yield name
+    for name, (*_, used) in known.items():
+        if "federations" in used.argnames:
+            yield f"{used.baseid}/{name}"
 
 
 @dataclass

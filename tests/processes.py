@@ -10,7 +10,7 @@ from labeler.errors import InvalidSetting
 from workers.serve import program
 
 
-def wait_until(condition: Callable[[], object], *, seconds: float = 90.0, what: str = "it") -> None:
+def wait_until(condition: Callable[[], object], *, seconds: float = 300.0, what: str = "it") -> None:
     """Wait for something that other processes do. The limit ends a test that hangs and promises nothing about time: on
     shared cores several federations run beside each other."""
     end = time.monotonic() + seconds

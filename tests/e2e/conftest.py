@@ -84,6 +84,17 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
 
 
 @pytest.fixture(scope="session")
+def digit_features() -> np.ndarray:
+    """Features of real digits as the `pixels:8` backbone makes them, int16, shape (1797, 64)."""
+    from feature_store.backbones import load_backbone
+    from feature_store.rows import quantize
+
+    backbone = load_backbone("pixels:8")
+    images = [Image.fromarray((image * (255 / 16)).round().astype(np.uint8)) for image in load_digits().images]
+    return quantize(backbone.embed(images))
+
+
+@pytest.fixture(scope="session")
 def finished(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a job that is done, with the task that `task_file` writes and real noise."""
     from workers.run.labeling import run_job
@@ -104,11 +115,11 @@ def write_images(folder: Path, images: np.ndarray, labels: np.ndarray, rows: np.
 
 
 class SharedFederations:
-    """Federations of real processes that the files of a folder share: each starts where a test first asks for it.
+    """Federations of real processes that files share: each starts where a test first asks for it.
 
     In forks (`tests/forks.py`) these files are one unit: each starts once. All are stopped behind it, and without
-    forks where a folder ends: what nobody asks any more would go on polling beside all the tests that follow, a dozen
-    processes each.
+    forks where a folder ends and the next asks for none: what nobody asks any more would go on polling beside all the
+    tests that follow, a dozen processes each.
     """
 
     def __init__(self) -> None:
@@ -137,8 +148,31 @@ def federations(request: pytest.FixtureRequest) -> Iterator[SharedFederations]:
     shared.stop()
 
 
+MOST_IDLE = 80
+"""Connections without a request under way at the shared federation, so that a few hundred are an attack."""
+
+
+@pytest.fixture
+def service(federations: SharedFederations, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One federation of three agents for all tests that leave it whole, whatever they do to it.
+
+    Its accounts have no limit, for jobs that would be dear.
+    """
+    from tests.e2e.service.conftest import running
+
+    def start() -> AbstractContextManager[Any]:
+        home = tmp_path_factory.mktemp("shared") / "federation"
+        limits = f"max_connections = {MOST_IDLE}"
+        return running(home, limits=limits, instance_epsilon="unlimited", agent_epsilon="unlimited")
+
+    return federations.get("service", start)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Stop what a folder shared behind its last test, once that test has put everything back."""
-    if SHARED in item.config.stash and (nextitem is None or nextitem.path.parent != item.path.parent):
+    """Stop what tests share behind the last of a folder that asks, once that test has put everything back."""
+    goes_on = isinstance(nextitem, pytest.Function) and (
+        nextitem.path.parent == item.path.parent or "federations" in nextitem.fixturenames
+    )
+    if SHARED in item.config.stash and not goes_on:
         item.config.stash[SHARED].stop()

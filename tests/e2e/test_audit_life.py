@@ -39,6 +39,7 @@ def test_a_hundred_adaptive_jobs_prove_less_than_the_promise_and_not_much_less(t
     assert 0.5 * promised < proved_mu(tmp_path) <= promised
 
 
+@pytest.mark.long
 def test_they_prove_more_than_the_promise_where_the_count_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

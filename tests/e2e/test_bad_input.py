@@ -8,10 +8,6 @@ import shutil
 
 import pytest
 
-from feature_store.shard import Shard
-from workers.embedder.shards import embed_images
-from workers.run.folder import open_job_folder
-
 
 def refused(result, out, *, code: int, said: str) -> None:
     assert result.code == code, result
@@ -40,26 +36,6 @@ def test_a_bad_task_is_refused(labeler, federation, tmp_path, fields, said) -> N
     refused(labeler("run", task, *federation.run_arguments, "--out", out), out, code=2, said=said)
 
 
-def test_shards_of_different_classes_are_refused(labeler, federation, tmp_path) -> None:
-    other = tmp_path / "other.shard"
-    names = ("one", "zero", "two", "three")
-    embed_images(federation.root / "agent-1", "pixels:8", other, classes=names)
-    out = tmp_path / "job"
-    arguments = (federation.task_file(tmp_path), *federation.run_arguments, "--shard", other, "--out", out)
-    refused(labeler("run", *arguments), out, code=1, said="different class lists")
-
-
-def test_a_damaged_shard_is_refused(labeler, federation, tmp_path) -> None:
-    broken = tmp_path / "broken.shard"
-    shutil.copytree(federation.agents[0], broken)
-    content = bytearray((broken / "features.npy").read_bytes())
-    content[-1] ^= 1
-    (broken / "features.npy").write_bytes(content)
-    out = tmp_path / "job"
-    arguments = (federation.task_file(tmp_path), *federation.run_arguments, "--shard", broken, "--out", out)
-    refused(labeler("run", *arguments), out, code=1, said="do not match its checksum")
-
-
 def test_a_private_shard_is_never_asked_about(labeler, federation, tmp_path) -> None:
     out = tmp_path / "job"
     one, other = federation.agents
@@ -74,34 +50,6 @@ def test_a_shard_given_twice_is_refused(labeler, federation, tmp_path) -> None:
         out = tmp_path / "job"
         arguments = (federation.task_file(tmp_path), *federation.run_arguments, "--shard", second, "--out", out)
         refused(labeler("run", *arguments), out, code=2, said="hold the same records")
-
-
-def test_unreadable_images_are_listed_counted_and_skipped(labeler, federation, tmp_path) -> None:
-    images = tmp_path / "images"
-    shutil.copytree(federation.root / "agent-1", images)
-    (images / "one" / "broken.png").write_bytes(b"\x89PNG broken")
-    arguments = ("embed", images, "--backbone", "pixels", "--out", tmp_path / "a.shard")
-    result = labeler(*arguments)
-    assert result.code == 1
-    assert "broken.png" in result.err
-    assert "1 images could not be read" in result.err
-    assert len(Shard.open(tmp_path / "a.shard")) == 150
-
-
-def test_an_output_folder_in_use_is_refused(labeler, federation, tmp_path) -> None:
-    with open_job_folder(tmp_path / "job") as folder:
-        folder.begin({})
-        result = labeler("run", federation.task_file(tmp_path), *federation.run_arguments, "--out", tmp_path / "job")
-    assert result.code == 75
-    assert "another process works on output folder" in result.err
-
-
-def test_an_output_folder_of_another_job_is_refused(labeler, federation, finished, tmp_path) -> None:
-    before = (finished / "pseudo_labels.parquet").read_bytes()
-    result = labeler("run", federation.task_file(tmp_path, k=6), *federation.run_arguments, "--out", finished)
-    assert result.code == 1
-    assert "holds another job" in result.err
-    assert (finished / "pseudo_labels.parquet").read_bytes() == before
 
 
 def test_a_job_over_its_budget_is_refused_with_the_price(labeler, federation, tmp_path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
@@ -23,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from feature_store.backbones import load_backbone
+from tests.e2e.place import free_port, is_ready
 from tests.processes import wait_until
 from workers.digits import write_digits, zip_images
 
@@ -235,9 +235,7 @@ class Sites:
 
 @pytest.fixture
 def sites(podman: Podman, tmp_path: Path) -> Iterator[Sites]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    sites = Sites(podman, tmp_path, port)
+    sites = Sites(podman, tmp_path, free_port())
     yield sites
     sites.compose("down", "--volumes", "--timeout", "5")
 
@@ -277,7 +275,7 @@ def test_five_sites_in_containers_join_by_invitation_and_label_photos_while_one_
             join += ["--shard", "/data/a.shard", "--noise-contributors", "4"]
         sites.once(site, *join)
     sites.up(*TALLIERS, *SITES)
-    wait_until(lambda: is_ready(labeler), what="everybody")
+    wait_until(is_ready, what="everybody")
     # Nobody reaches what is not theirs
     for site, other in (("hospital-a", "hospital-b"), ("hospital-a", "redis"), ("tallier-0", "hospital-a")):
         found = sites.inside(site, "python", "-c", f"import socket; socket.getaddrinfo('{other}', 1)")
@@ -317,12 +315,3 @@ def labels_of(labeler: Callable[..., Any], job: Any, out: Path) -> None:
     assert state() == "completed"
     assert labeler("export", job["job_id"], "--out", out).code == 0
     assert pq.read_table(out).num_rows in {10, 40}
-
-
-def is_ready(labeler: Callable[..., Any]) -> bool:
-    from api.client import Client
-
-    with Client(
-        os.environ["LABELER_URL"], os.environ["LABELER_TOKEN"], ca_file=Path(os.environ["LABELER_CA_FILE"])
-    ) as client:
-        return client.readiness().ready

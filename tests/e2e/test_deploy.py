@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from feature_store.backbones import load_backbone
+from tests.e2e.place import EMBED, TALLIERS, Place, free_port, is_ready, place
 from tests.processes import has_caddy, wait_until
 from workers.digits import write_digits, zip_images
-from workers.up.redis_server import RedisServer
+
+__all__ = ["place"]
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
@@ -30,6 +27,7 @@ OPERATE = (ROOT / "docs" / "operate.md").read_text()
 BACKUP = (ROOT / "docs" / "backup.md").read_text()
 CONTAINERS = (ROOT / "docs" / "containers.md").read_text()
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
+HOSPITALS = ("hospital-a", "hospital-b")
 SITES = [f"hospital-{letter}" for letter in "abcde"] + [f"tallier-{number}" for number in range(3)]
 
 
@@ -182,165 +180,70 @@ def test_links_and_files_on_the_page_exist(page: str) -> None:
 # The way through the page
 
 
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "workers.cli", *map(str, arguments)]
-
-
-class Processes:
-    """Commands that run in the background, each with a log of its name."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._running: dict[str, tuple[subprocess.Popen[bytes], Any]] = {}
-
-    def __call__(self, name: str, *arguments: object) -> None:
-        log = (self._folder / f"{name}.log").open("w")
-        self._running[name] = (subprocess.Popen(command(*arguments), stdout=log, stderr=log), log)
-
-    def stop(self, name: str) -> None:
-        process, log = self._running.pop(name)
-        stop(process)
-        log.close()
-
-    def stop_all(self) -> None:
-        for name in reversed(list(self._running)):
-            self.stop(name)
-
-
-@pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Processes]:
-    """Starts commands, and stops them at the end."""
-    started = Processes(tmp_path)
-    yield started
-    started.stop_all()
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(timeout=60)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def replace(path: Path, *changes: tuple[str, str]) -> None:
-    text = path.read_text()
-    for pattern, line in changes:
-        text, count = re.subn(pattern, lambda _, line=line: line, text, count=1, flags=re.MULTILINE)
-        assert count == 1, pattern
-    path.write_text(text)
-
-
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
 @pytest.mark.skipif(not has_caddy(), reason="there is no caddy; install the extra `edge`")
-def test_the_steps_of_the_page_lead_to_labels_over_tls(
-    tmp_path: Path, labeler: Any, processes: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"https://localhost:{free.getsockname()[1]}"
-    port = url.rsplit(":", 1)[1]
+def test_the_steps_of_the_page_lead_to_labels_over_tls(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
     subprocess.run([ROOT / "deploy" / "make-certificate.sh", "tls", "localhost", "127.0.0.1"], check=True)
-    parts = write_digits(tmp_path, seed=0, agents=5)
-    zip_images(parts["public"], tmp_path / "scans.zip", count=60)
-    fingerprint = load_backbone("pixels:8").fingerprint
-    with RedisServer(tmp_path / "redis") as redis:
-        # 1. The operator
-        assert labeler("serve", "--home", "coordinator", "--init").code == 0
-        replace(
-            tmp_path / "coordinator" / "coordinator.toml",
-            ("^public_url.*", f'public_url = "{url}"'),
-            ("^redis_url.*", f'redis_url = "{redis.url}"'),
-            (r"^\[backbones\]", f'[backbones]\n{fingerprint} = "pixels:8"'),
-        )
-        made = labeler("keys", "token", "--home", "coordinator", "--name", "first", "--role", "admin", "--json")
-        tls = ("--tls-cert", "tls/coordinator.pem", "--tls-key", "tls/coordinator.key")
-        edge = ("--edge", "localhost", "--edge-port", port, "--port", "0")
-        processes("coordinator", "serve", "--home", "coordinator", *edge, *tls)
-        processes("embedder", "embedder", "--home", "coordinator")
-        monkeypatch.setenv("LABELER_URL", url)
-        monkeypatch.setenv("LABELER_TOKEN", json.loads(made.out)["token"])
-        monkeypatch.setenv("LABELER_CA_FILE", str(tmp_path / "tls" / "ca.pem"))
-        wait_until_alive(int(port))
-        # 2. The talliers, then the hospitals
-        for site in ("registry", "university", "auditor"):
-            join(labeler, site, "tallier", home=site)
-            processes(site, "tallier", "--home", site)
-        images = ("--backbone", "pixels:8", "--classes", ",".join("0123456789"))
-        for site, part in (("hospital-a", "agent-1"), ("hospital-b", "agent-2")):
-            assert labeler("embed", parts[part], *images, "--max-records", "2000", "--out", f"{site}.shard").code == 0
-            join(labeler, site, "agent", home=site, more=("--shard", f"{site}.shard"))
-        # ... who are named before anything is summed, so the talliers are started again
-        wait_until(lambda: is_ready(labeler, "talliers"), what="the talliers")
-        public = [f"{site}/keys.public.json" for site in ("hospital-a", "hospital-b")]
-        for site in ("registry", "university", "auditor"):
-            processes.stop(site)
-            named = labeler("tallier", "agents", *public, "--home", site)
-            assert named.code == 0, named.err
-            processes(f"{site} again", "tallier", "--home", site)
-        for site in ("hospital-a", "hospital-b"):
-            processes(site, "agent", "--home", site)
-        wait_until(lambda: is_ready(labeler), what="everybody")
-        # 3. A first job, which waits for a person at each hospital
-        (tmp_path / "task.toml").write_text(
-            '[task]\nname = "digits"\nmethod = "reverse-knn"\nk = 1\nepsilon = 0.5\ndelta = 1e-5\n'
-            'colluding_agents = 1\n[queries]\nstrategy = "clustered"\ncount = 10\n'
-        )
-        submitted = labeler("submit", "scans.zip", "--task", "task.toml", "--json")
-        assert submitted.code == 0, submitted.err
-        job = json.loads(submitted.out)
-        for site in ("hospital-a", "hospital-b"):
-            wait_until(lambda site=site: waiting(labeler, site), what="the ask")
-            assert labeler("agent", "approve", job["task_id"][:12], "--home", site).code == 0
-        wait_until(
-            lambda: json.loads(labeler("status", job["job_id"], "--json").out)["state"] == "completed", what="the job"
-        )
-        assert labeler("export", job["job_id"], "--out", "labels.parquet").code == 0
-        assert pq.read_table("labels.parquet").num_rows == 60
-        for site in ("hospital-a", "hospital-b"):
-            (budget,) = (
-                one
-                for one in json.loads(labeler("agent", "budget", "--home", site, "--json").out)
-                if one["level"] == "instance"
-            )
-            assert 0.4 < budget["spent_epsilon"] < 0.6, "each hospital sees what it has spent"
-        assert labeler("journal", "backup", "--home", "hospital-a", "--out", "backup").code == 0
-        assert labeler("journal", "verify", "--home", "backup").code == 0
+    parts = write_digits(place.folder, seed=0, agents=5)
+    zip_images(parts["public"], place.folder / "scans.zip", count=60)
+    # 1. The operator
+    url = f"https://localhost:{port}"
+    token = place.make_coordinator(url)
+    tls = ("--tls-cert", "tls/coordinator.pem", "--tls-key", "tls/coordinator.key")
+    edge = ("--edge", "localhost", "--edge-port", port, "--port", "0")
+    place.start("coordinator", "serve", "--home", "coordinator", *edge, *tls)
+    place.start("embedder", "embedder", "--home", "coordinator")
+    monkeypatch.setenv("LABELER_URL", url)
+    monkeypatch.setenv("LABELER_TOKEN", token)
+    monkeypatch.setenv("LABELER_CA_FILE", str(place.folder / "tls" / "ca.pem"))
+    wait_until(lambda: is_listened_at(port), what="the coordinator")
+    # 2. The talliers, then the hospitals
+    for site in TALLIERS:
+        place.join(site, "tallier")
+        place.start(site, "tallier", "--home", site)
+    for number, site in enumerate(HOSPITALS, 1):
+        place.labeler("embed", parts[f"agent-{number}"], *EMBED, "--out", f"{site}.shard")
+        place.join(site, "agent", "--shard", f"{site}.shard")
+    # ... who are named before anything is summed, so the talliers are started again
+    wait_until(lambda: is_ready("talliers"), what="the talliers")
+    place.stop(*TALLIERS)
+    for site in TALLIERS:
+        place.labeler("tallier", "agents", *(f"{one}/keys.public.json" for one in HOSPITALS), "--home", site)
+        place.start(f"{site} again", "tallier", "--home", site)
+    for site in HOSPITALS:
+        place.start(site, "agent", "--home", site)
+    wait_until(is_ready, what="everybody")
+    # 3. A first job, which waits for a person at each hospital
+    (place.folder / "task.toml").write_text(
+        '[task]\nname = "digits"\nmethod = "reverse-knn"\nk = 1\nepsilon = 0.5\ndelta = 1e-5\n'
+        'colluding_agents = 1\n[queries]\nstrategy = "clustered"\ncount = 10\n'
+    )
+    job = place.document("submit", "scans.zip", "--task", "task.toml")
+    for site in HOSPITALS:
+        wait_until(lambda site=site: waits(place, site), what="the ask")
+        place.labeler("agent", "approve", job["task_id"][:12], "--home", site)
+    wait_until(lambda: place.document("status", job["job_id"])["state"] == "completed", what="the job")
+    place.labeler("export", job["job_id"], "--out", "labels.parquet")
+    assert pq.read_table("labels.parquet").num_rows == 60
+    for site in HOSPITALS:
+        found = place.document("agent", "budget", "--home", site)
+        (budget,) = (one for one in found if one["level"] == "instance")
+        assert 0.4 < budget["spent_epsilon"] < 0.6, "each hospital sees what it has spent"
+    place.labeler("journal", "backup", "--home", "hospital-a", "--out", "backup")
+    place.labeler("journal", "verify", "--home", "backup")
 
 
-def join(labeler: Any, name: str, role: str, *, home: str, more: tuple[str, ...] = ()) -> None:
-    """An invitation is made at the operator's and used at the site, the phrase compared."""
-    invited = labeler("invite", name, "--role", role, "--json")
-    assert invited.code == 0, invited.err
-    made = json.loads(invited.out)
-    joined = labeler(role, "join", made["file"], "--home", home, "--phrase", made["phrase"], *more)
-    assert joined.code == 0, joined.err
+def waits(place: Place, site: str) -> bool:
+    shown = place.run("agent", "waiting", "--home", site, "--json")
+    return shown.code == 0 and bool(shown.document)
 
 
-def waiting(labeler: Any, home: str) -> Any:
-    shown = labeler("agent", "waiting", "--home", home, "--json")
-    return shown.code == 0 and json.loads(shown.out)
-
-
-def is_ready(labeler: Any, check: str | None = None) -> bool:
-    from api.client import Client
-
-    with Client(
-        os.environ["LABELER_URL"], os.environ["LABELER_TOKEN"], ca_file=Path(os.environ["LABELER_CA_FILE"])
-    ) as client:
-        found = client.readiness()
-    return found.ready if check is None else any(one.ok for one in found.checks if one.name == check)
-
-
-def wait_until_alive(port: int) -> None:
-    def answers() -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=5).close()
-        except OSError:
-            return False
-        return True
-
-    wait_until(answers, what="the coordinator")
+def is_listened_at(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except OSError:
+        return False
+    return True

@@ -43,7 +43,6 @@ def test_the_readme_is_short_and_names_commands_that_are_there() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_every_block_of_the_readme_runs_as_pasted(tmp_path: Path) -> None:
     """In the order of the page, in a folder where nothing is, with the commands of this environment."""
     section = README.split("## Label a folder")[1].split("**As a service**")[0]

@@ -7,22 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-import workers.run.preparation
 from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
 from feature_store.results.image_labels import IMAGE_SCHEMA
 from feature_store.results.pseudo_labels import SCHEMA
 from feature_store.sources import open_source
-from labeler.ledger import rounds as steps
-from labeler.release import Release, release_from_bytes
-from labeler.system.erasable import keys_in
-from labeler.system.faults import FAULTS_VARIABLE, listening
+from labeler.system.faults import FAULTS_VARIABLE
 from tests.run_journals import charges_of
 from workers.run.labeling import open_run_journal
 
@@ -134,23 +129,6 @@ def test_three_talliers_find_the_winners_that_one_finds(labeler, federation, tmp
     assert tables[0] == tables[1]
 
 
-@pytest.mark.long
-def test_queries_whose_best_noisy_count_is_too_low_stay_without_an_answer(labeler, federation, tmp_path) -> None:
-    """Two agents with five votes each: nine of ten votes for one class is what is asked for."""
-    arguments = [*federation.run_arguments, "--seed", "7", "--json"]
-    everything = labeler("run", federation.task_file(tmp_path, release="winner"), *arguments, "--out", tmp_path / "all")
-    task = federation.task_file(tmp_path, release="winner", abstain_below=9)
-    result = labeler("run", task, *arguments, "--out", tmp_path / "sure")
-    assert (everything.code, result.code) == (0, 0), result.err
-    counted = json.loads(result.out)["labels"]
-    assert 10 < counted["abstained"] < 110
-    assert counted["abstained"] + counted["answered"] == 120
-    table = pq.read_table(tmp_path / "sure" / "pseudo_labels.parquet").to_pylist()
-    assert all((row["label"] == -1) == (row["status"] == "abstained") for row in table)
-    assert all(row["label_name"] is None for row in table if row["label"] == -1)
-    assert json.loads(result.out)["privacy"]["instance"] == json.loads(everything.out)["privacy"]["instance"]
-
-
 def test_clusters_of_a_folder_of_images_can_be_asked_about(labeler, federation, tmp_path) -> None:
     task = federation.task_file(
         tmp_path, method="reverse-knn", k=1, sigma_votes=2.0, queries='strategy = "clustered"\ncount = 12'
@@ -198,55 +176,9 @@ def test_two_real_runs_draw_different_noise_and_a_finished_one_is_not_run_again(
     assert np.mean(votes(tmp_path / "job") != before) > 0.99
 
 
-def test_an_interrupted_run_continues_with_the_same_noise(
-    labeler, federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process stops in the third of six rounds; the answers it had and would have had are the final ones.
-
-    `tests/workers/run/test_rounds.py` stops a run at every other moment.
-    """
-    monkeypatch.setattr(workers.run.preparation, "BATCH_QUERIES", 20)
-    opened: dict[int, Release] = {}
-    reached = Counter[str]()
-    store = steps.store_release
-
-    def noting(connection, job_id: str, number: int, data: bytes) -> bool:
-        opened[number] = release_from_bytes(data)
-        return store(connection, job_id, number, data)
-
-    def stop_at_third(name: str) -> None:
-        reached[name] += 1
-        if name == "coordinator.posted" and reached[name] == 3:
-            raise KeyboardInterrupt
-
-    task = federation.task_file(tmp_path)
-    arguments = ("run", task, *federation.run_arguments, "--out", tmp_path / "job")
-    with monkeypatch.context() as patched, listening(stop_at_third):
-        patched.setattr(steps, "store_release", noting)
-        interrupted = labeler(*arguments)
-    assert interrupted.code == 75
-    assert "it continues" in interrupted.err
-    assert not (tmp_path / "job" / "pseudo_labels.parquet").exists()
-    # Of the two rounds that were released nothing is left to steal; of the third, what it takes to go on.
-    (answers,) = (tmp_path / "job" / ".job" / "answers").iterdir()
-    keys = keys_in(tmp_path / "job" / ".job" / "keys")
-    for agent in ("agent-0001", "agent-0002"):
-        assert f"{agent}.{answers.name}" in keys
-        # Those of the rounds that were not asked yet say nothing of anything.
-        assert sum(name.startswith(agent) for name in keys) == 4
-
-    assert labeler(*arguments).code == 0
-    table = pq.read_table(tmp_path / "job" / "pseudo_labels.parquet")
-    votes = np.array(table["noisy_votes"].to_pylist())
-    for batch, release in opened.items():
-        assert np.array_equal(votes[20 * batch : 20 * batch + 20], release.noisy_votes)
-    assert table["ledger_seq"].to_pylist() == [1 + row // 20 for row in range(120)]
-    charges = charges_of(tmp_path / "job")
-    assert len(charges) == len(dict(charges)) == 6
-
-
+@pytest.mark.long
 def test_a_run_that_is_killed_goes_on_and_is_charged_once(labeler, federation, tmp_path: Path) -> None:
-    """A real SIGKILL, in a process of its own."""
+    """A real SIGKILL, in a process of its own; `tests/workers/run/test_round_store.py` stops a run at every moment."""
     fault, out = tmp_path / "fault", tmp_path / "job"
     fault.write_text("coordinator.posted\n")
     arguments = ("run", federation.task_file(tmp_path), *federation.run_arguments, "--out", out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 from threading import Thread
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from api.coordinator import submission
+from api.coordinator import conductor, submission
 from api.coordinator.conductor import Preparation
 from api.coordinator.ownership import Reader
 from api.coordinator.views import read_view
@@ -26,7 +27,7 @@ from labeler.ledger.parties import PartyStore
 from labeler.messages.bodies import AnswerSent, Willing, holdings_to_bytes
 from labeler.rounds.coordinator import LONGEST_PAUSE_S
 from tests.api.conftest import FINGERPRINT, House
-from tests.api.coordinator.site import AGENTS, TALLIERS, Site
+from tests.api.coordinator.site import AGENTS, TALLIERS, YES, Site
 
 
 @pytest.fixture
@@ -137,6 +138,22 @@ def test_a_journal_that_cannot_be_written_loses_nothing(site: Site, monkeypatch:
     site.steady_s += LONGEST_PAUSE_S
     site.conductor.tick()
     assert site.state(job) == "collecting"
+
+
+def test_a_job_waits_while_there_is_no_room_for_its_questions_and_goes_on(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = site.submit(prepared=False)
+    with monkeypatch.context() as full:
+
+        def no_room(*_: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        full.setattr(conductor, "write_questions", no_room)
+        for _ in range(3):
+            assert site.look(job, after_s=LONGEST_PAUSE_S).state == "queued"
+    site.look(job, after_s=LONGEST_PAUSE_S)
+    assert site.say(job, east=YES, north=YES, west=YES).state == "collecting"
 
 
 def test_a_job_whose_question_is_damaged_keeps_no_other_s_messages_back(site: Site) -> None:

@@ -14,14 +14,10 @@ from sklearn.datasets import load_digits
 from api.coordinator import retention
 from api.coordinator.config import RetentionTable
 from api.coordinator.retention import ImageLabeler, Keeper, is_labelled
-from feature_store.results.image_labels import IMAGE_SCHEMA, stamp_of
 from feature_store.results.job_process import LabelingOrder, QuestionRequest, write_questions
-from feature_store.results.models import read_model
 from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, QuestionNames, label_table
 from feature_store.results.questions import IMAGE_FAILURE, IMAGE_LABELS, QUESTIONS, STUDENT, read_stored_questions
 from feature_store.rows import quantize
-from feature_store.students import NoisyAnswers
-from feature_store.students.labeling import label_images
 from labeler.errors import BadData, Gone, NotReady, Unavailable
 from labeler.ledger.jobs import ForgottenJobs, JobRecord
 from labeler.planning import price
@@ -125,37 +121,6 @@ def desk(house: House, job: Job) -> Iterator[Desk]:
     made = Desk(house, job, questions_s=60.0)
     yield made
     made.labeller.stop()
-
-
-def test_every_image_gets_the_label_that_the_same_release_gives_in_a_run(desk: Desk, job: Job) -> None:
-    table = desk.keeper.image_labels(job.record.job_id)
-    answers = NoisyAnswers.of(
-        job.task,
-        features=job.questions.features,
-        labels=job.release.labels,
-        noisy_votes=job.release.noisy_votes,
-        assignment=job.questions.assignment,
-        contributors=len(AGENTS),
-    )
-    ours = label_images(answers, job.features, rows=job.questions.rows, kind="planned")
-    assert table.schema.equals(IMAGE_SCHEMA)
-    assert table["source"].to_pylist() == [f"{number}.png" for number in range(IMAGES)]
-    assert table["label"].to_numpy().tolist() == ours.probabilities.argmax(axis=1).tolist()
-    assert np.allclose(table["confidence"].to_numpy(), ours.probabilities.max(axis=1))
-    assert set(table["origin"].to_pylist()) == {"inferred"}
-    assert (table["label"].to_numpy() == TRUTH[:IMAGES]).mean() > 0.7
-    assert stamp_of(table).privacy["instance"] == guarantee(price(job.task))["instance"]
-
-
-def test_the_student_labels_other_images_and_says_what_it_may_have_learnt(desk: Desk, job: Job, tmp_path: Path) -> None:
-    path = tmp_path / "student.safetensors"
-    path.write_bytes(desk.keeper.student(job.record.job_id))
-    student = read_model(path)
-    assert (student.classes, student.job_id, student.backbone) == (job.task.classes, job.record.job_id, "pixels:8")
-    assert student.fingerprint == FINGERPRINT
-    assert student.card["guarantees"]["instance"]["epsilon"] == price(job.task).instance.epsilon
-    others = quantize(PICTURES[IMAGES : 2 * IMAGES])
-    assert (student.predict_proba(others).argmax(axis=1) == TRUTH[IMAGES : 2 * IMAGES]).mean() > 0.6
 
 
 def test_features_do_not_go_before_the_images_are_labelled(desk: Desk, job: Job, house: House) -> None:

@@ -22,7 +22,6 @@ from labeler.ledger.jobs import RoundRecord
 from labeler.messages.bodies import Ask, OpenRound, Proposal, Refusal, Settled, Withdrawn
 from labeler.release import release_from_bytes
 from labeler.rounds import tallier
-from labeler.rounds.coordinator import REKEYED
 from labeler.rounds.tallier import TallierRound
 from tests.api.conftest import House
 from tests.api.coordinator.site import AGENTS, LATER, NO, TALLIERS, YES, Site
@@ -239,12 +238,6 @@ def test_a_batch_that_fits_into_no_message_is_not_asked_and_not_charged(
     assert {site.kinds(party)[-1] for party in AGENTS} == {"withdrawn"}
 
 
-def test_nobody_is_asked_and_nothing_is_charged_while_a_tallier_is_missing(site: Site) -> None:
-    site.house.parties.revoke("t2")
-    job = site.asked()
-    assert (site.round(job).state, site.state(job)) == ("waiting", "collecting")
-
-
 def test_a_round_that_everybody_refused_fails_and_waits_for_nobody(site: Site) -> None:
     job = site.asked()
     assert [one.reason for one in site.seen(job).waiting_for] == ["share"] * 3
@@ -278,19 +271,6 @@ def test_a_tallier_is_told_the_same_round_again_after_keys_were_rotated_and_refu
     (refused,) = [one.error for one in effects if isinstance(one, tallier.Refuse)]
     assert after == opened
     assert isinstance(refused, WrongDigest)
-
-
-def test_a_round_goes_on_without_an_agent_whose_keys_were_rotated_or_with_what_it_sent_before(site: Site) -> None:
-    site.restart(patience_s=60.0)  # so that all three are asked
-    without, with_all = site.asked(max_dropouts=1), site.asked(start=5)
-    site.restart()
-    site.rotate("north")
-    site.hold(without, "east", "west")
-    view = site.look(without)
-    assert site.round(without).contributors == ("east", "west")
-    assert view.rounds[0].refused == {"north": REKEYED}
-    site.hold(with_all)
-    assert site.round(with_all).contributors == AGENTS
 
 
 def test_a_round_that_needs_the_agent_says_so_at_once_and_its_charge_stands(site: Site) -> None:
@@ -365,14 +345,6 @@ def test_a_tallier_that_answers_differently_voids_the_round_and_is_named(finding
     assert view.problem is not None
     assert "tallier 1 answered differently from the others" in view.problem.detail
     assert site.round(job).round_digest in [one.header.round_digest for one in site.mail("east")[-1:]]
-
-
-def test_what_a_tallier_says_can_never_be_computed_ends_the_job_with_its_sentence(finding: tuple[Site, Any]) -> None:
-    site, job = finding
-    site.refuse("t2", job, "the ballots of 1 agents do not sum: 'west'")
-    view = site.look(job)
-    assert view.problem is not None
-    assert "t2 says: the ballots of 1 agents do not sum: 'west'" in view.problem.detail
 
 
 def test_a_mailbox_that_cannot_be_reached_does_not_undo_what_was_opened(

@@ -205,21 +205,6 @@ def test_the_same_key_for_another_request_is_refused(house: House, change: dict[
     assert len(house.jobs.list()) == 1
 
 
-def test_one_key_at_the_same_time_makes_one_job(house: House) -> None:
-    record = house.task()
-    gate = threading.Barrier(8)
-
-    def send(_: int) -> str:
-        gate.wait()
-        return house.submit(record, 10, key="k").job_id
-
-    with ThreadPoolExecutor(8) as pool:
-        ids = set(pool.map(send, range(8)))
-    assert len(ids) == 1
-    assert house.tasks.get(record.digest).next_query == 10
-    assert house.files() == [f"jobs/{ids.pop()}", house.files()[1]]
-
-
 def test_a_job_beyond_the_budget_is_kept_as_refused_and_told_the_same_twice(house: House) -> None:
     record = house.task()
     cost = price_view(record.task, 100).instance_epsilon

@@ -1,11 +1,18 @@
-"""What people see of other parties' words."""
+"""What people see of a job and of other parties' words, and when those who watch are told."""
 
 from __future__ import annotations
 
-from typing import Literal
+import asyncio
+from types import SimpleNamespace
+from typing import Any, Literal, cast
 
+import pytest
+
+from api.coordinator import service
+from api.coordinator.service import Coordinator
 from api.coordinator.views import ledger_in_words, ledger_seq, read_view, refusals
 from api.schema import JobView, RoundView
+from labeler.driver.mail_memory import MemoryMailbox
 from labeler.errors import LabelerError, QuorumNotReached
 from labeler.ledger.jobs import RoundCharge, RoundRecord
 from labeler.rounds.coordinator import MAX_REASON_CHARACTERS, printable
@@ -80,3 +87,37 @@ def test_a_reason_is_counted_once_however_many_batches_it_was_given_for() -> Non
         ("north", "the budget is spent", (0, 1)),
         ("west", "no approval", (1,)),
     ]
+
+
+def test_changes_are_told_together_and_the_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "LEAST_BETWEEN_S", 25.0)
+    monkeypatch.setattr(service, "WATCH_S", 20.0)
+    mailbox = MemoryMailbox()
+
+    async def watched() -> tuple[bool, str]:
+        of = cast(Coordinator, SimpleNamespace(_mailbox=mailbox))
+        change = asyncio.create_task(Coordinator._next_change(of, "job-1", ""))
+        for _ in range(3):
+            mailbox.send_all([], tell=["job-1"])
+            for _ in range(50):
+                await asyncio.sleep(0)
+        waits = not change.done()
+        mailbox.send_all([], tell=["job-1"], ended=["job-1"])
+        return waits, await asyncio.wait_for(change, 30.0)
+
+    async def all_of_it() -> list[tuple[str, dict[str, Any]]]:
+        return await mailbox.watch("job-1", "", 0.0)
+
+    waits, position = asyncio.run(watched())
+    events = asyncio.run(all_of_it())
+    assert waits
+    assert position == events[-1][0]
+    assert [event.get("ended", False) for _, event in events] == [False, False, False, True]
+
+
+def test_a_job_that_goes_on_is_told_of_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "LEAST_BETWEEN_S", 0.01)
+    mailbox = MemoryMailbox()
+    mailbox.send_all([], tell=["job-1"])
+    of = cast(Coordinator, SimpleNamespace(_mailbox=mailbox))
+    assert asyncio.run(Coordinator._next_change(of, "job-1", ""))

@@ -33,7 +33,7 @@ def with_life(house: House, epsilon: float | None, *, cap: float = 1.0, agents: 
     return replace(house, config=config)
 
 
-def test_the_whole_promise_is_charged_once_and_a_hundred_jobs_add_a_hundred_nano_units(house: House) -> None:
+def test_the_whole_promise_is_charged_once_and_twenty_jobs_add_twenty_nano_units(house: House) -> None:
     house = with_life(house, 1.0)
     budget = set_aside_nano(budget_for(1.0, 1e-5))
     task = house.task(**LIFE, max_queries=4)
@@ -41,13 +41,13 @@ def test_the_whole_promise_is_charged_once_and_a_hundred_jobs_add_a_hundred_nano
     assert task.task.lifetime_budget.budget_nano == budget
     before = house.ledger.balance(FEDERATION, "instance")
     assert before.spent == budget
-    for number in range(100):
+    for number in range(20):
         record = house.task(**LIFE, max_queries=4)
         house.submit(record, 4, key=f"job-{number}")
     after = {one.account: one for one in budget_view(house.ledger, 1e-5).accounts if one.level == "instance"}
     for account in (FEDERATION, "agent:east"):
         shown = after[account]
-        assert shown.posted_nano + shown.reserved_nano == budget + 100 * ROUND_NANO
+        assert shown.posted_nano + shown.reserved_nano == budget + 20 * ROUND_NANO
         assert shown.life_nano == budget
         assert shown.spent_epsilon is not None
         assert shown.life_epsilon is not None

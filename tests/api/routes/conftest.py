@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import uvicorn
 
+from api import request_context
 from api.coordinator.config import CapsTable, CoordinatorConfig, LimitsTable
 from api.coordinator.ownership import Reader
 from api.coordinator.service import Coordinator
@@ -100,6 +101,11 @@ class Service:
         return self.coordinator.create_task(
             TaskRequest.model_validate(fields | changes), by=by or self.holder("requester")
         )
+
+    def vectors(self, **more: object) -> dict[str, Any]:
+        """The body of a job of three feature vectors in a task of its own."""
+        features = np.eye(3, DIMENSION).tolist()
+        return {"task_id": self.task().task_id, "features": features, "backbone_fingerprint": FINGERPRINT} | more
 
 
 def eventually(holds: Callable[[], bool], *, seconds: float = 120.0) -> None:
@@ -207,6 +213,12 @@ def alone(config_of: ConfigOf, folder: Path) -> Iterator[Service]:
         server = stack.enter_context(RedisServer(folder / "redis"))
         config = config_of(folder / "home").model_copy(update={"redis_url": server.url})
         yield stack.enter_context(running(config))
+
+
+@pytest.fixture
+def no_discarding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is refused is not given five seconds to send the rest of a body that never comes."""
+    monkeypatch.setattr(request_context, "DISCARD_S", 0.1)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from fastapi.routing import iter_route_contexts
 
@@ -18,7 +17,7 @@ from api.app import create_app
 from api.limits import RateLimits, TooManyRequests
 from api.logs import LogFormatter
 from labeler.errors import InvalidSetting, Unavailable
-from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
+from tests.api.routes.conftest import ConfigOf, ServeIn, Service
 
 FILLED = {
     "{task_id}": "0" * 64,
@@ -75,10 +74,8 @@ def test_head_is_answered_where_get_is_with_its_headers_and_no_body(service: Ser
 
 
 def test_head_of_a_stream_ends_and_is_counted_as_head(service: Service) -> None:
-    task = service.task()
     with service.http("requester") as http:
-        vectors = {"task_id": task.task_id, "features": np.eye(3, 8).tolist(), "backbone_fingerprint": FINGERPRINT}
-        job_id = http.post("/v1/jobs", json=vectors).json()["job_id"]
+        job_id = http.post("/v1/jobs", json=service.vectors()).json()["job_id"]
         head = http.head(f"/v1/jobs/{job_id}/events", timeout=20)
         assert (head.status_code, head.headers["Content-Type"].partition(";")[0]) == (200, "text/event-stream")
         status = http.head(f"/v1/jobs/{job_id}")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import httpx2
+import pytest
 
 from api.routes.jobs import MAX_STREAMS_OF_A_TOKEN
 from labeler.driver.intake import Delivery
@@ -14,10 +15,9 @@ from labeler.ledger.jobs import RoundRecord
 from labeler.messages import COORDINATOR, MAX_MESSAGE_BYTES, Message, frame, read_frames
 from labeler.messages.bodies import Mail
 from labeler.system.keys import PartyKeys
-from tests.api.routes.conftest import FINGERPRINT, Service, eventually
+from tests.api.routes.conftest import Service, eventually
 
 OCTETS = {"Content-Type": "application/octet-stream"}
-Features = list[list[float]]
 
 
 def poll(
@@ -33,35 +33,24 @@ def poll(
     return service.post(message, *([] if proof is None else [proof]), path="/v1/messages:poll")
 
 
-def submit(service: Service, features: Features, role: Any = "requester") -> httpx2.Response:
-    task = service.task()
-    with service.http(role) as http:
-        job = {"task_id": task.task_id, "features": features, "backbone_fingerprint": FINGERPRINT}
-        return http.post("/v1/jobs", json=job)
+def submit(service: Service) -> httpx2.Response:
+    with service.http("requester") as http:
+        return http.post("/v1/jobs", json=service.vectors())
 
 
-def asked(service: Service, features: Features) -> RoundRecord:
+def asked(service: Service) -> RoundRecord:
     """The one round of a job of vectors, once its agents have been asked."""
-    job_id = submit(service, features).json()["job_id"]
+    job_id = submit(service).json()["job_id"]
     service.agree(job_id)
     eventually(lambda: service.coordinator.stores.jobs.rounds(job_id)[0].state == "asked")
     return service.coordinator.stores.jobs.rounds(job_id)[0]
 
 
-def test_facts_that_do_not_hold_refuse_that_poll_and_are_not_kept(own: Service) -> None:
-    refused = poll(own, "agent-a", facts={"classes": 5})
-    assert (refused.status_code, refused.json()["type"]) == (409, "urn:labeler:problem:protocol-violation")
-    with own.http("requester") as http:
-        shown = {party["party_id"]: party for party in http.get("/v1/parties").json()["parties"]}
-    assert shown["agent-a"]["classes"] == []
-    assert own.task().task_id
-
-
-def test_one_party_that_lies_about_the_journal_stops_only_itself(own: Service, features: Features) -> None:
+def test_one_party_that_lies_about_the_journal_stops_only_itself(own: Service) -> None:
     refused = poll(own, "agent-a", seen=(10**9, "a" * 64))
     assert (refused.status_code, refused.json()["type"]) == (503, "urn:labeler:problem:journal-behind")
     assert "sent no answer with this coordinator's signature" in refused.json()["detail"]
-    assert submit(own, features).status_code == 202
+    assert submit(own).status_code == 202
     with own.http("admin") as http, own.http(None) as stranger:
         claims = {party["party_id"]: party["claim"] for party in http.get("/v1/parties").json()["parties"]}
         checks = {check["name"]: check for check in http.get("/readyz").json()["checks"]}
@@ -73,9 +62,7 @@ def test_one_party_that_lies_about_the_journal_stops_only_itself(own: Service, f
     assert "agent-a" not in told
 
 
-def test_the_coordinators_own_signed_word_for_a_longer_journal_stops_the_service(
-    own: Service, features: Features
-) -> None:
+def test_the_coordinators_own_signed_word_for_a_longer_journal_stops_the_service(own: Service) -> None:
     first = poll(own, "agent-a")
     answer = read_frames(first.content, max_messages=10)[0]
     true = Mail.decode(answer.body)
@@ -84,7 +71,7 @@ def test_the_coordinators_own_signed_word_for_a_longer_journal_stops_the_service
     body = Mail(after="", coordinator_seq=10**6, coordinator_hash="b" * 64).encode()
     lost = own.coordinator._keys.message("poll", sender=COORDINATOR, recipient="agent-a", sequence=9, body=body)
     assert poll(own, "agent-a", sequence=3, seen=(10**6, "b" * 64), proof=lost).status_code == 503
-    refused = submit(own, features)
+    refused = submit(own)
     assert (refused.status_code, refused.json()["type"]) == (503, "urn:labeler:problem:journal-behind")
     with own.http(None) as stranger, own.http("admin") as http:
         told, named = (one.get("/readyz") for one in (stranger, http))
@@ -92,9 +79,10 @@ def test_the_coordinators_own_signed_word_for_a_longer_journal_stops_the_service
     assert (told.status_code, "agent-a" in told.text) == (503, False)
     with own.http("admin") as http:
         assert http.delete("/v1/parties/agent-a").status_code == 200
-    assert submit(own, features).status_code in (202, 409)
+    assert submit(own).status_code in (202, 409)
 
 
+@pytest.mark.usefixtures("no_discarding")
 def test_a_stranger_is_refused_by_its_first_header_before_its_body_was_sent(service: Service) -> None:
     body = bytes(1000)
     message = PartyKeys.generate().message("answered", sender="nobody", recipient=COORDINATOR, sequence=1, body=body)
@@ -110,8 +98,8 @@ def test_a_stranger_is_refused_by_its_first_header_before_its_body_was_sent(serv
             assert connection.recv(1000).startswith(b"HTTP/1.1 403")
 
 
-def test_shares_too_large_for_their_round_or_too_many_do_not_reach_redis(own: Service, features: Features) -> None:
-    one = asked(own, features)
+def test_shares_too_large_for_their_round_or_too_many_do_not_reach_redis(own: Service) -> None:
+    one = asked(own)
     task = own.coordinator.stores.jobs.get(one.job_id).task_digest
 
     def send(sequence: int, size: int) -> tuple[int, str]:
@@ -139,10 +127,8 @@ def test_shares_too_large_for_their_round_or_too_many_do_not_reach_redis(own: Se
     assert has_shares()
 
 
-def test_a_token_keeps_a_bounded_number_of_event_streams_open_and_closing_one_frees_its_place(
-    own: Service, features: Features
-) -> None:
-    job_id = submit(own, features).json()["job_id"]
+def test_a_token_keeps_a_bounded_number_of_event_streams_open_and_closing_one_frees_its_place(own: Service) -> None:
+    job_id = submit(own).json()["job_id"]
 
     def watch(role: Any) -> tuple[socket.socket, bytes]:
         connection = own.connect()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import time
@@ -92,7 +91,7 @@ def test_talliers_and_hospitals_join_by_invitation(empty: Service, tmp_path: Pat
     assert empty.coordinator.budget("hospital-a").accounts, "an agent that joined has its accounts"
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("order", [(2, 1, 0), (1, 0, 2)])
 def test_talliers_that_are_all_invited_first_join_in_any_order(
     empty: Service, tmp_path: Path, order: tuple[int, ...]
 ) -> None:

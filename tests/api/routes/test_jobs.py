@@ -49,16 +49,16 @@ def incoming(service: Service) -> list[Path]:
 
 
 def test_a_job_of_vectors_is_queued_with_its_place_and_the_same_key_gives_the_same_job(
-    service: Service, features: Features
+    service: Service,
 ) -> None:
-    body = {"task_id": service.task().task_id, "features": features, "backbone_fingerprint": FINGERPRINT}
+    body = service.vectors()
     with service.http("requester") as http:
         first = http.post("/v1/jobs", json=body, headers={"Idempotency-Key": "once"})
         assert first.status_code == 202, first.text
         job = first.json()
         assert first.headers["Location"] == f"/v1/jobs/{job['job_id']}"
         assert first.headers["Retry-After"] == "1"
-        assert job["queries"] == 2
+        assert job["queries"] == 3
         again = http.post("/v1/jobs", json=body, headers={"Idempotency-Key": "once"})
         assert again.json()["job_id"] == job["job_id"]
         other = http.post("/v1/jobs", json=body | {"name": "other"}, headers={"Idempotency-Key": "once"})
@@ -70,12 +70,12 @@ def test_a_job_of_vectors_is_queued_with_its_place_and_the_same_key_gives_the_sa
 
 
 def test_a_request_that_is_sent_again_gives_the_conductor_nothing_to_do(
-    service: Service, features: Features, monkeypatch: pytest.MonkeyPatch
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Replays of one key were a way to keep every other job waiting."""
     woken: list[str] = []
     monkeypatch.setattr(service.coordinator.driver, "wake", woken.append)
-    body = {"task_id": service.task().task_id, "features": features, "backbone_fingerprint": FINGERPRINT}
+    body = service.vectors()
     with service.http("requester") as http:
         made = [http.post("/v1/jobs", json=body, headers={"Idempotency-Key": "again"}) for _ in range(5)]
     assert {one.status_code for one in made} == {202}
@@ -232,40 +232,14 @@ def test_an_upload_that_is_too_large_is_refused_by_its_length_and_while_it_is_re
         assert incoming(service) == []
 
 
-def test_a_refusal_for_budget_says_whose_and_how_much_and_is_kept(
-    serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path, features: Features
-) -> None:
-    config = config_of(tmp_path / "home", federation_epsilon=0.01)
-    with serve_in(config) as service, Client(service.url, service.tokens["requester"]) as client:
-        task = service.task()
-        assert not client.estimate(EstimateRequest(task_id=task.task_id, queries=2)).affordable
-        for _ in range(2):
-            with pytest.raises(ServiceProblem) as caught:
-                client.submit(
-                    task.task_id, features=features, backbone_fingerprint=FINGERPRINT, idempotency_key="broke"
-                )
-            problem = caught.value
-            assert problem.status == 409
-            assert problem.type == "urn:labeler:problem:budget-exceeded"
-            assert {"account", "level", "asked_nano", "left_nano", "cap_nano", "last_spenders"} <= set(problem.members)
-        refused = list(client.jobs(states=["refused"]))
-        assert len(refused) == 1
-        assert refused[0].problem is not None
-
-
-def test_a_small_question_nobody_answers_in_time_says_where_its_job_is(service: Service, features: Features) -> None:
-    body = {
-        "task_id": service.task().task_id,
-        "features": features,
-        "backbone_fingerprint": FINGERPRINT,
-        "wait_s": 0.3,
-    }
+def test_a_small_question_nobody_answers_in_time_says_where_its_job_is(service: Service) -> None:
+    body = service.vectors(wait_s=0.3)
     with service.http("requester") as http:
         response = http.post("/v1/labels", json=body)
         assert response.status_code == 202, response.text
         assert response.json()["labels"] == []
         assert http.get(response.headers["Location"]).status_code == 200
-        assert http.post("/v1/labels", json=body | {"features": features * 33}).status_code == 422
+        assert http.post("/v1/labels", json=body | {"features": 22 * body["features"]}).status_code == 422
 
 
 def test_many_vectors_travel_as_parquet_and_keep_their_names_and_numbers(service: Service) -> None:

@@ -160,18 +160,6 @@ def test_without_further_words_every_image_is_labelled_in_every_format(
         assert http.get(f"/v1/jobs/{completed.job_id}/student").status_code == 403
 
 
-def test_the_client_downloads_a_file_and_what_was_paid_stands_in_the_ledger(
-    service: Service, completed: JobView, tmp_path: Path
-) -> None:
-    with Client(service.url, service.tokens["requester"]) as client:
-        target = client.labels(completed.job_id, tmp_path / "labels.parquet", of="questions")
-        assert pq.read_table(target).num_rows == 3
-        entries = list(client.ledger(search=completed.job_id))
-        assert {"reserve", "post"} <= {entry.kind for entry in entries}
-        spent = {(one.account, one.level): one.posted_nano for one in client.budget().accounts}
-        assert spent["federation", "instance"] >= (completed.price.instance_charge_nano or 0) > 0
-
-
 def test_a_small_question_is_answered_at_once(service: Service, task: TaskView, features: Features) -> None:
     request = LabelsRequest(task_id=task.task_id, features=features, backbone_fingerprint=FINGERPRINT, wait_s=20)
     before = {job.job_id for job in service.coordinator.stores.jobs.unfinished()}

@@ -64,20 +64,6 @@ def test_frames_arrive_as_they_were_sent_however_they_are_cut(chunk: int) -> Non
     assert asyncio.run(run()) == data
 
 
-def test_a_strangers_body_is_not_read() -> None:
-    request, taken = request_of(framed("stranger", size=1_000_000))
-    intake = MessageIntake(known)
-
-    async def run() -> None:
-        async with intake.receive(request):
-            pass
-
-    with pytest.raises(NotEnrolled):
-        asyncio.run(run())
-    assert sum(taken) < 2000
-    assert intake.bytes_in_flight == 0
-
-
 @pytest.mark.parametrize("data", [b"\0" * 5, b"\0" * 76, framed("east", size=50)[:40], framed("east", size=50)[:-1]])
 def test_what_is_no_message_or_half_of_one_is_refused_and_holds_nothing(data: bytes) -> None:
     intake = MessageIntake(known)

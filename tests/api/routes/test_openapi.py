@@ -1,52 +1,24 @@
-"""The document describes every route: in words, with its problems, and with an example of every request and answer."""
+"""The document describes every route in words, with its problems and examples; the page at /api shows all of it."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from typing import Any
 
 import jsonschema_rs
 import pytest
 
-from api import examples, schema
+from api import schema
 from api.access import ACCESS
+from api.documentation import kind_of, reference_text
 from api.problems import MEDIA_TYPE
 from api.routes import operations as operations_module
 from tests.api.routes.conftest import Service
 
 JsonObject = dict[str, Any]
-
-EXAMPLES: dict[str, tuple[type, Any]] = {
-    "task request": (schema.TaskRequest, examples.TASK_REQUEST),
-    "task": (schema.TaskView, examples.TASK),
-    "tasks": (schema.TaskPage, examples.TASK_PAGE),
-    "estimate request": (schema.EstimateRequest, examples.ESTIMATE_REQUEST),
-    "estimate": (schema.EstimateView, examples.ESTIMATE),
-    "job request": (schema.JobRequest, examples.JOB_REQUEST),
-    "job": (schema.JobView, examples.JOB),
-    "jobs": (schema.JobPage, examples.JOB_PAGE),
-    "labels request": (schema.LabelsRequest, examples.LABELS_REQUEST),
-    "labels": (schema.LabelsView, examples.LABELS),
-    "thumbnails request": (schema.ThumbnailsRequest, examples.THUMBNAILS_REQUEST),
-    "thumbnails": (schema.ThumbnailsView, examples.THUMBNAILS),
-    "budget": (schema.BudgetView, examples.BUDGET),
-    "ledger": (schema.LedgerPage, examples.LEDGER_PAGE),
-    "party request": (schema.PartyRequest, examples.PARTY_REQUEST),
-    "keys request": (schema.KeysRequest, examples.KEYS_REQUEST),
-    "party": (schema.PartyView, examples.PARTY),
-    "parties": (schema.PartiesView, examples.PARTIES),
-    "invitation request": (schema.InvitationRequest, examples.INVITATION_REQUEST),
-    "invitation": (schema.InvitationView, examples.INVITATION),
-    "withdrawn": (schema.WithdrawnView, examples.WITHDRAWN),
-    "enrolment request": (schema.EnrolmentRequest, examples.ENROLMENT_REQUEST),
-    "enrolment": (schema.EnrolmentView, examples.ENROLMENT),
-    "token request": (schema.TokenRequest, examples.TOKEN_REQUEST),
-    "token": (schema.TokenView, examples.TOKEN_MADE),
-    "tokens": (schema.TokenPage, examples.TOKEN_PAGE),
-    "ready": (schema.ReadinessView, examples.READY),
-    "not ready": (schema.ReadinessView, examples.NOT_READY),
-}
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +58,6 @@ def test_a_stranger_who_asks_again_and_again_has_nothing_made_again(
     assert first["/openapi.json"].headers["content-type"] == "application/json"
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_is_what_its_model_takes(name: str) -> None:
-    model, example = EXAMPLES[name]
-    model.model_validate_json(json.dumps(example))  # type: ignore[attr-defined]
-
-
 def test_every_route_has_a_summary_a_description_and_a_least_role(document: JsonObject) -> None:
     assert document["openapi"].startswith("3.1")
     names = set()
@@ -103,7 +69,8 @@ def test_every_route_has_a_summary_a_description_and_a_least_role(document: Json
     assert len(names) == len(ACCESS)
 
 
-def test_every_answer_and_every_body_has_an_example_that_fits_its_schema(document: JsonObject) -> None:
+def test_every_answer_and_every_body_has_an_example_that_fits_its_schema_and_its_model(document: JsonObject) -> None:
+    models = set()
     for name, operation in operations(document):
         contents = [(f"{name} {status}", answer) for status, answer in operation["responses"].items()]
         if "requestBody" in operation:
@@ -112,8 +79,8 @@ def test_every_answer_and_every_body_has_an_example_that_fits_its_schema(documen
             assert holder.get("content"), where
             for media_type, content in holder["content"].items():
                 found = content.get("example")
+                model = content.get("schema", {}).get("$ref", "").rsplit("/", 1)[-1]
                 if found is None:
-                    model = content["schema"].get("$ref", "").rsplit("/", 1)[-1]
                     found = (
                         content["schema"].get("examples")
                         or document["components"]["schemas"].get(model, {}).get("examples")
@@ -122,6 +89,10 @@ def test_every_answer_and_every_body_has_an_example_that_fits_its_schema(documen
                 assert found is not None, (where, media_type)
                 if media_type.endswith("json") and "schema" in content:
                     jsonschema_rs.Draft202012Validator(resolved(document, content["schema"])).validate(found)
+                if hasattr(schema, model):
+                    getattr(schema, model).model_validate_json(json.dumps(found))
+                    models.add(model)
+    assert {"TaskRequest", "JobRequest", "EnrolmentRequest", "JobView", "BudgetView"} <= models
 
 
 def test_every_parameter_is_described_and_has_an_example(document: JsonObject) -> None:
@@ -143,3 +114,82 @@ def test_every_route_with_a_token_documents_its_refusals(document: JsonObject) -
 def test_no_answer_is_documented_with_the_validation_error_of_the_framework(document: JsonObject) -> None:
     assert "HTTPValidationError" not in json.dumps(document)
     assert {"JobRequest", "Problem"} <= set(document["components"]["schemas"])
+
+
+class Page(HTMLParser):
+    """Ids, links, and whatever would be fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.tags.add(tag)
+        self.ids += [found["id"]] if "id" in found else []
+        if "href" in found:
+            (self.links if tag == "a" else self.fetched).append(found["href"])
+        assert "style" not in found
+        assert "src" not in found
+
+
+@pytest.fixture(scope="module")
+def answered(service: Service) -> tuple[str, dict[str, object]]:
+    with service.http(None) as http:
+        page = http.get("/api")
+        assert page.status_code == 200
+        assert page.headers["content-type"].startswith("text/html")
+        for path in re.findall(r'<link [^>]*href="([^"]+)"', page.text):
+            assert http.get(path).status_code == 200
+        return page.text, http.get("/openapi.json").json()
+
+
+def test_the_page_names_every_route_and_needs_nothing_from_elsewhere(answered) -> None:
+    text, document = answered
+    page = Page()
+    page.feed(text)
+    assert page.tags.isdisjoint({"script", "style", "img", "iframe", "form"})
+    assert page.fetched == ["/dashboard/icon.svg", "/dashboard/reference.css"]
+    assert len(page.ids) == len(set(page.ids))
+    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+    assert {link for link in page.links if not link.startswith("#")} == {"/openapi.json", "/dashboard"}
+    shown = set(re.findall(r"<h3><b>(\w+)</b> <code>([^<]+)</code></h3>", text))
+    assert shown == {(method.upper(), path) for path, ways in document["paths"].items() for method in ways}
+    for name in document["components"]["schemas"]:
+        assert f"<h3>{name}</h3>" in text
+
+
+def test_what_a_description_says_is_text_and_never_markup() -> None:
+    document = {
+        "paths": {
+            "/<x>": {
+                "get": {
+                    "summary": "<b>&", "description": "`<u>` is `code`", "x-least-role": "open",
+                    "responses": {"200": {"description": "<i>", "content": {"a/b": {"example": "</pre>"}}}},
+                }
+            }
+        },
+        "components": {"schemas": {}},
+    }  # fmt: skip
+    text = reference_text(document)
+    assert "<b>&<" not in text
+    assert "<i>" not in text
+    assert text.count("</pre>") == 1
+    assert "<code>&lt;u&gt;</code> is <code>code</code>" in text
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "integer", "minimum": 1}, "integer (at least 1)"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "string or null"),
+        ({"type": "array", "items": {"$ref": "#/components/schemas/Job"}}, 'list of <a href="#schema-job">Job</a>'),
+        ({"enum": ["a", "b"]}, "<code>&#34;a&#34;</code>, <code>&#34;b&#34;</code>"),
+        ({}, "anything"),
+    ],
+)
+def test_a_schema_is_said_in_a_few_words(schema: dict[str, object], said: str) -> None:
+    assert str(kind_of(schema)) == said

@@ -29,11 +29,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from api import console as dashboard
 from api import examples
 from api.client import Client, ServiceBusy
+from api.coordinator import stores
 from api.server import listen
 from labeler.errors import Unavailable
 from labeler.messages import read_frames
 from labeler.system.keys import PartyKeys
-from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
+from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service, eventually
 
 ROOT = Path(__file__).parents[3]
 OCTETS = {"Content-Type": "application/octet-stream"}
@@ -137,23 +138,28 @@ def test_streams_and_polls_end_when_the_server_stops(serve_in: ServeIn, config_o
             features = [[1.0] + [0.0] * 7]
             job = client.submit(service.task().task_id, features=features, backbone_fingerprint=FINGERPRINT)
 
+        told = threading.Event()
+
         def watch() -> None:
-            with service.http("viewer") as http:
-                assert "event: job" in http.get(f"/v1/jobs/{job.job_id}/events").text
+            with service.http("viewer") as http, http.stream("GET", f"/v1/jobs/{job.job_id}/events") as stream:
+                lines = stream.iter_lines()
+                assert next(lines) == "event: job"
+                told.set()
+                assert list(lines)
             ended.append(("stream", time.monotonic()))
 
         def poll() -> None:
-            for number in (1, 2, 3):
-                response = service.post(service.polling("agent-a", number, wait_s=25), path="/v1/messages:poll")
-                if response.status_code != 200:
-                    break
+            # Nobody sends a tallier anything before agents have agreed, so it is held.
+            response = service.post(service.polling("tallier-0", 1, wait_s=25), path="/v1/messages:poll")
             assert response.status_code in (200, 503)
             ended.append(("poll", time.monotonic()))
 
         threads = [threading.Thread(target=watch), threading.Thread(target=poll)]
         for thread in threads:
             thread.start()
-        time.sleep(1.0)
+        assert told.wait(120)
+        parties = service.coordinator.stores.parties
+        eventually(lambda: parties.get("tallier-0").last_contact is not None)
         stopped = time.monotonic()
     for thread in threads:
         thread.join(60)
@@ -253,3 +259,19 @@ def test_a_client_checks_the_certificate_of_its_service(certificate: tuple[Path,
 def test_an_address_that_is_taken_is_refused_in_a_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Unavailable, match="another port"):
         listen("127.0.0.1", taken.getsockname()[1])
+
+
+def test_what_was_found_is_told_again_for_a_moment_so_that_asking_often_is_no_work(
+    tmp_path: Path, service: Service
+) -> None:
+    now = [0.0]
+    journal = service.coordinator.stores.database
+    before = journal.probe()
+    probe = stores.RoomProbe(tmp_path, journal, now=lambda: now[0])
+    for _ in range(50):
+        probe.check()
+    assert journal.probe() == before + 2
+    now[0] = stores.TOLD_AGAIN_S
+    probe.check()
+    assert journal.probe() == before + 4
+    assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""A post that ends with its sender's poll: taken or refused as any post is, and then answered as a poll."""
+"""Posts of parties: an answer to a proposal is taken once, and a post that ends with a poll is answered as a poll."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import httpx2
 
+from api.schema import JobView
 from labeler.driver.mail import Letter
 from labeler.ledger.chain import Head
-from labeler.messages import COORDINATOR, Message, frame, read_frames
+from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
 from labeler.messages.bodies import Mail, Willing
 from tests.api.routes.conftest import AGENTS, ConfigOf, Service, alone
-from tests.api.routes.test_willingness import UNTIL, submitted
 
 AGENT = AGENTS[0]
 
@@ -125,3 +125,43 @@ def test_a_poll_that_is_held_behind_messages_ends_when_the_server_stops(config_o
     thread.join(60)
     assert [(answer.status_code, answer.content) for answer in answers] == [(200, b"")]
     assert time.monotonic() - began < 24  # it would be held for 25
+
+
+UNTIL = time.time() + 3600
+
+
+def submitted(service: Service) -> JobView:
+    with service.http("requester") as http:
+        return JobView.model_validate(http.post("/v1/jobs", json=service.vectors()).json())
+
+
+def signed(service: Service, agent: str, kind: Kind, body: bytes, job: JobView, number: int, **changes: Any) -> Message:
+    fields: dict[str, Any] = {"task_digest": job.task_id, "sequence": number, "body": body}
+    return service.keys[agent].message(kind, **({"sender": agent, "recipient": COORDINATOR} | fields | changes))
+
+
+def test_answers_that_are_no_answer_of_this_job_are_refused_by_name(own: Service) -> None:
+    job, yes = submitted(own), Willing("job-nobody-has", UNTIL).encode()
+    good = Willing(job.job_id, UNTIL).encode()
+    tallier = own.keys["tallier-0"].message(
+        "willing", sender="tallier-0", recipient=COORDINATOR, task_digest=job.task_id, sequence=1, body=good
+    )
+    first = signed(own, AGENTS[0], "willing", good, job, 3)
+    cases = {
+        "no such job": (signed(own, AGENTS[0], "willing", yes, job, 1), (409, "wrong-digest")),
+        "another task": (signed(own, AGENTS[0], "willing", good, job, 2, task_digest="0" * 64), (409, "wrong-digest")),
+        "a tallier": (tallier, (409, "protocol-violation")),
+        "not a body": (signed(own, AGENTS[0], "willing", b"{}", job, 2), (409, "protocol-violation")),
+        "good": (first, (202, "")),
+        "replayed": (first, (409, "replayed")),
+        "for another agent": (
+            signed(own, AGENTS[0], "willing", good, job, 4, recipient=AGENTS[1]), (409, "protocol-violation"),
+        ),
+        "forged": (signed(own, AGENTS[1], "willing", good, job, 1, sender=AGENTS[2]), (403, "forged")),
+    }  # fmt: skip
+    for what, (message, expected) in cases.items():
+        answer = own.post(message)
+        kind = answer.json().get("type", "").removeprefix("urn:labeler:problem:")
+        assert (answer.status_code, kind) == expected, what
+    said = own.coordinator.stores.jobs.willingness.answers(job.job_id)
+    assert {agent: one.answer for agent, one in said.items()} == {AGENTS[0]: "willing"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
@@ -9,11 +10,13 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from api import problems
+from api.access import parse_json
 from api.logs import LogFormatter, describe
 from api.problems import PROBLEMS, TYPE_PREFIX
 from api.request_context import RequestContext
 from labeler.errors import BudgetExceeded, LabelerError
-from tests.api.routes.conftest import Service
+from tests.api.routes.conftest import FINGERPRINT, Service
+from workers.cli import main
 
 
 class _NoMetrics:
@@ -184,3 +187,70 @@ def test_what_may_be_repeated_is_and_probes_may_add_what_they_like(service: Serv
             assert http.get(path).status_code == 200, path
         posted = http.post("/v1/jobs:estimate?queries=3", json={"task_id": "f" * 64, "queries": 3})
     assert posted.json()["fields"] == [{"field": "query.queries", "message": "this route knows no parameter"}]
+
+
+@pytest.mark.parametrize("name", ["x\x1b[2J\x1b]0;owned\x07", "two\nlines", "right\u202eto left"])
+def test_a_name_with_control_characters_is_refused(service: Service, name: str) -> None:
+    task = {"name": name, "sigma_votes": 40.0, "delta": 1e-5, "max_queries": 9, "backbone_fingerprint": FINGERPRINT}
+    classes = task | {"name": "t", "classes": ["a", name]}
+    with service.http("admin") as http:
+        for path, body in (
+            ("/v1/jobs", service.vectors(name=name)),
+            ("/v1/tasks", task),
+            ("/v1/tasks", classes),
+            ("/v1/tokens", {"name": name, "role": "viewer"}),
+        ):
+            refused = http.post(path, json=body)
+            assert refused.status_code in (400, 422), refused.text
+            assert "only printable characters" in refused.text
+            assert name not in refused.text
+
+
+def test_square_brackets_in_a_name_are_no_markup_in_a_list_of_jobs(
+    service: Service,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with service.http("requester") as http:
+        assert http.post("/v1/jobs", json=service.vectors(name="[/x] :bomb:")).status_code == 202
+    monkeypatch.setenv("LABELER_URL", service.url)
+    monkeypatch.setenv("LABELER_TOKEN", service.tokens["requester"])
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("sys.argv", ["labeler", "status"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None)
+    assert "[/x] :bomb:" in capsys.readouterr().out
+
+
+BAD = {
+    "NaN": b'{"k": NaN}',
+    "Infinity": b'{"k": -Infinity}',
+    "overflow": b'{"k": 1e999}',
+    "overflow with a sign": b'{"k": [1.5, -1.5E+308, 2e308]}',
+    "overflow with zeros": b"[1e0000309]",
+    "overflow by digits": b"[" + b"9" * 309 + b".5]",
+    "overflow by digits and exponent": b"[" + b"9" * 220 + b"e99]",
+    "overflow among numbers": b"[" + b"0.25," * 1000 + b"1.0e+400]",
+    "deep": b"[" * 200_000,
+    "deep objects": b'{"a":' * 200_000,
+    "long number": b"1" * 10_000,
+    "not UTF-8": b'{"k": "\xff"}',
+    "NUL": b'{"k": "\\u0000"}',
+    "no JSON": b"{k: 1}",
+    "empty": b"",
+    "two documents": b"{} {}",
+    "a name twice": b'{"task": {"delta": 1e-5, "delta": 1e-2}}',
+    "a name twice, spelt otherwise": b'{"delta": 1e-5, "d\\u0065lta": 1e-2}',
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_json_is_refused_with_a_decode_error_that_does_not_carry_the_body(name: str) -> None:
+    with pytest.raises(json.JSONDecodeError) as caught:
+        parse_json(BAD[name])
+    assert caught.value.doc == ""
+
+
+def test_json_is_read() -> None:
+    assert parse_json(b'{"a": [1, 2.5, -3e2, "\\u00fc", null, true]}') == {"a": [1, 2.5, -300.0, "ü", None, True]}

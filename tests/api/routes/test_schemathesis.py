@@ -16,7 +16,7 @@ import schemathesis
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events, from_schema
 
-from tests.api.routes.conftest import DIMENSION, FINGERPRINT, ConfigOf, ServeIn, Service
+from tests.api.routes.conftest import ConfigOf, ServeIn, Service
 
 SEED = 20270301
 PHASES = ("coverage", "fuzzing")
@@ -78,9 +78,7 @@ def found_by_both_phases(service: Service, *, examples: int) -> tuple[Counter[tu
 def try_all(serve_in: ServeIn, config_of: ConfigOf, home: Path, *, examples: int) -> None:
     with serve_in(config_of(home)) as service:
         with service.http("requester") as http:
-            vector = [1.0] + [0.0] * (DIMENSION - 1)
-            body = {"task_id": service.task().task_id, "features": [vector], "backbone_fingerprint": FINGERPRINT}
-            job = http.post("/v1/jobs", json=body)
+            job = http.post("/v1/jobs", json=service.vectors())
             assert job.status_code == 202, job.text
             document = http.get("/openapi.json").json()
         called, wrong = found_by_both_phases(service, examples=examples)

@@ -1,4 +1,4 @@
-"""Strangers at the door: connections that never finish their headers, addresses that somebody claims to have."""
+"""Strangers at the door: connections that never finish their headers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import httpx2
 import numpy as np
 import pytest
 
-from tests.e2e.attacks.conftest import MOST_IDLE
+from tests.e2e.conftest import MOST_IDLE
 from tests.e2e.service.conftest import Service
 from tests.e2e.service.harm import new_task, submit
 from tests.processes import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 HELD = 300
 ADDRESSES = 3
@@ -25,7 +25,7 @@ MOST_LOG_BYTES = 100_000
 
 def hold(service: Service, source: str) -> socket.socket:
     host, port = service.url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=60, source_address=(source, 0))
+    connection = socket.create_connection((host, int(port)), timeout=300, source_address=(source, 0))
     connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: ")
     return connection
 
@@ -49,42 +49,23 @@ def held_open(service: Service, pid: int) -> int:
 
 
 def test_connections_that_never_finish_their_headers_hold_nobody_up(
-    attacked: Service, digit_features: np.ndarray
+    service: Service, digit_features: np.ndarray
 ) -> None:
-    pid = attacked.pid("coordinator")
-    log = attacked.home / "logs" / "coordinator.log"
+    pid = service.pid("coordinator")
+    log = service.home / "logs" / "coordinator.log"
     written = log.stat().st_size
-    with contextlib.ExitStack() as held, attacked.client() as client:
+    with contextlib.ExitStack() as held, service.client() as client:
         job = submit(client, new_task(client, "during slow headers"), digit_features)
         for number in range(HELD):
-            held.enter_context(hold(attacked, f"127.0.0.{2 + number % ADDRESSES}"))
+            held.enter_context(hold(service, f"127.0.0.{2 + number % ADDRESSES}"))
             if number % 50 == 0:
                 assert client.readiness().ready
-        assert held_open(attacked, pid) > 0
-        wait_until(lambda: held_open(attacked, pid) <= MOST_IDLE, what="connections over the limit to close")
-        with httpx2.Client(trust_env=False, transport=httpx2.HTTPTransport(local_address="127.0.0.2")) as neighbour:
-            assert neighbour.get(f"{attacked.url}/healthz").status_code == 200, "from the attacker's own address"
+        wait_until(lambda: held_open(service, pid) > 0, what="the first connection to be taken")
+        wait_until(lambda: held_open(service, pid) <= MOST_IDLE, what="connections over the limit to close")
+        with httpx2.Client(
+            trust_env=False, transport=httpx2.HTTPTransport(local_address="127.0.0.2"), timeout=300
+        ) as neighbour:
+            assert neighbour.get(f"{service.url}/healthz").status_code == 200, "from the attacker's own address"
         assert client.wait(job.job_id).state == "completed"
     quiet = [line for line in log.read_bytes()[written:].splitlines() if b'"INFO"' not in line]
     assert sum(map(len, quiet)) < MOST_LOG_BYTES
-
-
-def test_claiming_ever_other_addresses_does_not_lift_the_limit_on_wrong_tokens(attacked: Service) -> None:
-    with httpx2.Client(base_url=attacked.url, trust_env=False, timeout=30) as stranger, attacked.client() as client:
-        answers = []
-        for number in range(640):
-            headers = {
-                "Authorization": f"Bearer lab_wrong{number}",
-                "X-Forwarded-For": f"203.0.{number // 250}.{number % 250}",
-            }
-            answers.append(stranger.get("/v1/budget", headers=headers).status_code)
-        first = answers.index(429)
-        assert first <= 600
-        assert set(answers[:first]) == {401}
-        assert 401 not in answers[first : first + 20]
-        assert client.budget().accounts, "a good token from the same address is heard"
-
-
-def test_logs_of_the_coordinator_stay_where_only_their_owner_reads_them(attacked: Service) -> None:
-    for path in Path(attacked.home / "logs").iterdir():
-        assert path.parent.stat().st_mode & 0o077 == 0

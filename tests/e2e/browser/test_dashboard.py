@@ -28,7 +28,6 @@ from tests.forked_command import run_forked
 
 OpenPage = Callable[..., Any]
 pytestmark = pytest.mark.slow
-SLOW_MS = 30_000
 RESERVED = re.compile(r"reserved (?!0\.0)[0-9.]+ % \+")
 
 
@@ -68,7 +67,7 @@ def row(page: Page, name: str) -> Locator:
 
 def open_job(page: Page, name: str) -> Locator:
     goto(page, "Jobs")
-    row(page, name).get_by_role("link", name=name).click(timeout=SLOW_MS)
+    row(page, name).get_by_role("link", name=name).click()
     expect(page.get_by_role("heading", name=name, level=2)).to_be_visible()
     return page.locator("#job-page")
 
@@ -111,17 +110,17 @@ def test_a_requester_makes_a_task_sees_the_price_submits_images_and_looks_at_the
     page.get_by_label("Name", exact=True).fill("Ziffern <b>für</b> alle")
     page.get_by_label("Questions, at most").fill("40")
     page.get_by_label("Epsilon of all its questions").fill("0.8")
-    expect(page.locator("#task-price")).to_contain_text("epsilon 0.800", timeout=SLOW_MS)
+    expect(page.locator("#task-price")).to_contain_text("epsilon 0.800")
     page.get_by_label("Votes of an agent").fill("9999999")
     page.get_by_role("button", name="Make the task").click()
     error = page.locator("#task-k-error")
-    expect(error).to_be_visible(timeout=SLOW_MS)
+    expect(error).to_be_visible()
     assert page.get_by_label("Votes of an agent").get_attribute("aria-describedby") == "task-k-error"
     expect(page.get_by_label("Name", exact=True)).to_have_value("Ziffern <b>für</b> alle")
     assert visit.axe_problems() == []
     page.get_by_label("Votes of an agent").fill("5")
     page.get_by_role("button", name="Make the task").click()
-    expect(page.locator("#job-task option:checked")).to_contain_text("Ziffern <b>für</b> alle", timeout=SLOW_MS)
+    expect(page.locator("#job-task option:checked")).to_contain_text("Ziffern <b>für</b> alle")
     assert error.count() == 0
     assert client.budget().head_seq == before
 
@@ -134,7 +133,7 @@ def test_a_requester_makes_a_task_sees_the_price_submits_images_and_looks_at_the
     assert page.locator(".field-error").count() == 0
     page.get_by_label("Name of the job").fill("Bilder <i>eins</i>")
     price = page.locator("#job-price")
-    expect(price).to_contain_text("30 questions", timeout=SLOW_MS)
+    expect(price).to_contain_text("30 questions")
     expect(price).to_contain_text("of the federation's budget")
     expect(price).to_contain_text("of the images labeled right")
     expect(price).to_have_attribute("aria-busy", "false")
@@ -143,13 +142,13 @@ def test_a_requester_makes_a_task_sees_the_price_submits_images_and_looks_at_the
     page.get_by_role("button", name="Submit the job").click()
 
     # Straight to the job, to its labels with their images when it is done.
-    expect(page.get_by_role("heading", name="Bilder <i>eins</i>", level=2)).to_be_visible(timeout=SLOW_MS)
-    expect(page.locator("#job-state")).to_contain_text("completed", timeout=SLOW_MS)
+    expect(page.get_by_role("heading", name="Bilder <i>eins</i>", level=2)).to_be_visible()
+    expect(page.locator("#job-state")).to_contain_text("completed")
     tiles = page.locator("#gallery-list li")
-    expect(tiles).to_have_count(24, timeout=SLOW_MS)
+    expect(tiles).to_have_count(24)
     page.get_by_role("button", name="Show 6 more").click()
     expect(tiles).to_have_count(30)
-    expect(page.locator("#gallery-list img")).to_have_count(30, timeout=SLOW_MS)
+    expect(page.locator("#gallery-list img")).to_have_count(30)
     widths = page.evaluate("[...document.querySelectorAll('#gallery-list img')].map((one) => one.naturalWidth)")
     assert set(widths) <= {0, SIDE}  # those further down are not painted yet
     assert SIDE in widths
@@ -168,7 +167,7 @@ def test_a_requester_makes_a_task_sees_the_price_submits_images_and_looks_at_the
         page.get_by_role("button", name="JSON lines").click()
     ours = client.labels(job.job_id, screenshots / "labels.jsonl", format="jsonl")
     assert download.value.path().read_bytes() == ours.read_bytes()
-    with page.expect_download(timeout=SLOW_MS) as student:
+    with page.expect_download() as student:
         page.get_by_role("button", name="Student, to label others").click()
     with safe_open(student.value.path(), framework="numpy") as file:
         assert "privacy" in str(file.metadata())
@@ -191,6 +190,7 @@ LOSE_ONE_ANSWER = """() => {
 """The service took the request, and the connection broke before its answer came."""
 
 
+@pytest.mark.long
 def test_a_submission_whose_answer_was_lost_is_sent_again_and_is_one_job(
     open_page: OpenPage, federation: Service, client: Client, tmp_path: Path
 ) -> None:
@@ -198,19 +198,19 @@ def test_a_submission_whose_answer_was_lost_is_sent_again_and_is_one_job(
     visit = open_page(f"{federation.url}/dashboard#token={federation.token}")
     page = visit.page
     goto(page, "New job")
-    page.get_by_label("Task", exact=True).select_option(task, timeout=SLOW_MS)
+    page.get_by_label("Task", exact=True).select_option(task)
     page.get_by_label("Images, a zip of them").set_input_files(photos(federation, tmp_path, 5))
     page.get_by_label("Ask about").select_option("all")
     page.get_by_label("Name of the job").fill("asked once")
 
     page.evaluate(LOSE_ONE_ANSWER)
     page.get_by_role("button", name="Submit the job").click()
-    expect(page.locator("#job-error")).to_contain_text("nothing is charged twice", timeout=SLOW_MS)
+    expect(page.locator("#job-error")).to_contain_text("nothing is charged twice")
     expect(page.get_by_label("Name of the job")).to_have_value("asked once")
     # What it changed reaches the page before somebody presses again; the submission stays the same one.
-    expect(page.locator("#job-task-words")).to_contain_text("195 questions left", timeout=SLOW_MS)
+    expect(page.locator("#job-task-words")).to_contain_text("195 questions left")
     page.get_by_role("button", name="Submit the job").click()
-    expect(page.get_by_role("heading", name="asked once", level=2)).to_be_visible(timeout=SLOW_MS)
+    expect(page.get_by_role("heading", name="asked once", level=2)).to_be_visible()
     assert len([one for one in client.jobs() if one.name == "asked once"]) == 1
 
 
@@ -236,7 +236,7 @@ def test_the_officer_finds_why_a_job_stopped_and_what_to_do_and_stops_a_token(
     page = visit.page
 
     dear = page.locator(".alert", has_text="“far too dear” was refused")
-    expect(dear).to_contain_text("What to do: Ask fewer questions", timeout=SLOW_MS)
+    expect(dear).to_contain_text("What to do: Ask fewer questions")
     visit.keep(screenshots, "overview-alerts")
     dear.get_by_role("link", name="Open the job").click()
     reason = page.get_by_role("region", name="Why")
@@ -274,7 +274,7 @@ def test_the_officer_finds_why_a_job_stopped_and_what_to_do_and_stops_a_token(
     page.get_by_label("Role").select_option("viewer")
     page.get_by_role("button", name="Make a token").click()
     secret = page.locator("#token-secret")
-    expect(secret).to_have_text(re.compile("^lab_"), timeout=SLOW_MS)
+    expect(secret).to_have_text(re.compile("^lab_"))
     with Client(federation.url, secret.inner_text()) as contractor:
         assert contractor.whoami().name == "a contractor"
         page.get_by_role("button", name="Done: hide it").click()
@@ -285,7 +285,7 @@ def test_the_officer_finds_why_a_job_stopped_and_what_to_do_and_stops_a_token(
         assert contractor.whoami().revoked_at is None
         page.get_by_role("button", name="Revoke a contractor").click()
         page.get_by_role("button", name="Yes, revoke it").click()
-        expect(page.locator("#token-error")).to_contain_text("a contractor was revoked", timeout=SLOW_MS)
+        expect(page.locator("#token-error")).to_contain_text("a contractor was revoked")
         with pytest.raises(LabelerError, match="revoked"):
             contractor.whoami()
     expect(page.locator("#tokens-list tbody tr", has_text="a contractor")).to_contain_text("UTC")
@@ -303,8 +303,8 @@ def test_the_officer_prints_signed_evidence_of_a_task_and_of_a_period(
     visit = open_page(f"{federation.url}/dashboard#token={made.token}")
     page = visit.page
     page.evaluate("(id) => { location.hash = `#jobs/${id}`; }", job.job_id)
-    with page.expect_download(timeout=SLOW_MS) as download:
-        page.get_by_role("button", name="Evidence, signed file").click(timeout=SLOW_MS)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Evidence, signed file").click()
     signed = tmp_path / "evidence.json"
     download.value.save_as(signed)
     (task,) = json.loads(signed.read_text())["evidence"]["facts"]["tasks"]
@@ -318,7 +318,7 @@ def test_the_officer_prints_signed_evidence_of_a_task_and_of_a_period(
     page.get_by_label("From (UTC)").fill("2020-01-01")
     page.get_by_label("To the end of (UTC)").fill("2100-01-01")
     assert visit.axe_problems() == []
-    with page.expect_download(timeout=SLOW_MS) as printed:
+    with page.expect_download() as printed:
         page.get_by_role("button", name="Evidence, page to print").last.click()
     text = printed.value.path().read_text()
     assert job.task_id[:12] in text
@@ -332,10 +332,10 @@ def test_a_job_is_seen_from_queued_to_completed_and_the_budget_after_it(
 ) -> None:
     visit = open_page(federation.dashboard)
     page = visit.page
-    expect(page.get_by_text("first administrator (admin)")).to_be_visible(timeout=SLOW_MS)
+    expect(page.get_by_text("first administrator (admin)")).to_be_visible()
     before = client.budget()
     goto(page, "Sites")
-    expect(page.locator("#parties-list")).to_contain_text("3 of 3 agents", timeout=SLOW_MS)
+    expect(page.locator("#parties-list")).to_contain_text("3 of 3 agents")
     # An agent that stands still holds the job open long enough for people to look at it.
     agent = federation.pid("agent-2")
     os.kill(agent, signal.SIGSTOP)
@@ -343,10 +343,10 @@ def test_a_job_is_seen_from_queued_to_completed_and_the_budget_after_it(
         job = submit(client, federation, "watched live", epsilon=0.5, count=200)
         goto(page, "Jobs")
         # It has not said yet whether it will, so nobody is asked and nothing is charged for good.
-        expect(row(page, "watched live")).to_contain_text("to say whether they will: agent-2", timeout=SLOW_MS)
+        expect(row(page, "watched live")).to_contain_text("to say whether they will: agent-2")
         shown = open_job(page, "watched live")
         awaited = shown.locator("td[data-label=Awaited]").first
-        expect(awaited).to_contain_text("agent-2", timeout=SLOW_MS)
+        expect(awaited).to_contain_text("agent-2")
         page.get_by_text("Price, times, ledger").click()
         expect(shown).to_contain_text(f"Reserved {client.job(job.job_id).ledger.removeprefix('reserved ')}")
         shown.get_by_role("button", name="Cancel this job").click()
@@ -355,12 +355,12 @@ def test_a_job_is_seen_from_queued_to_completed_and_the_budget_after_it(
         page.keyboard.press("Escape")
         expect(shown.get_by_role("button", name="Cancel this job")).to_be_focused()
         goto(page, "Ledger")
-        expect(page.locator("#ledger-jobs tr", has_text="watched live")).to_contain_text("reserved", timeout=SLOW_MS)
+        expect(page.locator("#ledger-jobs tr", has_text="watched live")).to_contain_text("reserved")
         goto(page, "Overview")
         expect(page.locator("#budget-federation .meter").first).to_have_attribute("aria-label", RESERVED)
     finally:
         os.kill(agent, signal.SIGCONT)
-    expect(page.locator("#announcer")).to_have_text("watched live: completed", timeout=SLOW_MS)
+    expect(page.locator("#announcer")).to_have_text("watched live: completed")
     shown = open_job(page, "watched live")
     expect(shown).to_contain_text("200 of 200 questions answered")
     expect(awaited).to_have_text("nobody")
@@ -371,7 +371,7 @@ def test_a_job_is_seen_from_queued_to_completed_and_the_budget_after_it(
     expect(shown.locator("#job-facts")).to_contain_text(told.price.holds_against)
     goto(page, "Overview")
     page.get_by_text("Epsilon over time").click()
-    expect(page.locator("#charts .plot canvas").first).to_be_visible(timeout=SLOW_MS)
+    expect(page.locator("#charts .plot canvas").first).to_be_visible()
     visit.keep(screenshots, "overview-light")
     assert visit.script_errors == []
     assert unexpected(visit) == []
@@ -390,7 +390,7 @@ def test_an_evaluation_shows_each_number_with_two_intervals_and_gives_the_measur
     found = client.evaluation(asked.job_id)
     table = job.get_by_role("table", name="What the evaluation found")
     first = table.get_by_role("row").nth(1)
-    expect(first).to_contain_text(f"{100 * found['accuracy']['value']:.1f} %", timeout=SLOW_MS)
+    expect(first).to_contain_text(f"{100 * found['accuracy']['value']:.1f} %")
     low, high = found["accuracy"]["sampling"]
     expect(first).to_contain_text(f"{100 * low:.1f} % to {100 * high:.1f} %")
     expect(job.locator("#job-evaluation")).to_contain_text("the sites' own")
@@ -417,12 +417,12 @@ def test_the_ledger_by_job_adds_up_to_the_budget_and_nano_units_and_hashes_are_o
     visit = open_page(federation.dashboard)
     page = visit.page
     legend = page.locator("#budget-federation .legend").first
-    expect(legend).to_contain_text("= 100 % of the budget", timeout=SLOW_MS)
+    expect(legend).to_contain_text("= 100 % of the budget")
     parts = [percent(part) for part in legend.locator("li").all_inner_texts()[:3]]
     assert sum(parts) == pytest.approx(100, abs=1e-9)
     goto(page, "Ledger")
     rows = page.locator("#ledger-jobs > div > table > tbody > tr")
-    expect(rows.filter(has_text="adds up 1")).to_contain_text("charged for good", timeout=SLOW_MS)
+    expect(rows.filter(has_text="adds up 1")).to_contain_text("charged for good")
     shares = [percent(one) for one in page.locator("#ledger-jobs td[data-label='One image']").all_inner_texts()]
     assert sum(shares[:-1]) == pytest.approx(shares[-1], abs=1e-6)
     assert shares[-1] == pytest.approx(parts[0] + parts[1], abs=0.11)
@@ -434,18 +434,19 @@ def test_the_ledger_by_job_adds_up_to_the_budget_and_nano_units_and_hashes_are_o
     expect(mine).to_contain_text("task adds up 1")
     expect(mine).to_contain_text("100 questions: ")
     mine.get_by_text("Entries, nano-units and hashes").click()
-    expect(mine.locator(".hash").first).to_have_text(re.compile("^[0-9a-f]{64}$"), timeout=SLOW_MS)
+    expect(mine.locator(".hash").first).to_have_text(re.compile("^[0-9a-f]{64}$"))
     (job,) = (one for one in client.jobs() if one.name == "adds up 1")
     entries = list(client.ledger(search=job.job_id))
     assert mine.locator(".hash").all_inner_texts() == [one.hash for one in entries]
     assert visit.axe_problems() == []
     page.get_by_text("Every entry, with nano-units and hashes").click()
-    expect(page.locator("#ledger-list tbody tr").first).to_contain_text(job.job_id, timeout=SLOW_MS)
+    expect(page.locator("#ledger-list tbody tr").first).to_contain_text(job.job_id)
     visit.keep(screenshots, "ledger")
     assert visit.script_errors == []
     assert unexpected(visit) == []
 
 
+@pytest.mark.long
 def test_what_an_ended_job_leaves_is_deleted_after_asking_twice_and_its_charge_stays(
     open_page: OpenPage, federation: Service, client: Client, screenshots: Path
 ) -> None:
@@ -455,16 +456,16 @@ def test_what_an_ended_job_leaves_is_deleted_after_asking_twice_and_its_charge_s
     page = visit.page
     shown = open_job(page, "to be forgotten")
     assert shown.get_by_role("button", name="Cancel this job").count() == 0
-    shown.get_by_role("button", name="Delete its data").click(timeout=SLOW_MS)
+    shown.get_by_role("button", name="Delete its data").click()
     expect(shown).to_contain_text("deleted for good")
     assert visit.axe_problems() == []
     shown.get_by_role("button", name="Keep it").click()
     expect(shown.get_by_role("button", name="JSON lines")).to_be_visible()
     assert client.job(job.job_id).forgotten_at is None
-    expect(page.locator("#gallery-list img").first).to_be_attached(timeout=SLOW_MS)
+    expect(page.locator("#gallery-list img").first).to_be_attached()
     shown.get_by_role("button", name="Delete its data").click()
     shown.get_by_role("button", name="Yes, delete it").click()
-    expect(shown).to_contain_text("What this job sent and got was deleted", timeout=SLOW_MS)
+    expect(shown).to_contain_text("What this job sent and got was deleted")
     for gone in ("JSON lines", "Delete its data", "Yes, delete it"):
         assert shown.get_by_role("button", name=gone).count() == 0
     expect(page.locator("#job-gallery")).to_be_hidden()
@@ -498,24 +499,24 @@ def test_every_view_reads_in_both_themes_and_widths_nothing_is_cut_and_axe_finds
     for view in (*VIEWS, "a job"):
         if view == "a job":
             page.evaluate("(id) => { location.hash = `#jobs/${id}`; }", job.job_id)
-            expect(page.locator("#gallery-list li").first).to_be_visible(timeout=SLOW_MS)
+            expect(page.locator("#gallery-list li").first).to_be_visible()
             page.get_by_text("Price, times, ledger").click()
         else:
             goto(page, view)
         if view == "Overview":
-            expect(page.locator("#budget-agents")).to_contain_text("agent-3", timeout=SLOW_MS)
+            expect(page.locator("#budget-agents")).to_contain_text("agent-3")
             expect(page.locator(".account.open .figure")).to_have_text("No limit")
             assert page.locator(".alert", has_text="No bound").count() == 0, "no limit was chosen by the operator"
         if view == "Jobs":
-            expect(row(page, "without bound")).to_be_visible(timeout=SLOW_MS)
+            expect(row(page, "without bound")).to_be_visible()
         if view == "Ledger":
             dear = page.locator("#ledger-jobs tr", has_text="without bound")
-            expect(dear.locator(".no-bound")).to_be_visible(timeout=SLOW_MS)
+            expect(dear.locator(".no-bound")).to_be_visible()
         if view == "New job":
             page.locator("#new-task > summary").click()
             page.locator("#task-form details > summary").first.click()
-            expect(page.locator("#task-price")).to_have_attribute("aria-busy", "false", timeout=SLOW_MS)
-            expect(page.locator("#task-price .verdict")).to_be_visible(timeout=SLOW_MS)
+            expect(page.locator("#task-price")).to_have_attribute("aria-busy", "false")
+            expect(page.locator("#task-price .verdict")).to_be_visible()
         visit.keep(screenshots, f"{view.replace(' ', '-')}-{width}-{scheme}")
         assert visit.axe_problems() == [], view
         assert visit.naming_problems() == [], view
@@ -530,7 +531,7 @@ def test_with_the_keyboard_alone_every_control_is_reached_and_seen_and_none_hold
     open_page: OpenPage, federation: Service
 ) -> None:
     page = open_page(federation.dashboard).page
-    expect(page.locator("#budget-agents")).to_contain_text("agent-3", timeout=SLOW_MS)
+    expect(page.locator("#budget-agents")).to_contain_text("agent-3")
     page.locator("#nav a", has_text="New job").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="New job")).to_be_focused()
@@ -571,17 +572,17 @@ def test_a_viewer_sees_budgets_and_is_offered_nothing_to_stop_or_to_download(
     page = visit.page
     page.get_by_label("Access token").fill(str(made.token))
     page.keyboard.press("Enter")
-    expect(page.get_by_text("privacy office (viewer)")).to_be_visible(timeout=SLOW_MS)
-    expect(page.locator("#budget-agents")).to_contain_text("agent-3", timeout=SLOW_MS)
+    expect(page.get_by_text("privacy office (viewer)")).to_be_visible()
+    expect(page.locator("#budget-agents")).to_contain_text("agent-3")
     assert page.get_by_role("link", name="Tokens").count() == 0
     goto(page, "New job")
     expect(page.get_by_role("button", name="Submit the job")).to_be_disabled()
-    expect(page.locator("#job-price")).to_contain_text("epsilon", timeout=SLOW_MS)
+    expect(page.locator("#job-price")).to_contain_text("epsilon")
     assert page.get_by_text("Make a new task").is_hidden()
     goto(page, "Jobs")
     page.locator("#jobs-list tbody tr", has_text="completed").first.get_by_role("link").click()
     page.get_by_text("Price, times, ledger").click()
-    expect(page.locator("#job-facts")).to_contain_text("Price, one image", timeout=SLOW_MS)
+    expect(page.locator("#job-facts")).to_contain_text("Price, one image")
     assert "whose name is hidden" not in page.content()
     for offer in ("Cancel this job", "Delete its data", "JSON lines"):
         assert page.locator("#job-page").get_by_role("button", name=offer).count() == 0
@@ -589,4 +590,4 @@ def test_a_viewer_sees_budgets_and_is_offered_nothing_to_stop_or_to_download(
     assert visit.script_errors == []
     assert unexpected(visit) == []
     client.revoke_token(made.token_id)
-    expect(page.locator("#sign-in-error")).to_contain_text("not known here, or was revoked", timeout=SLOW_MS)
+    expect(page.locator("#sign-in-error")).to_contain_text("not known here, or was revoked")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,29 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from api.client import Client
+from api.coordinator.config import CapsTable
 from api.schema import TaskRequest
+from labeler.ledger.chain import Head
+from tests.api.routes.conftest import AGENTS, CLASSES, FINGERPRINT, ConfigOf, ServeIn, config_of, redis_url, serve_in
 from tests.e2e.browser.conftest import in_both_widths_and_schemes
-from tests.e2e.service.conftest import running
+
+__all__ = ["config_of", "redis_url", "serve_in"]
 
 pytestmark = pytest.mark.slow
-SLOW_MS = 30_000
 
 
 @pytest.fixture(scope="module")
-def url_and_token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """A federation that has set something aside for votes for life."""
-    home = tmp_path_factory.mktemp("new-task") / "home"
-    with running(home, "--instance-epsilon", 3, "--life-epsilon", 1) as service:
-        yield service.url, service.token
+def url_and_token(
+    config_of: ConfigOf, serve_in: ServeIn, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, str]]:
+    """A coordinator that has set something aside for votes for life; its agents have told what they hold."""
+    caps = CapsTable(instance_epsilon=3.0, agent_epsilon="unlimited", life_epsilon=1.0)
+    config = config_of(tmp_path_factory.mktemp("new-task") / "home")
+    facts = {"classes": list(CLASSES), "backbone_fingerprint": FINGERPRINT, "dimension": 64}
+    with serve_in(config.model_copy(update={"federation": caps, "agents": caps})) as service:
+        for agent in AGENTS:
+            service.coordinator.stores.parties.contact(agent, datetime.now(UTC), facts, Head(1, "a" * 64))
+        yield service.url, service.tokens["admin"]
 
 
 def form(page: Page, url: str, token: str) -> None:
@@ -54,7 +64,7 @@ def test_a_task_for_life_is_priced_warned_of_refused_at_its_field_and_made(
     page.get_by_label("How agents answer").select_option("knn")
     one_class = price.inner_text()
     attributes.fill("3")
-    expect(price).not_to_have_text(one_class, timeout=SLOW_MS)
+    expect(price).not_to_have_text(one_class)
     page.get_by_label("What is opened").select_option("winner")
     expect(attributes).to_be_hidden()
     page.get_by_label("What is opened").select_option("histogram")
@@ -62,9 +72,9 @@ def test_a_task_for_life_is_priced_warned_of_refused_at_its_field_and_made(
     page.get_by_label("How agents answer").select_option("reverse-knn")
 
     # A ball gives a whole agent a price that it otherwise has not.
-    expect(price).to_contain_text("no bound", timeout=SLOW_MS)
+    expect(price).to_contain_text("no bound")
     page.get_by_label("Radius of an agent's ballot").fill("3")
-    expect(price).not_to_contain_text("no bound", timeout=SLOW_MS)
+    expect(price).not_to_contain_text("no bound")
 
     page.get_by_label("Images pay for their votes").select_option("life")
     expect(page.get_by_label("Radius of an agent's ballot")).to_be_hidden()
@@ -74,7 +84,7 @@ def test_a_task_for_life_is_priced_warned_of_refused_at_its_field_and_made(
     page.get_by_label("Noise, in votes").fill("20")
     page.get_by_label("Questions an image votes at").fill("1")
     page.get_by_label("An image votes where").fill("0.4")
-    expect(price).to_contain_text("votes under this noise for its whole life", timeout=SLOW_MS)
+    expect(price).to_contain_text("votes under this noise for its whole life")
     expect(price).to_contain_text("of all jobs of votes for life")
     assert price.locator(".note").count() == 0
     assert visit.axe_problems() == []
@@ -83,25 +93,24 @@ def test_a_task_for_life_is_priced_warned_of_refused_at_its_field_and_made(
     page.get_by_label("Questions an image votes at").fill("14")
     expect(price.locator(".note").first).to_contain_text(
         re.compile(r"casts up to 14 .* One job may take [45]\d(\.\d)? % of its life, and sites may refuse that"),
-        timeout=SLOW_MS,
     )
     page.get_by_label("Questions an image votes at").fill("1")
 
     # What is wrong with a field inside is told at that field.
     page.get_by_label("An image votes where").fill("7")
     page.get_by_role("button", name="Make the task").click()
-    expect(page.locator("#task-similarity-error")).to_be_visible(timeout=SLOW_MS)
+    expect(page.locator("#task-similarity-error")).to_be_visible()
     page.get_by_label("An image votes where").fill("0.4")
     page.get_by_label("Epsilon of an image's whole life").fill("2")
     page.get_by_role("button", name="Make the task").click()
     expect(page.locator("#task-error")).to_contain_text(
-        "for the life of an image, but the federation has set aside", timeout=SLOW_MS
+        "for the life of an image, but the federation has set aside",
     )
     page.get_by_label("Epsilon of an image's whole life").fill("0.9")
     page.get_by_label("Who adds the noise").select_option("1")
-    expect(price).to_contain_text("Should two talliers pool what they know", timeout=SLOW_MS)
+    expect(price).to_contain_text("Should two talliers pool what they know")
     page.get_by_role("button", name="Make the task").click()
-    expect(page.locator("#job-task option:checked")).to_contain_text("for life", timeout=SLOW_MS)
+    expect(page.locator("#job-task option:checked")).to_contain_text("for life")
     with Client(url, token) as client:
         made = next(one for one in client.tasks() if one.task["name"] == "for life")
     assert made.task["dishonest_talliers"] == 1
@@ -121,7 +130,7 @@ def test_a_task_that_evaluates_a_model_is_not_offered_for_images(
     page.goto(f"{url}/dashboard#token={token}")
     page.get_by_role("link", name="New job").click()
     tasks = page.locator("#job-task")
-    expect(tasks).to_contain_text("of images", timeout=SLOW_MS)
+    expect(tasks).to_contain_text("of images")
     expect(tasks).not_to_contain_text("of a model")
 
 
@@ -140,7 +149,7 @@ def test_the_form_for_life_reads_in_both_themes_and_widths(
     page.get_by_label("Images pay for their votes").select_option("life")
     page.get_by_label("Noise, in votes").fill("10")
     page.get_by_label("An image votes where").fill("0.4")
-    expect(page.locator("#task-price .note").first).to_be_visible(timeout=SLOW_MS)
+    expect(page.locator("#task-price .note").first).to_be_visible()
     visit.keep(Path(tmp_path_factory.getbasetemp()), f"task-for-life-{width}-{scheme}")
     assert visit.axe_problems() == []
     assert visit.naming_problems() == []

@@ -33,7 +33,7 @@ def pages(make_report: ReportMaker, tmp_path_factory: pytest.TempPathFactory) ->
     return {"report": folder / "report" / "report.html", "evidence": folder / "evidence.html"}
 
 
-@in_both_widths_and_schemes()
+@in_both_widths_and_schemes(quick=2)
 @pytest.mark.parametrize("name", ["report", "evidence"])
 def test_a_page_fits_and_nothing_is_wrong_with_it(
     pages: dict[str, Path], open_page: OpenPage, name: str, width: int, scheme: Scheme

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from api.client import Client
 from labeler.ledger.chain import Anchor
@@ -24,7 +24,6 @@ from workers.party.home import COORDINATOR_FILE
 from workers.up import Plan
 from workers.up.home import make_federation
 
-START_S = 90.0
 AGENTS = ("agent-1", "agent-2")
 TALLIERS = ("tallier-0", "tallier-1", "tallier-2")
 
@@ -69,7 +68,7 @@ StartService = Callable[..., Service]
 
 @contextmanager
 def running(
-    home: Path, *arguments: object, agents: int = 3, journal: str | None = None, more: str = ""
+    home: Path, *arguments: object, agents: int = 3, journal: str | None = None, limits: str = "", **budgets: Any
 ) -> Iterator[Service]:
     """Start `labeler up` in a folder, wait until it is ready, and stop it at the end.
 
@@ -78,14 +77,16 @@ def running(
         arguments: more of the command line.
         agents: how many.
         journal: URL of a PostgreSQL database for the coordinator's journal; a file in its home where absent.
-        more: of the coordinator's settings, where there is such a journal.
+        limits: lines of the coordinator's settings.
+        budgets: of the federation, where one of these two is given.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if journal is not None:
-        federation = make_federation(home, Plan(agents=agents))
-        settings = federation.coordinator / COORDINATOR_FILE
-        set_line(settings, "journal", journal)
-        settings.write_text(f"{settings.read_text()}\n{more}")
+    if journal is not None or limits:
+        settings = make_federation(home, Plan(agents=agents, **budgets)).coordinator / COORDINATOR_FILE
+        if journal is not None:
+            set_line(settings, "journal", journal)
+        assert "[limits]" not in settings.read_text()
+        settings.write_text(f"{settings.read_text()}\n[limits]\n{limits}\n")
     faults, log = home.parent / f"{home.name}.fault", home.parent / f"{home.name}.log"
     command = ("up", "--home", home, "--agents", agents, "--port", 0, "--json", *arguments)
     process = ForkedCommand(*command, errors=log, environment={"LABELER_FAULTS": str(faults)})
@@ -99,12 +100,6 @@ def running(
 
 
 @pytest.fixture
-def service(federations: SharedFederations, tmp_path_factory: pytest.TempPathFactory) -> Service:
-    """One federation of three agents for all tests that leave it whole, whatever they do to it."""
-    return federations.get("service", lambda: running(tmp_path_factory.mktemp("up") / "federation"))
-
-
-@pytest.fixture
 def on_postgresql(
     federations: SharedFederations, postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Service:
@@ -115,14 +110,6 @@ def on_postgresql(
         return running(home, journal=postgres_server.new_database())
 
     return federations.get("postgresql", start)
-
-
-@pytest.fixture
-def unlimited(federations: SharedFederations, tmp_path_factory: pytest.TempPathFactory) -> Service:
-    """One federation of three agents whose accounts have no limit, for jobs that would be dear."""
-    home = tmp_path_factory.mktemp("unlimited") / "federation"
-    budget = ("--instance-epsilon", "unlimited")
-    return federations.get("unlimited", lambda: running(home, *budget))
 
 
 @dataclass(frozen=True)
@@ -188,16 +175,3 @@ def seen(home: Path) -> int:
     """Up to which entry a party has seen the coordinator's journal."""
     head = Anchor(home / "coordinator.head").read()
     return 0 if head is None else head.seq
-
-
-@pytest.fixture(scope="session")
-def digit_features() -> np.ndarray:
-    """Features of real digits as the `pixels:8` backbone makes them, int16, shape (1797, 64)."""
-    from feature_store.backbones import load_backbone
-    from feature_store.rows import quantize
-
-    backbone = load_backbone("pixels:8")
-    from PIL import Image
-
-    images = [Image.fromarray((image * (255 / 16)).round().astype(np.uint8)) for image in load_digits().images]
-    return quantize(backbone.embed(images))

@@ -115,18 +115,6 @@ def policy(home: Path, pattern: str, line: str) -> Iterator[None]:
 
 
 @contextmanager
-def without_policy(*homes: Path) -> Iterator[None]:
-    """Sites whose policy is gone."""
-    for home in homes:
-        (home / "policy.toml").rename(home / "put-aside.toml")
-    try:
-        yield
-    finally:
-        for home in homes:
-            (home / "put-aside.toml").rename(home / "policy.toml")
-
-
-@contextmanager
 def redis_of(service: Service) -> Iterator[Any]:
     """The federation's own redis."""
     settings = tomllib.loads((service.home / "coordinator" / "coordinator.toml").read_text())

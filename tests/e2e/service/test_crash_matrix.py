@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from labeler.system.faults import FAULT_POINTS
 from labeler.tally import QueryBatch, round_of
 from labeler.task import ReleaseKind, parse_task
 from tests.answering import AnsweringAgent
-from tests.e2e.service.conftest import Service, running
+from tests.e2e.service.conftest import Service
 from tests.e2e.service.harm import (
     EVERYBODY,
     QUERIES,
@@ -58,19 +57,7 @@ QUICK = (
 """One real kill of each role for every run of the tests; all of them are for `make test-all`."""
 
 
-SQLITE, POSTGRESQL = "sqlite", "postgresql"
-ON_EITHER = [(SQLITE, *cell) for cell in CELLS] + [(POSTGRESQL, *cell) for cell in CELLS if cell[0] == "coordinator"]
-"""Only the coordinator meets its database; the others die beside SQLite."""
-
-
-@pytest.fixture(scope="module")
-def fragile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A federation that is killed part by part; the coordinator's journal on either database."""
-    journal = None
-    if request.param == POSTGRESQL:
-        journal = request.getfixturevalue("postgres_server").new_database()
-    with running(tmp_path_factory.mktemp("crashes") / "federation", journal=journal) as service:
-        yield service
+pytestmark = pytest.mark.slow
 
 
 class Thief:
@@ -121,47 +108,41 @@ def expected_release(service: Service, thief: Thief, task_fields: dict[str, obje
     return run_round(task, batch, agents, post_charge=lambda _: None, tallier_keys=tallier_keys)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("fragile", [SQLITE], indirect=True)
-@pytest.mark.parametrize(
-    "point",
-    ["tallier.fixed", *(pytest.param(point, marks=pytest.mark.long) for point in ("tallier.stored", "tallier.summed"))],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("point", ["tallier.fixed", "tallier.stored", "tallier.summed"])
 def test_a_tallier_killed_between_storing_and_sending_never_draws_its_noise_again(
-    fragile: Service, digit_features: np.ndarray, tmp_path: Path, point: str
+    service: Service, digit_features: np.ndarray, tmp_path: Path, point: str
 ) -> None:
     """Talliers add the noise; what is released is what the keys say that they had drawn, bit for bit."""
     place = len(CELLS) + ["tallier.fixed", "tallier.stored", "tallier.summed"].index(point)
-    answered_through_a_kill(fragile, digit_features, tmp_path, "tallier", point, place=place, dishonest_talliers=1)
+    answered_through_a_kill(service, digit_features, tmp_path, "tallier", point, place=place, dishonest_talliers=1)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("fragile", "victim", "point"),
-    [
-        pytest.param(
-            database,
-            *cell,
-            id=f"{database}-{cell[0]} at {cell[1]}",
-            marks=[] if (database, tuple(cell)) in [(SQLITE, one) for one in QUICK] else pytest.mark.long,
-        )
-        for database, *cell in ON_EITHER
-    ],
-    indirect=["fragile"],
+    ("victim", "point"),
+    [pytest.param(*cell, marks=[] if cell in QUICK else pytest.mark.long) for cell in CELLS],
 )
 def test_a_killed_process_costs_time_and_nothing_else(
-    fragile, digit_features, tmp_path: Path, victim: str, point: str
+    service: Service, digit_features: np.ndarray, tmp_path: Path, victim: str, point: str
 ) -> None:
     release: ReleaseKind = "winner" if point in WINNER_STEPS else "histogram"
     answered_through_a_kill(
-        fragile, digit_features, tmp_path, victim, point, place=CELLS.index((victim, point)), release=release
+        service, digit_features, tmp_path, victim, point, place=CELLS.index((victim, point)), release=release
     )
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("point", [point for victim, point in CELLS if victim == "coordinator"])
+def test_a_coordinator_killed_beside_postgresql_costs_time_and_nothing_else(
+    on_postgresql: Service, digit_features: np.ndarray, tmp_path: Path, point: str
+) -> None:
+    """Only the coordinator meets its database; the others die beside SQLite."""
+    place = CELLS.index(("coordinator", point))
+    answered_through_a_kill(on_postgresql, digit_features, tmp_path, "coordinator", point, place=place)
+
+
 def answered_through_a_kill(
-    fragile: Service,
+    service: Service,
     digit_features: np.ndarray,
     folder: Path,
     victim: str,
@@ -172,23 +153,23 @@ def answered_through_a_kill(
 ) -> None:
     """One job, of other questions at each place; a process dies at a point of it."""
     features = digit_features[place * QUERIES : (place + 1) * QUERIES]
-    with Thief(fragile.home) as thief, fragile.client() as client:
+    with Thief(service.home) as thief, service.client() as client:
         task = new_task(client, f"{victim} {point} {place}", **fields)
         if victim == "redis":  # no job waits for it to be back after the kill before
             wait_until(lambda: client.readiness().ready, what="redis to be back")
         before = posted(client)
-        arm(fragile, f"{point}\n{fragile.pid('redis')}" if victim == "redis" else point)
+        arm(service, f"{point}\n{service.pid('redis')}" if victim == "redis" else point)
         if victim == "embedder":  # vectors need none, so it would not be there to be killed
             job = client.submit(task.task_id, images=digits_as_files(folder / "digits", place * QUERIES, QUERIES))
         else:
             job = submit(client, task, features)
         done = client.wait(job.job_id)
         # A post is answered with its sender's next mail, so an agent may learn that it was sent when the job is over.
-        wait_until(lambda: not fragile.faults.exists(), seconds=10.0, what="the fault point to be reached")
+        wait_until(lambda: not service.faults.exists(), what="the fault point to be reached")
         assert done.state == "completed"
         assert paid_at_instance_level(client, before) == dict.fromkeys(EVERYBODY, done.price.instance_charge_nano)
         table = pq.read_table(client.labels(job.job_id, folder / "labels.parquet", of="questions"))
-    expected = expected_release(fragile, thief, task.task, QueryBatch(features, first_query=0))
+    expected = expected_release(service, thief, task.task, QueryBatch(features, first_query=0))
     assert table["label"].to_pylist() == expected.labels.tolist()
     if expected.noisy_votes is not None:
         assert np.array_equal(np.array(table["noisy_votes"].to_pylist()), expected.noisy_votes)

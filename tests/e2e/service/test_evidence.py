@@ -165,19 +165,6 @@ def test_a_document_that_was_edited_and_signed_again_is_named_field_by_field(
         assert f"Does not hold: {place}" in checked.out
 
 
-def test_an_edited_journal_gives_no_evidence_and_writes_no_file(
-    federation: Path, labeler: Labeler, tmp_path: Path
-) -> None:
-    home, out = federation / "coordinator", tmp_path / "evidence.json"
-    with closing(sqlite3.connect(home / "journal.db")) as journal, journal:
-        journal.execute("DROP TRIGGER ledger_entries_stay")
-        journal.execute("UPDATE ledger_entries SET amount = 1 WHERE seq = 10")
-    told = labeler("evidence", "--home", home, "--out", out)
-    assert told.code == 1
-    assert "entry 10 was changed" in told.err
-    assert not out.exists()
-
-
 def test_an_agents_journal_that_forgot_a_round_gives_no_evidence(
     federation: Path, labeler: Labeler, tmp_path: Path
 ) -> None:
@@ -204,6 +191,7 @@ def test_a_tallier_has_no_evidence_and_nothing_else_is_taken_for_it(
     assert labeler("evidence", "verify", other).code == 1
 
 
+@pytest.mark.long
 def test_an_audit_of_a_task_goes_into_its_evidence_and_of_another_does_not(
     federation: Path, labeler: Labeler, tmp_path: Path
 ) -> None:

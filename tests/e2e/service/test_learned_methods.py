@@ -59,11 +59,12 @@ def processes_of(service: Service, role: str) -> dict[str, int]:
     return {name: pid for name, pid in running_now.items() if name.startswith(role)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_a_job_labels_every_image_and_charges_every_account_once(
-    unlimited: Service, digit_features: np.ndarray, tmp_path: Path, method: str
+    service: Service, digit_features: np.ndarray, tmp_path: Path, method: str
 ) -> None:
-    with unlimited.client() as client:
+    with service.client() as client:
         task = make_task(client, method)
         before = posted(client)
         job = submit(client, task, digit_features[:QUERIES])
@@ -81,16 +82,18 @@ def test_a_job_labels_every_image_and_charges_every_account_once(
 
 
 def test_a_released_model_is_downloaded_with_its_privacy_card(
-    unlimited: Service, digit_features: np.ndarray, tmp_path: Path
+    service: Service, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
-    with unlimited.client() as client:
+    with service.client() as client:
         task = make_task(client, "blind-average", colluding_agents=1)
+        before = posted(client)
         job = submit(client, task, digit_features[:50])
         assert client.wait(job).state == "completed"
+        assert paid_at_instance_level(client, before) == dict.fromkeys(EVERYBODY, task.price.instance_charge_nano)
         path = client.model(job, tmp_path / "model.safetensors")
         labels = pq.read_table(client.labels(job, tmp_path / "labels.parquet", of="questions"))["label"].to_numpy()
         # The journal alone has all of a model: the folders of jobs are in no backup.
-        (unlimited.home / "coordinator" / "jobs" / job / QUESTIONS).unlink()
+        (service.home / "coordinator" / "jobs" / job / QUESTIONS).unlink()
         assert client.model(job, tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
         asked = submit(client, make_task(client, "ensemble", max_queries=5), digit_features[:5])
         client.wait(asked)
@@ -111,10 +114,10 @@ def test_a_released_model_is_downloaded_with_its_privacy_card(
 
 @pytest.mark.long
 def test_a_model_whose_noise_the_talliers_add_is_released_at_the_price_of_two_unknown_agents(
-    unlimited: Service, digit_features: np.ndarray, tmp_path: Path
+    service: Service, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
     """Two of three agents may collude: among agents one share of noise is left, among talliers two."""
-    with unlimited.client() as client:
+    with service.client() as client:
         task = make_task(client, "blind-average", dishonest_talliers=1)
         by_agents = make_task(client, "blind-average", colluding_agents=2)
         job = submit(client, task, digit_features[:QUERIES])
@@ -131,9 +134,9 @@ def test_a_model_whose_noise_the_talliers_add_is_released_at_the_price_of_two_un
 
 @pytest.mark.long
 def test_a_model_along_public_axes_is_asked_for_and_labels_every_image(
-    unlimited: Service, digit_features: np.ndarray, tmp_path: Path
+    service: Service, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
-    with unlimited.client() as client:
+    with service.client() as client:
         training = TRAINING | {"axes": 20}
         task = make_task(client, "blind-average", epsilon=10.0, max_queries=21, training=training)
         job = submit(client, task, digit_features[:QUERIES])
@@ -151,25 +154,8 @@ def test_a_model_along_public_axes_is_asked_for_and_labels_every_image(
     assert np.array_equal(model.predict_proba(digit_features[:QUERIES]).argmax(axis=1), labels)
 
 
-@pytest.mark.long
-def test_class_means_are_summed_by_the_service_and_label_every_image(
-    unlimited: Service, digit_features: np.ndarray, tmp_path: Path
-) -> None:
-    with unlimited.client() as client:
-        training = {"learner": "means", "axes": 12}
-        task = make_task(client, "blind-average", epsilon=4.0, max_queries=13, training=training, name="means")
-        job = submit(client, task, digit_features[:QUERIES])
-        assert client.wait(job).state == "completed"
-        model = read_model(client.model(job, tmp_path / "model.safetensors"))
-        labels = pq.read_table(client.labels(job, tmp_path / "labels.parquet", of="questions"))["label"].to_numpy()
-    assert np.mean(labels == load_digits().target[:QUERIES]) > 0.6
-    assert np.allclose(np.linalg.norm(model.arrays["weights"], axis=0), 1)
-    assert "at most 1" in model.card["one_record"]
-    assert np.array_equal(model.predict_proba(digit_features[:QUERIES]).argmax(axis=1), labels)
-
-
-def test_a_job_of_the_wrong_size_says_which_task_to_make(unlimited: Service, digit_features: np.ndarray) -> None:
-    with unlimited.client() as client:
+def test_a_job_of_the_wrong_size_says_which_task_to_make(service: Service, digit_features: np.ndarray) -> None:
+    with service.client() as client:
         task = make_task(client, "blind-average", max_queries=DIMENSION)
         before = posted(client)
         done = client.wait(submit(client, task, digit_features[:5]))
@@ -194,20 +180,20 @@ def test_a_job_of_the_wrong_size_says_which_task_to_make(unlimited: Service, dig
     ],
 )
 def test_who_is_killed_goes_on_with_what_was_stored(
-    unlimited: Service, digit_features: np.ndarray, tmp_path: Path, method: str, fault: str, role: str
+    service: Service, digit_features: np.ndarray, tmp_path: Path, method: str, fault: str, role: str
 ) -> None:
     """The journal keeps the answer and no model; every account is charged once."""
-    with unlimited.client() as client:
+    with service.client() as client:
         task = make_task(client, method, name=fault)
         before = posted(client)
-        alive = processes_of(unlimited, role)
-        arm(unlimited, f"{fault}\n")
+        alive = processes_of(service, role)
+        arm(service, f"{fault}\n")
         job = submit(client, task, digit_features[:QUERIES])
         wait_until(
-            lambda: len(now := processes_of(unlimited, role)) == len(alive) and now != alive,
+            lambda: len(now := processes_of(service, role)) == len(alive) and now != alive,
             what="what was killed to be started again",
         )
-        assert not unlimited.faults.exists()
+        assert not service.faults.exists()
         assert client.wait(job).state == "completed"
         paid = paid_at_instance_level(client, before)
         table = pq.read_table(client.labels(job, tmp_path / "labels.parquet", of="questions"))
@@ -215,11 +201,12 @@ def test_who_is_killed_goes_on_with_what_was_stored(
     assert np.mean(table["label"].to_numpy() == load_digits().target[:QUERIES]) > 0.6
 
 
+@pytest.mark.long
 def test_a_service_evaluates_the_student_of_a_job_and_states_what_is_right(
-    unlimited: Service, digit_features: np.ndarray, labeler: Labeler, tmp_path: Path
+    service: Service, digit_features: np.ndarray, labeler: Labeler, tmp_path: Path
 ) -> None:
     """Digits that no agent holds stand for the sites' own: the three agents share the rest of one data set."""
-    with unlimited.client() as client:
+    with service.client() as client:
         voted = client.create_task(
             TaskRequest(name="votes", method="reverse-knn", epsilon=2.0, delta=1e-5, max_queries=QUERIES)
         )
@@ -227,7 +214,7 @@ def test_a_service_evaluates_the_student_of_a_job_and_states_what_is_right(
         assert client.wait(job).state == "completed"
         before = posted(client)
         told = labeler(
-            "evaluate", job, "--url", unlimited.url, "--token", unlimited.token, "--epsilon", 2, "--records", 1200,
+            "evaluate", job, "--url", service.url, "--token", service.token, "--epsilon", 2, "--records", 1200,
             "--out", tmp_path / "evaluation",
         )  # fmt: skip
         assert told.code == 0, told.err

@@ -17,8 +17,11 @@ import pytest
 from feature_store.results.image_labels import IMAGE_SCHEMA
 from tests.e2e.service.conftest import Service
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "tutorials" / "service.md").read_text()
+SHELL = ("bash", "-euo", "pipefail", "-c")
 
 
 def block(language: str, word: str) -> str:
@@ -37,7 +40,7 @@ def run(command: list[str], service: Service, folder: Path) -> None:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -48,11 +51,12 @@ def spent(service: Service) -> int:
     return next(one.posted_nano for one in accounts if (one.account, one.level) == ("federation", "instance"))
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_curl_alone_prices_submits_watches_and_downloads_and_the_budget_falls_by_the_price(service, tmp_path) -> None:
+def test_curl_alone_prices_submits_watches_and_downloads_and_the_budget_falls_by_the_price(
+    service: Service, tmp_path: Path
+) -> None:
     before = spent(service)
-    run(["bash", "-euo", "pipefail", "-c", block("sh", "curl")], service, tmp_path)
+    run([*SHELL, block("sh", "curl")], service, tmp_path)
     price = json.loads((tmp_path / "price.json").read_text())
     assert price["affordable"] is True
     assert price["price"]["instance_epsilon"] == pytest.approx(0.5, rel=1e-3)
@@ -66,15 +70,18 @@ def test_curl_alone_prices_submits_watches_and_downloads_and_the_budget_falls_by
 
 
 @pytest.mark.long
-@pytest.mark.slow
-def test_the_python_script_does_the_same(service, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("command", "table"),
+    [
+        ([sys.executable, "-c", block("python", "connect")], "labels.parquet"),
+        ([*SHELL, block("sh", "submit")], "by-command.parquet"),
+    ],
+    ids=["python", "command"],
+)
+def test_the_python_script_and_the_command_do_the_same(
+    service: Service, tmp_path: Path, command: list[str], table: str
+) -> None:
     before = spent(service)
-    run([sys.executable, "-c", block("python", "connect")], service, tmp_path)
+    run(command, service, tmp_path)
     assert spent(service) > before
-    assert pq.read_table(tmp_path / "labels.parquet").num_rows == 200
-
-
-@pytest.mark.slow
-def test_the_command_does_the_same(service, tmp_path) -> None:
-    run(["bash", "-euo", "pipefail", "-c", block("sh", "submit")], service, tmp_path)
-    assert pq.read_table(tmp_path / "by-command.parquet").num_rows == 200
+    assert pq.read_table(tmp_path / table).num_rows == 200

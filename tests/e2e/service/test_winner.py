@@ -28,8 +28,8 @@ AT_ONCE = 8
 
 
 @pytest.fixture
-def thief(unlimited: Service) -> Iterator[Thief]:
-    with Thief(unlimited.home) as thief:
+def thief(service: Service) -> Iterator[Thief]:
+    with Thief(service.home) as thief:
         yield thief
 
 
@@ -59,48 +59,30 @@ def labels_of(client: Client, job_id: str, folder: Path) -> Any:
     return pq.read_table(client.labels(job_id, folder / f"{job_id}.parquet", of="questions"))
 
 
-@pytest.mark.parametrize("queries", [100, pytest.param(5_000, marks=pytest.mark.long)])
+QUICK = {"abstain_below": 40}
+JOBS = [
+    (120, QUICK),
+    pytest.param(5_000, {}, marks=pytest.mark.long),
+    pytest.param(40, {"method": "reverse-knn", "k": 1, "sigma_votes": 10.0}, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("queries", "fields"), JOBS, ids=["a threshold", "many questions", "reverse-knn"])
 def test_the_labels_are_those_of_the_reference_and_no_votes_come_with_them(
-    unlimited: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path, queries: int
+    service: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path, queries: int, fields: dict[str, Any]
 ) -> None:
-    features = np.resize(digit_features, (queries, digit_features.shape[1]))
-    with unlimited.client() as client:
-        task = make_task(client, queries)
+    features = np.resize(digit_features[500:], (queries, digit_features.shape[1]))
+    with service.client() as client:
+        task = make_task(client, queries, **fields)
         job = submit(client, task, features)
         assert client.wait(job).state == "completed"
         table = labels_of(client, job, tmp_path)
-    reference = expected(unlimited, thief, task, job)
-    assert table["label"].to_pylist() == reference
-    assert set(table["status"].to_pylist()) == {"answered"}
-    assert set(table["release"].to_pylist()) == {"winner"}
-    assert table["noisy_votes"].null_count == queries
-
-
-def test_queries_whose_best_noisy_sum_is_below_the_threshold_are_abstained(
-    unlimited: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
-) -> None:
-    features = digit_features[500:620]
-    with unlimited.client() as client:
-        task = make_task(client, len(features), abstain_below=40)
-        job = submit(client, task, features)
-        assert client.wait(job).state == "completed"
-        table = labels_of(client, job, tmp_path)
-    reference = expected(unlimited, thief, task, job)
+    reference = expected(service, thief, task, job)
     assert table["label"].to_pylist() == reference
     assert table["status"].to_pylist() == ["abstained" if label < 0 else "answered" for label in reference]
-    assert 0 < reference.count(-1) < len(features)
-
-
-def test_a_reverse_knn_job_opens_the_winners_of_the_reference(
-    unlimited: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
-) -> None:
-    features = digit_features[620:660]
-    with unlimited.client() as client:
-        task = make_task(client, len(features), method="reverse-knn", k=1, sigma_votes=10.0)
-        job = submit(client, task, features)
-        assert client.wait(job).state == "completed"
-        table = labels_of(client, job, tmp_path)
-    assert table["label"].to_pylist() == expected(unlimited, thief, task, job)
+    assert set(table["release"].to_pylist()) == {"winner"}
+    assert table["noisy_votes"].null_count == queries
+    assert (0 < reference.count(-1) < queries) == (fields is QUICK)
 
 
 def is_computing(port: int) -> bool:
@@ -125,14 +107,14 @@ def is_seen_computing(client: Client, job: str, port: int) -> bool:
 
 @pytest.mark.long
 def test_a_tallier_killed_in_the_middle_of_the_computation_costs_time_and_nothing_else(
-    unlimited: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
+    service: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
     features = digit_features[:1500]
-    peers = read_peers(unlimited.home / "talliers" / "tallier-1")
+    peers = read_peers(service.home / "talliers" / "tallier-1")
     assert peers is not None
     port = address_of(peers.listen).port
-    with unlimited.client() as client:
-        victim = unlimited.pid("tallier-1")
+    with service.client() as client:
+        victim = service.pid("tallier-1")
         # A computation is over in a moment: it is looked for without a pause, and in another job where it was missed.
         for number in range(10):
             task = make_task(client, len(features), name=f"try {number}")
@@ -147,7 +129,7 @@ def test_a_tallier_killed_in_the_middle_of_the_computation_costs_time_and_nothin
         assert done.state == "completed"
         assert paid_at_instance_level(client, before) == dict.fromkeys(EVERYBODY, done.price.instance_charge_nano)
         table = labels_of(client, job, tmp_path)
-        assert table["label"].to_pylist() == expected(unlimited, thief, task, job)
+        assert table["label"].to_pylist() == expected(service, thief, task, job)
         # The service stays up: the next job is answered.
         another = make_task(client, 5)
         assert client.wait(submit(client, another, digit_features[:5])).state == "completed"
@@ -166,15 +148,15 @@ def answered(
 
 @pytest.mark.long
 def test_eight_jobs_submitted_at_once_each_get_their_own_winners(
-    unlimited: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
+    service: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
     def one(number: int) -> tuple[TaskView, str, list[int]]:
-        return answered(unlimited, digit_features[20 * number : 20 * number + 20], 20.0 + number, tmp_path)
+        return answered(service, digit_features[20 * number : 20 * number + 20], 20.0 + number, tmp_path)
 
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         done = list(pool.map(one, range(AT_ONCE)))
     # The references come afterwards: whoever copies keys while rounds are open shares this process.
-    references = [expected(unlimited, thief, task, job) for task, job, _ in done]
+    references = [expected(service, thief, task, job) for task, job, _ in done]
     # With this noise each list is as good as unique, so that an exchange of any two would show.
     assert len({tuple(labels) for labels in references}) == AT_ONCE
     assert [labels for *_, labels in done] == references
