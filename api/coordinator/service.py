@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 
 from anyio import to_thread
@@ -52,7 +51,6 @@ from api.schema import (
 )
 from feature_store.decode_process import PixelLimits
 from feature_store.results.evidence import SignedEvidence
-from labeler.driver.intake import PendingWrite
 from labeler.driver.mail import Mailbox
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import NotAuthenticated, NotFound, TryAgain
@@ -87,7 +85,7 @@ class Coordinator:
         self, config: CoordinatorConfig, stores: Stores, keys: PartyKeys, mailbox: Mailbox, *, clock: Clock = utc_now
     ) -> None:
         self.config = config
-        self.stores = stores = replace(stores, enqueue=self._enqueue)
+        self.stores = stores
         self.tokens = stores.tokens
         self.ledger = stores.ledger
         self._keys = keys
@@ -263,14 +261,6 @@ class Coordinator:
         """
         self.health.check_trusted()
         return self._submissions.submit(request, upload, reader=reader, idempotency_key=idempotency_key)
-
-    def _enqueue(self, pending: PendingWrite) -> None:
-        if self._thread.ident is not None:
-            self.driver.enqueue(pending)
-            return
-        with self.stores.database.write() as connection:
-            pending.write(connection)
-        pending.settle(None)
 
     def _taken(self, job_id: str) -> None:
         fault_point("coordinator.reserved")

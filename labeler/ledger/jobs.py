@@ -20,15 +20,7 @@ from typing import Any, Literal, get_args
 from sqlalchemy import Connection, Select, Text, bindparam, case, delete, func, insert, literal, select, update
 from sqlalchemy import cast as as_type
 
-from labeler.errors import (
-    IdempotencyMismatch,
-    InvalidSetting,
-    NotFound,
-    NotReady,
-    PrivacyRefusal,
-    ProtocolViolation,
-    TryAgain,
-)
+from labeler.errors import InvalidSetting, NotFound, NotReady, PrivacyRefusal, ProtocolViolation
 from labeler.ledger.chain import time_text
 from labeler.ledger.database import (
     Database,
@@ -237,24 +229,11 @@ class JobStore:
 
         Raises:
             InvalidSetting: the rounds are not the job's (each query of the job belongs to exactly one).
-            IdempotencyMismatch: the key made another job out of another request.
-            TryAgain: the key has just made a job of the same request; look at `known` again.
             ProtocolViolation: the job id is taken.
+            IntegrityError: the key has made a job; look at `known` in the same transaction.
         """
         _check_rounds(job, rounds_of_job)
         with self._database.writing(connection) as joined:
-            if idempotency is not None:
-                if idempotency.job_id != job.job_id:
-                    raise InvalidSetting("an idempotency key names the job it is kept with")
-                if (known := self.known(idempotency.token_id, idempotency.key, connection=joined)) is not None:
-                    if known.body_digest != idempotency.body_digest:
-                        raise IdempotencyMismatch(
-                            f"this idempotency key made job {known.job_id!r} out of another request; use a new one "
-                            "for this"
-                        )
-                    raise TryAgain(
-                        f"the same request made job {known.job_id!r} at this moment; send it again to get that job"
-                    )
             if job.job_id in self.many([job.job_id], connection=joined):
                 raise ProtocolViolation(f"there is a job {job.job_id!r} already; a new one needs another id")
             insert_rows(joined, jobs, {column.name: getattr(job, column.name) for column in jobs.columns})
