@@ -22,7 +22,6 @@ from api.coordinator import pricing
 from labeler import batching, tally
 from labeler.driver import reading, storing
 from labeler.driver.coordinator import CoordinatorDriver
-from labeler.driver.reading import Loader
 from labeler.driver.sending import send_off
 from labeler.errors import BadData, StorageFull
 from labeler.ledger.agent_memory import JournalRounds
@@ -154,7 +153,7 @@ def _lose_returned_queries(patch: Patch) -> None:
 
 
 def _forget_at_a_restart(patch: Patch) -> None:
-    patch.setattr(Loader, "unfinished", lambda _: [])
+    patch.setattr(JobStore, "unfinished_ids", lambda _: [])
 
 
 def _send_before_storing(patch: Patch) -> None:
