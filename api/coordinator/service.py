@@ -374,7 +374,7 @@ class Coordinator:
         while events:
             position = events[-1][0]
             left_s = until_s - time.monotonic()
-            if left_s <= 0 or any(event.get("ended") for _, event in events):
+            if left_s <= 0 or any(has_ended for _, has_ended in events):
                 break
             events = await self._mailbox.watch(job_id, position, left_s)
         return position

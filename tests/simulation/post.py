@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
 from labeler.driver.mail import MAX_MAIL_BYTES, Letter
 from labeler.driver.mail_memory import MemoryMailbox
@@ -145,19 +144,9 @@ class LossyMailbox:
         """See Mailbox."""
         return self._memory.is_alive(role)
 
-    def publish(self, job_id: str, event: Mapping[str, Any]) -> None:
-        """See Mailbox."""
-        self._memory.publish(job_id, event)
-
-    async def watch(
-        self,
-        job_id: str,
-        after: str,
-        wait_s: float,  # noqa: ARG002
-        max_events: int = 100,
-    ) -> list[tuple[str, dict[str, Any]]]:
+    async def watch(self, job_id: str, after: str, wait_s: float) -> list[tuple[str, bool]]:  # noqa: ARG002
         """See Mailbox; never waits."""
-        return await self._memory.watch(job_id, after, 0.0, max_events)
+        return await self._memory.watch(job_id, after, 0.0)
 
     def close(self) -> None:
         """See Mailbox."""

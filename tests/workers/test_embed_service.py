@@ -175,7 +175,7 @@ def test_an_image_of_which_nothing_is_seen_fails_the_job_and_moves_no_other_answ
     """Its row was missing in the features, so that each later image was answered under the name before its own."""
     embedder._loaded[BACKBONE.fingerprint] = BlindToBlack(size=4)
     folder = office.job("job-1", images_table([png(pictures(1)[0]), black(8), png(pictures(1, seed=1)[0])]))
-    embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
+    embedder.turn(lane_of("somebody"), attempt=1)
     assert len(features_of(folder)) == 2
     request = QuestionRequest(strategy="all", count=None, seed=0, fingerprint=BACKBONE.fingerprint, source="images")
     with pytest.raises(UnreadableImage, match=r"'photo 1.png' cannot be asked about: its feature is zero"):
@@ -199,28 +199,13 @@ def test_work_that_kills_whoever_takes_it_is_given_up(office: Office) -> None:
     assert "never ended" in office.failure(folder)["sentence"]
 
 
-def test_progress_is_published(office: Office) -> None:
-    import asyncio
-
-    office.finish(office.job("job-1", images_table([png(image) for image in pictures(3)])))
-
-    async def events() -> list[dict[str, Any]]:
-        watching = RedisMailbox(office.server.url)
-        try:
-            return [event for _, event in await watching.watch("job-1", "", 1.0)]
-        finally:
-            await watching.aclose()
-
-    assert {"stage": "embedding", "done": 3, "total": 3} in asyncio.run(events())
-
-
 def test_told_to_stop_in_the_middle_another_embedder_goes_on(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = office.job("job-1", images_table([png(image) for image in pictures(200)]))
     stop = threading.Event()
     stop.set()
     embedder = Embedder(office.home, {BACKBONE.fingerprint: "pixels:4"}, stop=stop)
     with pytest.raises(embed_service.Interrupted):
-        embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
+        embedder.turn(lane_of("somebody"), attempt=1)
     assert not (folder / "failed.json").exists()
     office.finish(folder)
     assert len(features_of(folder)) == 200
@@ -268,6 +253,20 @@ def embedder(office: Office) -> Embedder:
     return Embedder(office.home, {BACKBONE.fingerprint: "pixels:4"}, stop=threading.Event())
 
 
+def at_each_batch(monkeypatch: pytest.MonkeyPatch, hook: Callable[[str, int], object]) -> None:
+    """Call a function with the job and the number of its images that are embedded, whenever a batch is."""
+    real = embed_service.embed_source
+
+    def hooked(upload: Path, *arguments: Any, progress: Callable[[int, int], None], **options: Any) -> Any:
+        def told(done: int, total: int) -> None:
+            hook(upload.parent.name, done)
+            progress(done, total)
+
+        return real(upload, *arguments, progress=told, **options)
+
+    monkeypatch.setattr(embed_service, "embed_source", hooked)
+
+
 def test_work_on_a_job_that_ends_stops_in_the_middle_and_leaves_nothing_half_made(
     office: Office, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,13 +275,12 @@ def test_work_on_a_job_that_ends_stops_in_the_middle_and_leaves_nothing_half_mad
     folder = office.job("job-1", images_table([black(2000)] * 50))
     told: list[int] = []
 
-    def cancelled(job_id: str, event: dict[str, Any]) -> None:
-        if "done" in event:
-            told.append(event["done"])
-            office.board.withdraw(job_id)
+    def cancelled(job_id: str, done: int) -> None:
+        told.append(done)
+        office.board.withdraw(job_id)
 
-    monkeypatch.setattr(office.mailbox, "publish", cancelled)
-    embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
+    at_each_batch(monkeypatch, cancelled)
+    embedder.turn(lane_of("somebody"), attempt=1)
     assert told == [1]
     assert sorted(path.name for path in folder.iterdir() if path.name != ".public.shard.lock") == ["upload.parquet"]
     assert children() == []
@@ -296,12 +294,12 @@ def test_a_job_whose_folder_is_gone_while_it_is_embedded_stays_gone(
     monkeypatch.setattr(embed_service, "BATCH_S", 0.0)
     folder = office.job("job-1", images_table([black(50)] * 50))
 
-    def forgotten(job_id: str, event: dict[str, Any]) -> None:
+    def forgotten(job_id: str, _: int) -> None:
         office.board.withdraw(job_id)
         shutil.rmtree(folder)
 
-    monkeypatch.setattr(office.mailbox, "publish", forgotten)
-    embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
+    at_each_batch(monkeypatch, forgotten)
+    embedder.turn(lane_of("somebody"), attempt=1)
     assert not folder.exists()
 
 
@@ -312,14 +310,7 @@ def test_requesters_take_turns_however_many_images_one_of_them_sent(
     monkeypatch.setattr(embed_service, "SLICE_S", 0.0)
     monkeypatch.setattr(embed_service, "BATCH_IMAGES", 1)
     done: list[str] = []
-    publish = RedisMailbox.publish
-
-    def noting(mailbox: RedisMailbox, job_id: str, event: dict[str, Any]) -> None:
-        if "done" in event:
-            done.append(job_id)
-        publish(mailbox, job_id, event)
-
-    monkeypatch.setattr(RedisMailbox, "publish", noting)
+    at_each_batch(monkeypatch, lambda job_id, _: done.append(job_id))
     picture = png(pictures(1)[0])
     many = [office.job(f"many-{number}", images_table([picture] * 40), owner="hog") for number in range(3)]
     few = office.job("few", images_table([picture] * 2), owner="somebody else")
@@ -344,7 +335,7 @@ def test_a_job_alone_is_not_cut_into_slices(
 ) -> None:
     monkeypatch.setattr(embed_service, "SLICE_S", 0.0)
     folder = office.job("job-1", images_table([png(image) for image in pictures(200)]))
-    embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
+    embedder.turn(lane_of("somebody"), attempt=1)
     assert len(features_of(folder)) == 200
 
 
@@ -356,13 +347,13 @@ def test_more_pixels_than_a_job_may_have_are_refused_before_anything_is_decoded(
 
 def test_the_memory_of_the_embedder_does_not_grow_with_what_it_is_sent(office: Office, embedder: Embedder) -> None:
     small = office.job("small", images_table([black(50)] * 4))
-    embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
+    embedder.turn(lane_of("somebody"), attempt=1)
     sent = images_table([black(7900)] * 4)
     large = office.job("large", sent)
     before = resident_bytes()
     # The highest mark of this process is reset: tests before this one may have reached higher.
     Path("/proc/self/clear_refs").write_text("5")
-    embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
+    embedder.turn(lane_of("somebody"), attempt=1)
     assert (small / "public.shard").exists()
     assert (large / "public.shard").exists()
     # One such image is 62 MB of gray, and 250 MB of color; none of it was ever here.
@@ -376,7 +367,7 @@ def test_an_image_that_takes_longer_than_is_given_fails_its_job_and_not_the_embe
 ) -> None:
     monkeypatch.setattr("feature_store.decode_process.IMAGE_S", 0.5)
     stuck = office.job("job-1", images_table([black(7900)] * 2))
-    embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
+    embedder.turn(lane_of("somebody"), attempt=1)
     told = json.loads((stuck / "failed.json").read_text())
     assert told["problem_type"] == "unreadable-image"
     assert "'photo 0.png'" in told["sentence"]
@@ -418,12 +409,12 @@ def test_a_decoder_that_the_system_ends_fails_the_job_by_the_image_it_was_at(
     monkeypatch.setattr(embed_service, "BATCH_S", 0.0)
     folder = office.job("job-1", images_table([black(2000)] * 100))
 
-    def ended(job_id: str, event: dict[str, Any]) -> None:
+    def ended(_: str, __: int) -> None:
         for pid in children():
             os.kill(int(pid), signal.SIGKILL)
 
-    monkeypatch.setattr(office.mailbox, "publish", ended)
-    embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
+    at_each_batch(monkeypatch, ended)
+    embedder.turn(lane_of("somebody"), attempt=1)
     assert "more memory or time" in (folder / "failed.json").read_text()
 
 
