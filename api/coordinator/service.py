@@ -128,7 +128,7 @@ class Coordinator:
             deliver=self.driver.deliver,
             relays=self.driver.relays,
         )
-        self._owners = Owners(stores.tasks, stores.jobs, stores.shares)
+        self._owners = Owners(stores.tasks, stores.jobs)
         self.prices = Prices()
         self._submissions = submission.Submissions(config, stores, self._owners, self.prices, self._taken)
         self.estimates = Estimates(config, stores, self._owners, self.prices)
@@ -239,13 +239,13 @@ class Coordinator:
         record = self._owners.own_task(reader, task_id)
         if not self.tokens.is_active(token_id):
             raise NotFound(f"there is no active token {token_id[:100]!r}; its holder finds its id at /v1/whoami")
-        self.stores.shares.add(record.digest, token_id)
+        self.stores.tasks.share(record.digest, token_id)
         return self._task_views([record], reader)[0]
 
     def unshare_task(self, task_id: str, token_id: str, *, reader: Reader) -> TaskView:
         """Stop a token from submitting more jobs into a task; its earlier jobs stay its own. Raises as `share_task`."""
         record = self._owners.own_task(reader, task_id)
-        self.stores.shares.remove(record.digest, token_id)
+        self.stores.tasks.unshare(record.digest, token_id)
         return self._task_views([record], reader)[0]
 
     # Jobs.
@@ -432,7 +432,7 @@ class Coordinator:
 
     def _task_views(self, records: Sequence[TaskRecord], reader: Reader) -> tuple[TaskView, ...]:
         digests = [record.digest for record in records]
-        shares, returned = self.stores.shares.of(digests), self.stores.tasks.returned(digests)
+        shares, returned = self.stores.tasks.shared_with(digests), self.stores.tasks.returned(digests)
         return tuple(
             task_view(
                 record,

@@ -34,7 +34,7 @@ from labeler.ledger.ledger import Ledger
 from labeler.ledger.parties import PartyStore
 from labeler.ledger.rounds import AggregateStore
 from labeler.ledger.sequences import Sequences
-from labeler.ledger.tasks import TaskShares, TaskStore
+from labeler.ledger.tasks import TaskStore
 from labeler.ledger.tokens import TokenStore
 from labeler.system.clock import Clock
 from labeler.system.clock import now_utc as utc_now
@@ -49,7 +49,6 @@ class Stores:
     database: Database
     ledger: Ledger
     tasks: TaskStore
-    shares: TaskShares
     jobs: JobStore
     forgotten: ForgottenJobs
     aggregates: AggregateStore
@@ -64,8 +63,7 @@ class Stores:
         return cls(
             database=database,
             ledger=Ledger(database, clock=clock),
-            tasks=TaskStore(database),
-            shares=TaskShares(database, clock=clock),
+            tasks=TaskStore(database, clock=clock),
             jobs=JobStore(database, clock=clock),
             forgotten=ForgottenJobs(database, clock=clock),
             aggregates=AggregateStore(database),
