@@ -14,7 +14,7 @@ from pathlib import Path
 
 from feature_store.shard import claim
 from labeler.errors import LabelerError
-from labeler.ledger.agent_memory import AgentMemory, AskedBy, JournalRounds
+from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.backup import check_home, mark_home
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Ledger
@@ -192,7 +192,6 @@ def boot_agent(
         admission = Admission(
             home,
             memory,
-            asked_by=AskedBy(database),
             read_policy=policy,
             coordinator_key=link.coordinator_key,
             clock=clock.utc,

@@ -505,7 +505,7 @@ class AgentDriver:
         for_life = [one for one in charges if one[1].ask.task.lifetime_budget is not None]
         if not for_life:
             return list(charges)
-        states = [self._state(digest) for digest in self._ledger.unanswered_for_life()]
+        states = [self._state(digest) for digest in self._rounds.unanswered_for_life()]
         before = [state for state in states if state.stage == "charged"]  # this very transaction erases the others
         now, later = ([], for_life) if before else (for_life[:1], for_life[1:])
         if all(state.doing in ("compute", "store") for state in before):
