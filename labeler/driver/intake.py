@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from labeler.errors import LabelerError, ProtocolViolation, Unavailable
 from labeler.ledger.chain import Head
@@ -110,8 +111,14 @@ def incoming(message: Message, party: PartyRecord, keys: PartyKeys) -> Incoming:
         return Incoming(message, party.verify_key, fx.ShareCame(*of, who, header.recipient))
     body = keys.open(message)
     if header.kind in ANSWER_KINDS:
-        said: Willing | Declined = Willing.decode(body) if header.kind == "willing" else Declined.decode(body)
-        job_id, event = said.job_id, fx.ReplyCame(who, header.task_digest, said_of(said))
+        if header.kind == "willing":
+            yes = Willing.decode(body)
+            job_id, reply = yes.job_id, ProposalReply("willing", until_s=yes.until)
+        else:
+            no = Declined.decode(body)
+            answer: Literal["declined", "later"] = "declined" if no.refusal.is_final else "later"
+            job_id, reply = no.job_id, ProposalReply(answer, no.refusal.reason, no.refusal.sentence)
+        event = fx.ReplyCame(who, header.task_digest, reply)
     elif header.kind == "holdings":
         holdings = {agent: sharing.hex() for agent, sharing in holdings_from_bytes(body).items()}
         event = fx.HoldingsCame(*of, who, holdings)
@@ -138,14 +145,6 @@ def with_heads(messages: Sequence[Incoming]) -> tuple[Incoming, ...]:
         if one.head is not None and (sender not in heads or one.head.seq > heads[sender].seq):
             heads[sender] = one.head
     return tuple(replace(one, head=heads.get(one.message.header.sender)) for one in messages)
-
-
-def said_of(said: Willing | Declined) -> ProposalReply:
-    """Return the reply to store for an answer to a proposal."""
-    if isinstance(said, Willing):
-        return ProposalReply("willing", until_s=said.until)
-    refusal = said.refusal
-    return ProposalReply("declined" if refusal.is_final else "later", refusal.reason, refusal.sentence)
 
 
 class Inbox:

@@ -42,8 +42,9 @@ def declined(site: Site, count: int) -> list[Declined]:  # noqa: F811
 def entries(site: Site) -> list[tuple[str, str, int]]:  # noqa: F811
     """Kind, first word of the reservation, and amount of every charge in the agent's own ledger."""
     with open_database(site.home / "journal.db", read_only=True) as database:
-        found = Ledger(database, clock=lambda: NOW).entries(limit=1000, level="instance")
-    return [(e.kind, e.reservation_id.split("-")[0], e.amount) for e in found if e.kind not in ("open", "cap")]
+        found = Ledger(database, clock=lambda: NOW).entries(limit=1000)
+    charges = [entry for entry in found if entry.level == "instance" and entry.kind not in ("open", "cap")]
+    return [(entry.kind, entry.reservation_id.split("-")[0], entry.amount) for entry in charges]
 
 
 def test_a_yes_sets_the_price_aside_and_the_answer_posts_it_once(site: Site) -> None:  # noqa: F811
