@@ -493,7 +493,7 @@ class ForgottenJobs:
         with self._database.writing(connection) as joined:
             state = joined.execute(select(jobs.c.state).where(jobs.c.job_id == job_id)).scalar()
             if state is None:
-                raise NotFound(f"there is no job {job_id[:200]!r}; look at the list of jobs")
+                raise no_such_job(job_id)
             if state not in FINISHED:
                 raise NotReady(f"job {job_id} is {state}; what it needs is kept until it has ended. Cancel it first")
             if self.at([job_id], connection=joined):
