@@ -7,7 +7,6 @@ import os
 import subprocess
 import zipfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -122,11 +121,7 @@ def test_a_job_that_was_taken_waits_while_the_disk_is_full_and_goes_on(
             tick()
 
         vectors = {"task_id": task.task_id, "features": np.eye(3, 8).tolist(), "backbone_fingerprint": FINGERPRINT}
-        with ThreadPoolExecutor() as waiting:
-            posted = waiting.submit(http.post, "/v1/jobs", json=vectors)
-            eventually(lambda: bool(held.driver.writes))
-            tick()  # in which it is taken; the driver hears of it afterwards
-            job_id = posted.result().json()["job_id"]
+        job_id = http.post("/v1/jobs", json=vectors).json()["job_id"]
         filler = fill(disk)
         for _ in range(3):
             take_turn()
