@@ -279,12 +279,10 @@ class Mailroom:
             return
         numbered = f"poll:{party.party_id}"
         with self._database.write() as connection:
-            if party.party_id not in self._written:
-                # The first poll since this process started: a replayed older one is refused here.
-                self._sequences.check(numbered, sequence, verify_key=party.verify_key, connection=connection)
+            # First: an older poll that is replayed to a new process is refused here, before anything of it counts.
+            self._sequences.taken(numbered, sequence, verify_key=party.verify_key, connection=connection)
             facts = dict(poll.facts) | {"version": poll.program}
             self._parties.contact(party.party_id, self._clock(), facts, _own_head(poll), connection=connection)
-            self._sequences.taken(numbered, sequence, verify_key=party.verify_key, connection=connection)
         self._written[party.party_id] = (self._steady(), poll)
 
     def _answer(self, asking: Asking, mail: Sequence[tuple[str, bytes]]) -> bytes:

@@ -19,7 +19,7 @@ from api.schema import JobView, LedgerEntryView, LedgerPage, Role
 from labeler.errors import NotAllowed
 from labeler.ledger.database import Connection
 from labeler.ledger.jobs import JobRecord, JobStore, no_such_job
-from labeler.ledger.tasks import TaskRecord, TaskShares, TaskStore, no_such_task
+from labeler.ledger.tasks import TaskRecord, TaskStore, no_such_task
 
 SOMEBODY = "another requester's job"
 """Replaces a reservation's name in the ledger for other requesters."""
@@ -55,7 +55,6 @@ class Owners:
 
     tasks: TaskStore
     jobs: JobStore
-    shares: TaskShares
 
     def task(self, reader: Reader, task_id: str) -> TaskRecord:
         """Return a task that the reader may see.
@@ -66,7 +65,7 @@ class Owners:
         record = self.tasks.get(task_id)
         if reader.role != "requester" or record.created_by == reader.token_id:
             return record
-        if not self.shares.has(task_id, reader.token_id):
+        if not self.tasks.is_shared(task_id, reader.token_id):
             raise no_such_task(task_id)
         return record
 

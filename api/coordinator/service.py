@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 
 from anyio import to_thread
@@ -52,7 +51,6 @@ from api.schema import (
 )
 from feature_store.decode_process import PixelLimits
 from feature_store.results.evidence import SignedEvidence
-from labeler.driver.intake import PendingWrite
 from labeler.driver.mail import Mailbox
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import NotAuthenticated, NotFound, TryAgain
@@ -87,7 +85,7 @@ class Coordinator:
         self, config: CoordinatorConfig, stores: Stores, keys: PartyKeys, mailbox: Mailbox, *, clock: Clock = utc_now
     ) -> None:
         self.config = config
-        self.stores = stores = replace(stores, enqueue=self._enqueue)
+        self.stores = stores
         self.tokens = stores.tokens
         self.ledger = stores.ledger
         self._keys = keys
@@ -130,7 +128,7 @@ class Coordinator:
             deliver=self.driver.deliver,
             relays=self.driver.relays,
         )
-        self._owners = Owners(stores.tasks, stores.jobs, stores.shares)
+        self._owners = Owners(stores.tasks, stores.jobs)
         self.prices = Prices()
         self._submissions = submission.Submissions(config, stores, self._owners, self.prices, self._taken)
         self.estimates = Estimates(config, stores, self._owners, self.prices)
@@ -241,13 +239,13 @@ class Coordinator:
         record = self._owners.own_task(reader, task_id)
         if not self.tokens.is_active(token_id):
             raise NotFound(f"there is no active token {token_id[:100]!r}; its holder finds its id at /v1/whoami")
-        self.stores.shares.add(record.digest, token_id)
+        self.stores.tasks.share(record.digest, token_id)
         return self._task_views([record], reader)[0]
 
     def unshare_task(self, task_id: str, token_id: str, *, reader: Reader) -> TaskView:
         """Stop a token from submitting more jobs into a task; its earlier jobs stay its own. Raises as `share_task`."""
         record = self._owners.own_task(reader, task_id)
-        self.stores.shares.remove(record.digest, token_id)
+        self.stores.tasks.unshare(record.digest, token_id)
         return self._task_views([record], reader)[0]
 
     # Jobs.
@@ -263,14 +261,6 @@ class Coordinator:
         """
         self.health.check_trusted()
         return self._submissions.submit(request, upload, reader=reader, idempotency_key=idempotency_key)
-
-    def _enqueue(self, pending: PendingWrite) -> None:
-        if self._thread.ident is not None:
-            self.driver.enqueue(pending)
-            return
-        with self.stores.database.write() as connection:
-            pending.write(connection)
-        pending.settle(None)
 
     def _taken(self, job_id: str) -> None:
         fault_point("coordinator.reserved")
@@ -384,7 +374,7 @@ class Coordinator:
         while events:
             position = events[-1][0]
             left_s = until_s - time.monotonic()
-            if left_s <= 0 or any(event.get("ended") for _, event in events):
+            if left_s <= 0 or any(has_ended for _, has_ended in events):
                 break
             events = await self._mailbox.watch(job_id, position, left_s)
         return position
@@ -442,7 +432,7 @@ class Coordinator:
 
     def _task_views(self, records: Sequence[TaskRecord], reader: Reader) -> tuple[TaskView, ...]:
         digests = [record.digest for record in records]
-        shares, returned = self.stores.shares.of(digests), self.stores.tasks.returned(digests)
+        shares, returned = self.stores.tasks.shared_with(digests), self.stores.tasks.returned(digests)
         return tuple(
             task_view(
                 record,

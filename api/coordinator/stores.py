@@ -27,15 +27,14 @@ from pathlib import Path
 from api.coordinator.budgets import check_delta, open_accounts
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.pricing import JournalSettlement
-from labeler.driver.intake import PendingWrite, Result, enqueue_and_wait
 from labeler.errors import InvalidSetting, JournalInUse, LabelerError, OutputInUse, Unavailable
-from labeler.ledger.database import Connection, Database, open_database
+from labeler.ledger.database import Database, open_database
 from labeler.ledger.jobs import ForgottenJobs, JobStore
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.parties import PartyStore
 from labeler.ledger.rounds import AggregateStore
 from labeler.ledger.sequences import Sequences
-from labeler.ledger.tasks import TaskShares, TaskStore
+from labeler.ledger.tasks import TaskStore
 from labeler.ledger.tokens import TokenStore
 from labeler.system.clock import Clock
 from labeler.system.clock import now_utc as utc_now
@@ -45,16 +44,11 @@ from labeler.system.keys import PartyKeys
 
 @dataclass(frozen=True)
 class Stores:
-    """Everything in the coordinator's journal, over one database.
-
-    Attributes:
-        enqueue: queues a write to share a commit with others; without it, each write is its own commit.
-    """
+    """Everything in the coordinator's journal, over one database."""
 
     database: Database
     ledger: Ledger
     tasks: TaskStore
-    shares: TaskShares
     jobs: JobStore
     forgotten: ForgottenJobs
     aggregates: AggregateStore
@@ -62,7 +56,6 @@ class Stores:
     sequences: Sequences
     tokens: TokenStore
     clock: Clock
-    enqueue: Callable[[PendingWrite], None] | None = None
 
     @classmethod
     def over(cls, database: Database, *, clock: Clock) -> Stores:
@@ -70,8 +63,7 @@ class Stores:
         return cls(
             database=database,
             ledger=Ledger(database, clock=clock),
-            tasks=TaskStore(database),
-            shares=TaskShares(database, clock=clock),
+            tasks=TaskStore(database, clock=clock),
             jobs=JobStore(database, clock=clock),
             forgotten=ForgottenJobs(database, clock=clock),
             aggregates=AggregateStore(database),
@@ -104,13 +96,6 @@ class Stores:
     def settlement(self) -> JournalSettlement:
         """Return the settlement of jobs in this journal."""
         return JournalSettlement(self.database, self.ledger, self.jobs, self.tasks)
-
-    def write(self, step: Callable[[Connection], Result]) -> Result:
-        """Run a step in a write transaction; durable on return, rolled back if it raises."""
-        if self.enqueue is not None:
-            return enqueue_and_wait(self.enqueue, step)
-        with self.database.write() as connection:
-            return step(connection)
 
 
 LOCK_FILE = ".coordinator.lock"

@@ -26,7 +26,7 @@ from api.coordinator.pricing import charge_at, price_view, proposed_id, worst_ca
 from api.coordinator.roster import facts_of
 from api.coordinator.stores import INCOMING, Stores
 from api.coordinator.uploads import Upload, upload_of_features
-from api.coordinator.views import job_view, read_view
+from api.coordinator.views import read_view, read_views
 from api.problems import KeptRefusal, problem_of
 from api.schema import FINISHED, JobRequest, JobView, Selection
 from feature_store.results.job_process import given_features
@@ -43,7 +43,7 @@ from labeler.errors import (
     PrivacyRefusal,
 )
 from labeler.ledger.database import Connection
-from labeler.ledger.jobs import Idempotency, JobRecord, RoundCharge, RoundRecord
+from labeler.ledger.jobs import Idempotency, JobRecord, RoundRecord
 from labeler.ledger.ledger import Charge
 from labeler.ledger.parties import PartyStore
 from labeler.ledger.tasks import TaskRecord
@@ -207,17 +207,12 @@ class Submissions:
         error.asked = charge_at(price_view(order.task.task, job.num_queries), error.level) or 0
         worded = refusal(error, queries=job.num_queries, delta=self.config.delta)
         problem = problem_of(worded, delta=self.config.delta, job_id=job.job_id)
-
-        def step(connection: Connection) -> Idempotency | None:
+        with self.stores.database.write() as connection:
             known = _known(order, self.stores, connection=connection)
-            if known is None:
-                refused = replace(job, state="refused", problem=problem)
-                self.stores.jobs.add(refused, [], idempotency=order.idempotency, connection=connection)
-            return known
-
-        known = self.stores.write(step)
-        if known is not None:
-            return known
+            if known is not None:
+                return known
+            refused = replace(job, state="refused", problem=problem)
+            self.stores.jobs.add(refused, [], idempotency=order.idempotency, connection=connection)
         raise KeptRefusal(problem)
 
 
@@ -408,8 +403,7 @@ def _accept(order: _Order, stores: Stores, *, most: int, prices: Prices | None =
     """Claim the queries, reserve the worst case in every account, and store the job: all or nothing."""
     job, record = order.job, order.task
     worst = _worst_case(order, prices)
-
-    def step(connection: Connection) -> JobView | Idempotency:
+    with stores.database.write() as connection:
         known = _known(order, stores, connection=connection)
         if known is not None:
             return known
@@ -420,7 +414,7 @@ def _accept(order: _Order, stores: Stores, *, most: int, prices: Prices | None =
         for number, size in enumerate(order.sizes):
             rounds.append(RoundRecord(job.job_id, number, following, size))
             following += size
-        seq = stores.ledger.reserve(
+        stores.ledger.reserve(
             proposed_id(job.job_id),
             worst,
             detail={"job": job.job_id, "task": record.digest, "queries": job.num_queries, "by": job.created_by},
@@ -428,11 +422,7 @@ def _accept(order: _Order, stores: Stores, *, most: int, prices: Prices | None =
         )
         kept = replace(job, first_query=first_query)
         stores.jobs.add(kept, rounds, idempotency=order.idempotency, connection=connection)
-        # Built from the values just written, which saves reading them back.
-        charge = RoundCharge("reserved", seq)
-        return job_view(kept, [replace(one, charge=charge) for one in rounds], record)
-
-    return stores.write(step)
+        return read_views([kept], stores, connection=connection)[0]
 
 
 def _worst_case(order: _Order, prices: Prices | None) -> list[Charge]:

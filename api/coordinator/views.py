@@ -7,8 +7,8 @@ While shares come in, a round shows only which agents it asked and which refused
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Literal
 
 from api.coordinator.pricing import price_view, round_prices
@@ -26,8 +26,12 @@ from labeler.setting import LEVELS
 _DONE = {"posted": "charged", "void": "given back", "reserved": "reserved"}
 
 
-def job_view(
-    job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord, answers: Answers = MappingProxyType({})
+def _job_view(
+    job: JobRecord,
+    rounds: Sequence[RoundRecord],
+    task: TaskRecord,
+    answers: Answers,
+    forgotten_at: datetime | None,
 ) -> JobView:
     """Return the view of a job, its rounds and its price.
 
@@ -62,6 +66,7 @@ def job_view(
         ledger_seq=ledger_seq(rounds),
         ledger=ledger_in_words(rounds),
         version=job.version,
+        forgotten_at=forgotten_at,
     )
 
 
@@ -73,8 +78,10 @@ def read_views(jobs: Sequence[JobRecord], stores: Stores, *, connection: Connect
         tasks = stores.tasks.get_all([job.task_digest for job in jobs], connection=connection)
         said = stores.jobs.willingness.answers_of(ids, connection=connection)
         gone = stores.forgotten.at(ids, connection=connection)
-    views = [job_view(job, rounds[job.job_id], tasks[job.task_digest], said.get(job.job_id, {})) for job in jobs]
-    return [view.model_copy(update={"forgotten_at": gone.get(view.job_id)}) for view in views]
+    return [
+        _job_view(one, rounds[one.job_id], tasks[one.task_digest], said.get(one.job_id, {}), gone.get(one.job_id))
+        for one in jobs
+    ]
 
 
 def read_view(job_id: str, stores: Stores) -> JobView:

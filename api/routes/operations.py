@@ -77,6 +77,7 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
                 "content": {"text/plain": {"schema": {"type": "string"}, "example": "labeler_ledger_seq 17.0\n"}},
             },
             401: problem(401),
+            403: problem(403),
             429: problem(429),
         },
     )

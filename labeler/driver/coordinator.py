@@ -1,6 +1,6 @@
 """The coordinator's driver: carries out the effects of `labeler.rounds.coordinator`, for all jobs of a turn together.
 
-    acquire   collect messages, other writes, wakes and due looks, and read the jobs they concern from the journal.
+    acquire   collect messages, wakes and due looks, and read the jobs they concern from the journal.
     step      run the machines of these jobs on a plan, of which nothing counts yet.
     store     run one write transaction for everything that the plan stores.
     send      sign and send messages in one pipeline; notify waiting callers; durable jobs continue in the next turn.
@@ -9,8 +9,8 @@ A caller that delivers messages waits for the commit that holds their effect. Me
 next turn, so under load more of them share a commit. Nothing in memory is the truth: each turn reads its jobs again. So
 a driver that starts with nothing, or whose job was changed by others, does the same as any other.
 
-If the transaction of a turn fails, nothing of it is kept. The turn is repeated piece by piece (each pending write, each
-message, each look), so that what the journal refuses affects only itself.
+If the transaction of a turn fails, nothing of it is kept. The turn is repeated piece by piece (each message, each
+look), so that what the journal refuses affects only itself.
 
 It runs without threads: a test calls `turn`.
 """
@@ -22,7 +22,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from labeler.driver.intake import Delivery, Inbox, Incoming, PendingWrite
+from labeler.driver.intake import Delivery, Inbox, Incoming
 from labeler.driver.mail import Mailbox
 from labeler.driver.reading import Live, Loader, PartyBook, Plan, parties_of
 from labeler.driver.sending import Questions, Relays, Writer, note_stored, send_off
@@ -89,6 +89,7 @@ class CoordinatorDriver(Inbox):
         super().__init__()
         self._database = database
         self._ledger = ledger
+        self._jobs = jobs
         self._sequences = sequences
         self._book = parties
         self._mailbox = mailbox
@@ -133,73 +134,54 @@ class CoordinatorDriver(Inbox):
         Returns:
             Whether there is more to do at once.
         """
-        deliveries, writes, told, woken = self.take()
+        deliveries, told, woken = self.take()
         now = self._now()
         try:
             events = self._due(told, woken, now)
         except LabelerError as error:
-            self._unreadable(deliveries, writes, woken, now, error)
+            self._unreadable(deliveries, woken, now, error)
             return False
-        try:
-            self._work(deliveries, events, writes, now)
-        except Exception as error:
-            for pending in writes:
-                pending.settle(unavailable(error))  # a pending write that is settled already keeps its outcome
-            raise
+        self._work(deliveries, events, now)
         return bool(self._stored)
 
-    def _work(
-        self, deliveries: Sequence[Delivery], events: Sequence[JobEvent], writes: Sequence[PendingWrite], now: Now
-    ) -> None:
+    def _work(self, deliveries: Sequence[Delivery], events: Sequence[JobEvent], now: Now) -> None:
         """Acquire, step, store and send; if storing fails, piece by piece."""
         try:
             plan = self._stepped(deliveries, events, now)
         except LabelerError as error:
-            self._unreadable(deliveries, writes, [job_id for job_id, _ in events], now, error)
+            self._unreadable(deliveries, [job_id for job_id, _ in events], now, error)
             return
-        plan.writes += writes
         try:
             self._commit(plan)
         except Exception as error:
-            if len(deliveries) + len(events) + len(writes) > 1 or any(len(one.messages) > 1 for one in deliveries):
+            if len(deliveries) + len(events) > 1 or any(len(one.messages) > 1 for one in deliveries):
                 problem = getattr(error, "problem_type", type(error).__name__)
                 log.info("a turn is done again piece by piece", extra={"problem": problem})
-                self._apart(deliveries, events, writes, now)
+                self._apart(deliveries, events, now)
             else:
-                self._refused(deliveries, events, writes, error, plan)
+                self._refused(deliveries, events, error, plan)
             return
         self._keep(plan)
 
-    def _apart(
-        self, deliveries: Sequence[Delivery], events: Sequence[JobEvent], writes: Sequence[PendingWrite], now: Now
-    ) -> None:
-        for pending in writes:
-            self._work([], [], [pending], now)
+    def _apart(self, deliveries: Sequence[Delivery], events: Sequence[JobEvent], now: Now) -> None:
         for delivery in deliveries:
             outcomes: list[int | LabelerError] = []
             for message in delivery.messages:
-                self._work([Delivery((message,), None, outcomes.append)], [], [], now)
+                self._work([Delivery((message,), None, outcomes.append)], [], now)
                 if isinstance(outcomes[-1], LabelerError):
                     break
             failed = next((one for one in outcomes if isinstance(one, LabelerError)), delivery.error)
             delivery.done(len(outcomes) if failed is None else failed)
         for event in events:
-            self._work([], [event], [], now)
+            self._work([], [event], now)
 
     def _refused(
-        self,
-        deliveries: Sequence[Delivery],
-        events: Sequence[JobEvent],
-        writes: Sequence[PendingWrite],
-        error: Exception,
-        plan: Plan,
+        self, deliveries: Sequence[Delivery], events: Sequence[JobEvent], error: Exception, plan: Plan
     ) -> None:
         """Handle a single piece that the journal refuses; nothing of it is kept."""
         for job_id, job in plan.jobs.items():
             if job.run.state in UNFINISHED:  # one that was read for the first time waits as others do
                 self._live.setdefault(job_id, Live(job.run, due_s=plan.now.steady_s))
-        for pending in writes:
-            pending.settle(error)
         for delivery in deliveries:
             if not isinstance(error, LabelerError):
                 log.error("a message met a defect", exc_info=error)
@@ -225,33 +207,24 @@ class CoordinatorDriver(Inbox):
         """
         if isinstance(error, LabelerError) and not isinstance(error, TryAgain):
             log.warning("job fails", extra={"job_id": job_id, "problem": error.problem_type})
-            self._work([], [(job_id, fx.Failed(error, number))], [], now)
+            self._work([], [(job_id, fx.Failed(error, number))], now)
         elif job_id in self._live:
             self._live[job_id].pause(error, self._steady())
 
-    def _unreadable(
-        self,
-        deliveries: Iterable[Delivery],
-        writes: Iterable[PendingWrite],
-        woken: Iterable[str],
-        now: Now,
-        error: LabelerError,
-    ) -> None:
+    def _unreadable(self, deliveries: Iterable[Delivery], woken: Iterable[str], now: Now, error: LabelerError) -> None:
         """Do nothing, because the journal cannot be read now; due looks are lost, so every job gets a new one."""
         log.warning("journal cannot be read now", extra={"problem": error.problem_type})
         self.wake_again([*self._live, *woken])
         self._refreshed_s = now.steady_s
         for delivery in deliveries:
             delivery.done(unavailable(error))
-        for pending in writes:
-            pending.settle(unavailable(error))
 
     # Acquire.
 
     def _due(self, told: list[JobEvent], woken: dict[str, None], now: Now) -> list[JobEvent]:
         """Return what else, besides messages, is to be looked at now."""
         if self._refreshed_s is None or now.steady_s - self._refreshed_s >= self._every_s:
-            unfinished = dict.fromkeys(self._loader.unfinished())
+            unfinished = dict.fromkeys(self._jobs.unfinished_ids())
             self._refreshed_s = now.steady_s
             woken.update(dict.fromkeys(job_id for job_id in unfinished if job_id not in self._live))
             woken.update(dict.fromkeys(job_id for job_id in self._live if job_id not in unfinished))
@@ -387,12 +360,6 @@ class CoordinatorDriver(Inbox):
             return
         prices = {job_id: self._storer.prices(plan.jobs[job_id], stores) for job_id, stores in plan.stores.items()}
         with self._database.write() as connection:
-            for pending in plan.writes:
-                try:
-                    with self._database.attempt(connection):
-                        pending.write(connection)
-                except LabelerError as error:
-                    plan.refused[pending] = error
             for job_id, stores in plan.stores.items():
                 self._storer.store(plan.jobs[job_id], stores, connection, prices=prices[job_id])
             for (sender, verify_key), sequence in plan.taken.items():
@@ -407,8 +374,6 @@ class CoordinatorDriver(Inbox):
         """Copy the durable state to memory; then send everything and notify waiting callers."""
         self._line, self._turns = plan.line, plan.turns
         self._last |= plan.taken
-        for pending in plan.writes:
-            pending.settle(plan.refused.get(pending))
         for job_id, run in plan.runs.items():
             live = self._live.get(job_id)
             if self.observe is not None:

@@ -1,23 +1,18 @@
-"""Input of the coordinator's driver: messages of parties, writes for others, and wakes.
+"""Input of the coordinator's driver: messages of parties, and wakes.
 
 This module checks which party may send what, and decodes the body; it looks up nothing but the party. The driver later
 decides whether a message belongs to an open round, and whether its number is new.
-
-Writes for others (a submitted job) share the commit of a turn: a commit costs the same however much it holds. A refused
-pending write is undone alone, and nothing else of the turn with it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Literal
 
 from labeler.errors import LabelerError, ProtocolViolation, Unavailable
 from labeler.ledger.chain import Head
-from labeler.ledger.database import Connection
 from labeler.ledger.parties import PartyRecord
 from labeler.messages import COORDINATOR, Message
 from labeler.messages.bodies import (
@@ -33,8 +28,6 @@ from labeler.messages.bodies import (
 from labeler.rounds import effects as fx
 from labeler.rounds.effects import Event, MessageEvent, ProposalReply
 from labeler.system.keys import PartyKeys
-
-Result = TypeVar("Result")
 
 _ROLES_OF = {
     "input-share": ("agent",),
@@ -118,8 +111,14 @@ def incoming(message: Message, party: PartyRecord, keys: PartyKeys) -> Incoming:
         return Incoming(message, party.verify_key, fx.ShareCame(*of, who, header.recipient))
     body = keys.open(message)
     if header.kind in ANSWER_KINDS:
-        said: Willing | Declined = Willing.decode(body) if header.kind == "willing" else Declined.decode(body)
-        job_id, event = said.job_id, fx.ReplyCame(who, header.task_digest, said_of(said))
+        if header.kind == "willing":
+            yes = Willing.decode(body)
+            job_id, reply = yes.job_id, ProposalReply("willing", until_s=yes.until)
+        else:
+            no = Declined.decode(body)
+            answer: Literal["declined", "later"] = "declined" if no.refusal.is_final else "later"
+            job_id, reply = no.job_id, ProposalReply(answer, no.refusal.reason, no.refusal.sentence)
+        event = fx.ReplyCame(who, header.task_digest, reply)
     elif header.kind == "holdings":
         holdings = {agent: sharing.hex() for agent, sharing in holdings_from_bytes(body).items()}
         event = fx.HoldingsCame(*of, who, holdings)
@@ -148,74 +147,16 @@ def with_heads(messages: Sequence[Incoming]) -> tuple[Incoming, ...]:
     return tuple(replace(one, head=heads.get(one.message.header.sender)) for one in messages)
 
 
-def said_of(said: Willing | Declined) -> ProposalReply:
-    """Return the reply to store for an answer to a proposal."""
-    if isinstance(said, Willing):
-        return ProposalReply("willing", until_s=said.until)
-    refusal = said.refusal
-    return ProposalReply("declined" if refusal.is_final else "later", refusal.reason, refusal.sentence)
-
-
-@dataclass(eq=False)
-class PendingWrite:
-    """A write that runs in the driver's transaction, and the caller that waits for it.
-
-    Attributes:
-        write: writes within the transaction of a turn. It may run again if the turn is repeated piece by piece; its
-            earlier effects were undone then. If it raises `LabelerError`, the write is refused.
-        done: called once: with None when it is durable, else with why nothing of it was kept.
-    """
-
-    write: Callable[[Connection], None] = field(repr=False)
-    done: Callable[[BaseException | None], None] = field(repr=False)
-    is_settled: bool = False
-
-    def settle(self, error: BaseException | None) -> None:
-        """Notify the waiting caller; only the first call counts."""
-        if not self.is_settled:
-            self.is_settled = True
-            self.done(error)
-
-
-def enqueue_and_wait(enqueue: Callable[[PendingWrite], None], step: Callable[[Connection], Result]) -> Result:
-    """Let the driver run a step that writes, and wait in this thread until it is durable.
-
-    Args:
-        step: see `PendingWrite.write`.
-
-    Returns:
-        What the step returned.
-
-    Raises:
-        LabelerError: it was refused, or the journal cannot take it now; nothing of it was kept.
-    """
-    outcome: Future[Result] = Future()
-    results: list[Result] = []
-
-    def write(connection: Connection) -> None:
-        results[:] = [step(connection)]
-
-    def done(error: BaseException | None) -> None:
-        if error is None:
-            outcome.set_result(results[0])
-        else:
-            outcome.set_exception(error)
-
-    enqueue(PendingWrite(write, done))
-    return outcome.result()
-
-
 class Inbox:
     """Input for the driver between two turns; any thread may add to it.
 
-    Callers that wait for a delivery or a pending write are also notified when the driver ends. Nobody waits for a
-    wake: a lost wake only delays a changed job until the next regular look.
+    Callers that wait for a delivery are also notified when the driver ends. Nobody waits for a wake: a lost wake only
+    delays a changed job until the next regular look.
     """
 
     def __init__(self) -> None:
         self._bell = threading.Condition()
         self.deliveries: list[Delivery] = []
-        self.writes: list[PendingWrite] = []
         self.told: list[tuple[str, Event]] = []
         self.woken: dict[str, None] = {}
         self._rung = False
@@ -229,15 +170,6 @@ class Inbox:
                 self._bell.notify()
                 return
         delivery.done(_stopping())
-
-    def enqueue(self, pending: PendingWrite) -> None:
-        """Queue a write for the next turn's transaction; `pending.done` gets the outcome."""
-        with self._bell:
-            if not self._closed:
-                self.writes.append(pending)
-                self._bell.notify()
-                return
-        pending.settle(_stopping())
 
     def tell(self, job_id: str, event: Event) -> None:
         """Queue a job's event, from a party of this process, for the next turn."""
@@ -262,24 +194,20 @@ class Inbox:
             self._rung = True
             self._bell.notify()
 
-    def take(self) -> tuple[list[Delivery], list[PendingWrite], list[tuple[str, Event]], dict[str, None]]:
+    def take(self) -> tuple[list[Delivery], list[tuple[str, Event]], dict[str, None]]:
         """Return all input since the last turn."""
         with self._bell:
             deliveries, self.deliveries = self.deliveries, []
-            writes, self.writes = self.writes, []
             told, self.told = self.told, []
             woken, self.woken = self.woken, {}
-        return deliveries, writes, told, woken
+        return deliveries, told, woken
 
     def close(self) -> None:
         """Accept nothing more; waiting callers get an error that asks them to send again."""
         with self._bell:
             self._closed = True
-        deliveries, writes, _, _ = self.take()
-        for delivery in deliveries:
+        for delivery in self.take()[0]:
             delivery.done(_stopping())
-        for pending in writes:
-            pending.settle(_stopping())
 
     def wait_for_input(self, pause_s: Callable[[], float]) -> None:
         """Wait until there is something to do, or `ring`.
@@ -288,7 +216,7 @@ class Inbox:
             pause_s: returns the longest wait; called once the queue is empty.
         """
         with self._bell:
-            waiting = (self.deliveries, self.writes, self.told, self.woken)
+            waiting = (self.deliveries, self.told, self.woken)
             if self._rung or self._closed or any(waiting):
                 self._rung = False
                 return

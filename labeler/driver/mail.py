@@ -16,9 +16,9 @@ only code that wires a process names an implementation.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from labeler.errors import InvalidSetting, TooLarge
 from labeler.messages import MAX_MESSAGE_BYTES
@@ -28,18 +28,18 @@ MAX_MAIL = 10_000
 """Approximate limit of messages in one party's mail; older ones are dropped."""
 
 MAX_EVENTS = 1_000
-"""Approximate limit of stored events of a job."""
+"""Approximate limit of stored changes of a job."""
+
+EVENTS_AT_ONCE = 100
+"""Most changes that one call returns."""
 
 MAIL_UNUSED_S = 7 * 86_400
 MAIL_SEEN_S = 86_400
 PROGRESS_UNUSED_S = 86_400
 MAX_WAIT_S = 30.0
 
-CHANGED: Mapping[str, Any] = {"changed": True}
-"""The event of a changed job; watchers look up what changed."""
-
-ENDED: Mapping[str, Any] = {"changed": True, "ended": True}
-"""The event of a job that has changed for the last time: watchers look at once."""
+CHANGED, ENDED = b"changed", b"ended"
+"""The entries of a job that has changed, and of one that has changed for the last time."""
 
 MAX_MAIL_BYTES = MAX_MESSAGE_BYTES
 """Most bytes of messages that one call returns, unless the first alone is larger."""
@@ -126,13 +126,12 @@ class Mailbox(Protocol):
     def is_alive(self, role: str) -> bool:
         """Return whether any process of a role was running lately."""
 
-    def publish(self, job_id: str, event: Mapping[str, Any]) -> None:
-        """Send an event to the watchers of a job; it must hold nothing private."""
+    async def watch(self, job_id: str, after: str, wait_s: float) -> list[tuple[str, bool]]:
+        """Return the changes of a job after a position, oldest first; wait for them, 0 to 30 seconds.
 
-    async def watch(
-        self, job_id: str, after: str, wait_s: float, max_events: int = 100
-    ) -> list[tuple[str, dict[str, Any]]]:
-        """Return the events of a job after a position, oldest first; wait for them, 0 to 30 seconds."""
+        Returns:
+            (position, whether the job has ended with it) of each; watchers look up what changed.
+        """
 
     def close(self) -> None:
         """Close what the non-waiting calls have opened."""

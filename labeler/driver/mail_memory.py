@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from labeler.driver.mail import (
     CHANGED,
     ENDED,
+    EVENTS_AT_ONCE,
     MAX_EVENTS,
     MAX_MAIL,
     MAX_MAIL_BYTES,
@@ -27,7 +27,7 @@ from labeler.driver.mail import (
     format_position,
     parse_position,
 )
-from labeler.untrusted import canonical_json, check_party_id, check_text
+from labeler.untrusted import check_party_id, check_text
 
 _START: Final = (0, 0)
 
@@ -82,7 +82,8 @@ class MemoryMailbox:
             for letter in letters:
                 self._put(letter)
             for job_id in tell:
-                self._publish(job_id, ENDED if job_id in ended else CHANGED)
+                key = ("progress", check_text(job_id, "job_id", most=200))
+                self._append(key, ENDED if job_id in ended else CHANGED, most=MAX_EVENTS)
             # Each reader once, however many messages it got.
             self._wake(dict.fromkeys(("mail", letter.recipient) for letter in letters))
             self._wake([("progress", job_id) for job_id in tell])
@@ -120,19 +121,11 @@ class MemoryMailbox:
 
     # Progress
 
-    def publish(self, job_id: str, event: Mapping[str, Any]) -> None:
-        """See the protocol."""
-        with self._changed:
-            self._publish(job_id, event)
-            self._wake([("progress", job_id)])
-
-    async def watch(
-        self, job_id: str, after: str, wait_s: float, max_events: int = 100
-    ) -> list[tuple[str, dict[str, Any]]]:
+    async def watch(self, job_id: str, after: str, wait_s: float) -> list[tuple[str, bool]]:
         """See the protocol."""
         key = ("progress", check_text(job_id, "job_id", most=200))
-        found = await self._read(key, after, wait_s, max_events, max_bytes=MAX_MAIL_BYTES, drop=False)
-        return [(position, json.loads(data)) for position, data in found]
+        found = await self._read(key, after, wait_s, EVENTS_AT_ONCE, max_bytes=MAX_MAIL_BYTES, drop=False)
+        return [(position, data == ENDED) for position, data in found]
 
     # Ends
 
@@ -160,10 +153,6 @@ class MemoryMailbox:
         if len(self._seen) > MOST_SEEN:
             del self._seen[next(iter(self._seen))]
         self._append(("mail", letter.recipient), bytes(letter.data), most=MAX_MAIL)
-
-    def _publish(self, job_id: str, event: Mapping[str, Any]) -> None:
-        key = ("progress", check_text(job_id, "job_id", most=200))
-        self._append(key, canonical_json(dict(event)), most=MAX_EVENTS)
 
     def _append(self, key: _Key, entry: bytes, *, most: int) -> None:
         stream = self._streams.setdefault(key, _Stream())

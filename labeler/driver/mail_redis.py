@@ -3,7 +3,7 @@
     key                            type     what                                         kept
     mail:RECIPIENT                 stream   messages on their way to one party           the last 10,000; 7 days unused
     mail-seen:LENGTH:RECIPIENT:ID  string   this message was put into the mail           1 day
-    progress:JOB                   stream   events of a job, for people who watch        the last 1,000; 1 day unused
+    progress:JOB                   stream   changes of a job, for people who watch       the last 1,000; 1 day unused
     alive:ROLE                     string   a process of a role was running lately       seconds
 
 `labeler.driver.mail` specifies a mailbox; positions are ids of streams. Redis 6.2 is enough. Only the coordinator and
@@ -14,9 +14,8 @@ can write to it can delay the service.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +31,7 @@ from redis.retry import Retry
 from labeler.driver.mail import (
     CHANGED,
     ENDED,
+    EVENTS_AT_ONCE,
     MAIL_SEEN_S,
     MAIL_UNUSED_S,
     MAX_EVENTS,
@@ -46,7 +46,7 @@ from labeler.driver.mail import (
     parse_position,
 )
 from labeler.errors import InvalidSetting, Unavailable, UnsafeStorage
-from labeler.untrusted import canonical_json, check_party_id, check_text
+from labeler.untrusted import check_party_id, check_text
 
 MAIL_KEY = "mail:{recipient}"
 MAIL_SEEN_KEY = "mail-seen:{length}:{recipient}:{message_id}"
@@ -180,7 +180,10 @@ class RedisMailbox:
                 # Calling the script object would ask the server each time whether it knows the script.
                 steps.evalsha(self._send.sha, 2, MAIL_KEY.format(recipient=who), seen, *args)
             for job_id in tell:
-                _publish(steps, job_id, ENDED if job_id in ended else CHANGED)
+                key = PROGRESS_KEY.format(job_id=check_text(job_id, "job_id", most=200))
+                event = {"event": ENDED if job_id in ended else CHANGED}
+                steps.xadd(key, event, maxlen=MAX_EVENTS, approximate=True)
+                steps.expire(key, PROGRESS_UNUSED_S)
             steps.execute()
 
     async def receive(
@@ -219,19 +222,11 @@ class RedisMailbox:
 
     # Progress
 
-    def publish(self, job_id: str, event: Mapping[str, Any]) -> None:
-        """Send an event to the watchers of a job; it must hold nothing private."""
-        with _reaching(), self._redis.pipeline(transaction=True) as steps:
-            _publish(steps, job_id, event)
-            steps.execute()
-
-    async def watch(
-        self, job_id: str, after: str, wait_s: float, max_events: int = 100
-    ) -> list[tuple[str, dict[str, Any]]]:
-        """Return the events of a job after a position, oldest first; wait for them up to `wait_s`, 0 to 30 seconds."""
+    async def watch(self, job_id: str, after: str, wait_s: float) -> list[tuple[str, bool]]:
+        """See the protocol."""
         key = PROGRESS_KEY.format(job_id=check_text(job_id, "job_id", most=200))
-        entries = await self._read(key, after, wait_s, max_events, max_bytes=MAX_MAIL_BYTES, drop=False)
-        return [(position, json.loads(fields[b"event"])) for position, fields in entries if b"event" in fields]
+        entries = await self._read(key, after, wait_s, EVENTS_AT_ONCE, max_bytes=MAX_MAIL_BYTES, drop=False)
+        return [(position, fields.get(b"event") == ENDED) for position, fields in entries]
 
     # Closing
 
@@ -304,12 +299,6 @@ def _reaching() -> Iterator[None]:
             f"redis refused a command ({name}); if it is out of memory give it more, if it is read-only name the "
             "primary, if it allows too little check the user in its URL"
         ) from None
-
-
-def _publish(steps: Any, job_id: str, event: Mapping[str, Any]) -> None:
-    key = PROGRESS_KEY.format(job_id=check_text(job_id, "job_id", most=200))
-    steps.xadd(key, {"event": canonical_json(dict(event))}, maxlen=MAX_EVENTS, approximate=True)
-    steps.expire(key, PROGRESS_UNUSED_S)
 
 
 def _text(value: bytes | str) -> str:

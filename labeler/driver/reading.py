@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from labeler.driver.intake import Delivery, Incoming, PendingWrite
+from labeler.driver.intake import Delivery, Incoming
 from labeler.errors import LabelerError, NotFound
 from labeler.ledger.chain import Head
 from labeler.ledger.database import Connection, Database
@@ -121,10 +121,6 @@ class Loader:
         self.of_round: dict[str, str] = {}
         """Round digest -> job, for these jobs."""
 
-    def unfinished(self) -> list[str]:
-        """Return the ids of every unfinished job, oldest first."""
-        return self._jobs.unfinished_ids()
-
     def known_job(self, incoming: Incoming) -> str:
         """Return the job that a message is about, as far as memory knows."""
         return incoming.job_id or self.of_round.get(incoming.message.header.round_digest, "")
@@ -220,7 +216,6 @@ class Plan:
         line, turns: the queues for finding winners, and for starting jobs.
         follow: rounds whose turn has come in this turn.
         answers: outcomes to report once everything is durable.
-        writes, refused: writes for others, and why some of them were refused.
     """
 
     now: Now
@@ -239,13 +234,11 @@ class Plan:
     broken: dict[str, Failed] = field(default_factory=dict)
     follow: list[str] = field(default_factory=list)
     answers: list[tuple[Delivery, int | LabelerError]] = field(default_factory=list)
-    writes: list[PendingWrite] = field(default_factory=list)
-    refused: dict[PendingWrite, LabelerError] = field(default_factory=dict)
 
     @property
     def is_stored(self) -> bool:
         """Return whether anything is to be made durable."""
-        return bool(self.stores or self.taken or self.writes or self.heads)
+        return bool(self.stores or self.taken or self.heads)
 
     def run_of(self, job_id: str) -> JobRun:
         """Return a job in its state so far in this turn."""

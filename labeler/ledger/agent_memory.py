@@ -33,7 +33,6 @@ from labeler.errors import (
     AwaitingApproval,
     InvalidSetting,
     JournalBroken,
-    NotFound,
     PolicyRefusal,
     PrivacyRefusal,
 )
@@ -193,13 +192,13 @@ class AgentMemory:
 
     # Decisions of people at the site.
 
-    def request(self, task: Task, at: datetime, *, connection: Connection | None = None) -> None:
+    def request(self, task: Task, at: datetime) -> None:
         """Ask for approval of a task. A task that already waits or was decided stays as it is.
 
         Raises:
             AwaitingApproval: the list of waiting tasks is full; those that nobody decides make room in a week.
         """
-        with self._database.writing(connection) as joined:
+        with self._database.write() as joined:
             if self._approval(task.digest, joined) is not None:
                 return
             is_waiting = task_approvals.c.state == "waiting"
@@ -212,19 +211,16 @@ class AgentMemory:
                 )
             self._write_request(task, at, joined)
 
-    def follow(self, task: Task, at: datetime, *, is_approved: bool, connection: Connection | None = None) -> None:
-        """Record a person's decision about a task, even if the task never waited."""
-        with self._database.writing(connection) as joined:
+    def follow(self, task: Task, at: datetime, *, is_approved: bool) -> None:
+        """Record a person's decision about a task, even if the task never waited; again, it changes nothing."""
+        state = "approved" if is_approved else "revoked"
+        with self._database.read() as joined:
+            if self._approval(task.digest, joined) == state:
+                return
+        with self._database.write() as joined:
             if self._approval(task.digest, joined) is None:
                 self._write_request(task, at, joined)
-            self._decide(task.digest, "approved" if is_approved else "revoked", joined)
-
-    def decide_against(self, task: Task, at: datetime, *, connection: Connection | None = None) -> None:
-        """Record that a person refused a task, unless the journal says so already."""
-        with self._database.reading(connection) as joined:
-            if self._approval(task.digest, joined) == "revoked":
-                return
-        self.follow(task, at, is_approved=False, connection=connection)
+            update_rows(joined, task_approvals, {"state": state, "decided_at": self._clock()}, digest=task.digest)
 
     def decided(self) -> list[Decided]:
         """Return the tasks about which a person has decided, the last decision first."""
@@ -233,22 +229,6 @@ class AgentMemory:
         with self._database.read() as joined:
             rows = joined.execute(query.limit(MAX_DECIDED)).all()
         return [Decided(parse_task(json.loads(row.body)), row.state, row.requested_at, row.decided_at) for row in rows]
-
-    def approve(self, digest: str) -> None:
-        """Let the agent answer a task.
-
-        Raises:
-            NotFound: nobody asked for it; a person approves only what was shown.
-        """
-        self._decide(digest, "approved", None)
-
-    def revoke_approval(self, digest: str) -> None:
-        """Let the agent answer nothing more of a task, until it is approved again.
-
-        Raises:
-            NotFound: nobody asked for it.
-        """
-        self._decide(digest, "revoked", None)
 
     def is_approved(self, digest: str) -> bool:
         """Return whether a person lets the agent answer a task."""
@@ -278,30 +258,16 @@ class AgentMemory:
         found = select_rows(connection, task_approvals, digest=digest).first()
         return None if found is None else str(found.state)
 
-    def _decide(self, digest: str, state: str, connection: Connection | None) -> None:
-        with self._database.writing(connection) as joined:
-            known = self._approval(digest, joined)
-            if known is None:
-                raise NotFound(f"no task {digest[:64]!r} waits for approval; look at the list of those that do")
-            if known != state:
-                update_rows(joined, task_approvals, {"state": state, "decided_at": self._clock()}, digest=digest)
+    # What people are told: who asks, and what was answered.
 
+    def note_requester(
+        self, task_digest: str, requester: str, at: datetime, *, connection: Connection | None = None
+    ) -> None:
+        """Remember who asked for a task, unless the name is empty, already known, or above the limit.
 
-_TOTAL = select(func.coalesce(func.sum(answered_rounds.c.num_queries), 0))
-
-
-class AskedBy:
-    """Names of requesters who asked for a task, as the coordinator states them, for people who decide about it.
-
-    The names protect no record, because they are only the coordinator's word. What each requester has taken of the
-    site's budget, which a policy may bound, is kept in labeler.ledger.promises.RequesterShares.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def note(self, task_digest: str, requester: str, at: datetime, *, connection: Connection | None = None) -> None:
-        """Remember a name, unless it is empty, already known, or above the limit."""
+        The names protect no record, because they are only the coordinator's word. What each requester has taken of the
+        site's budget, which a policy may bound, is kept in labeler.ledger.promises.RequesterShares.
+        """
         if not requester:
             return
         with self._database.reading(connection) as joined:
@@ -311,45 +277,26 @@ class AskedBy:
         with self._database.writing(connection) as joined:
             insert_rows(joined, asked_by, {"task_digest": task_digest, "requester": requester, "first_at": at})
 
-
-def requesters(database: Database) -> dict[str, list[str]]:
-    """Return the names by task, in the order in which they were heard."""
-    found: dict[str, list[str]] = {}
-    with database.read() as connection:
+    def requesters(self) -> dict[str, list[str]]:
+        """Return the names by task, in the order in which they were heard."""
+        found: dict[str, list[str]] = {}
         query = select(asked_by.c.task_digest, asked_by.c.requester).order_by(asked_by.c.first_at, asked_by.c.requester)
-        for digest, name in connection.execute(query):
-            found.setdefault(digest, []).append(name)
-    return found
+        with self._database.read() as joined:
+            for digest, name in joined.execute(query):
+                found.setdefault(digest, []).append(name)
+        return found
+
+    def note_task(self, task: Task, at: datetime, *, connection: Connection) -> None:
+        """Record a task in the transaction that charges the first of its rounds.
+
+        So the site can always say what it answered: name, classes and method. Its budget bounds the number of rows.
+        """
+        if select_rows(connection, answered_tasks, digest=task.digest).first() is None:
+            body = json_text(task.model_dump(mode="json"))
+            insert_rows(connection, answered_tasks, {"digest": task.digest, "body": body, "first_at": at})
 
 
-class AnsweredTasks:
-    """The tasks of which anything was answered. Each is written when the first of its rounds is charged.
-
-    So the site can always say what it answered: name, classes and method. Its budget bounds the number of rows.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def note(self, task: Task, at: datetime, *, connection: Connection | None = None) -> None:
-        """Record a task in the transaction that charges the first of its rounds."""
-        with self._database.writing(connection) as joined:
-            if select_rows(joined, answered_tasks, digest=task.digest).first() is None:
-                body = json_text(task.model_dump(mode="json"))
-                insert_rows(joined, answered_tasks, {"digest": task.digest, "body": body, "first_at": at})
-
-    def unanswered_for_life(self, *, connection: Connection) -> list[str]:
-        """Return the digests of rounds of votes for life that are charged and have no stored answer yet."""
-        paid = answered_rounds.c
-        query = (
-            select(paid.round_digest, answered_tasks.c.body)
-            .join(agent_rounds, agent_rounds.c.round_digest == paid.round_digest)
-            .join(answered_tasks, answered_tasks.c.digest == paid.task_digest)
-            .where(agent_rounds.c.state == "charged")
-            .order_by(paid.ledger_seq)
-        )
-        found = connection.execute(query)
-        return [row.round_digest for row in found if json.loads(row.body).get("lifetime_budget") is not None]
+_TOTAL = select(func.coalesce(func.sum(answered_rounds.c.num_queries), 0))
 
 
 def check_delta(connection: Connection, delta: float) -> None:
@@ -477,9 +424,9 @@ class JournalRounds:
         rows = [{"round_digest": digest, "state": "charged", "kept_until": until} for digest, until in rounds.items()]
         insert_rows(connection, agent_rounds, *rows)
 
-    def kept(self, round_digest: str, *, connection: Connection | None = None) -> KeptAnswer | None:
+    def kept(self, round_digest: str) -> KeptAnswer | None:
         """Return what is stored of a round; None if it was never charged."""
-        with self._database.reading(connection) as joined:
+        with self._database.read() as joined:
             row = joined.execute(
                 select(answered_rounds.c.recipients, agent_rounds.c.state, agent_rounds.c.answer)
                 .outerjoin_from(
@@ -500,6 +447,20 @@ class JournalRounds:
             return KeptAnswer("stored", recipients, bodies)
         leaves_at, held_s = map(float, bodies[0].removeprefix(_LEAVES).split())
         return KeptAnswer("stored", recipients, bodies[1:], leaves_at, held_s)
+
+    def unanswered_for_life(self) -> list[str]:
+        """Return the digests of rounds of votes for life that are charged and have no stored answer yet."""
+        paid = answered_rounds.c
+        query = (
+            select(paid.round_digest, answered_tasks.c.body)
+            .join(agent_rounds, agent_rounds.c.round_digest == paid.round_digest)
+            .join(answered_tasks, answered_tasks.c.digest == paid.task_digest)
+            .where(agent_rounds.c.state == "charged")
+            .order_by(paid.ledger_seq)
+        )
+        with self._database.read() as connection:
+            found = connection.execute(query).all()
+        return [row.round_digest for row in found if json.loads(row.body).get("lifetime_budget") is not None]
 
     def is_stored(self, round_digest: str) -> bool:
         """Return whether the answer to a round is durable."""

@@ -232,10 +232,9 @@ def _contributors(name: str, charged: Charged, row: Mapping[str, Any]) -> tuple[
     if "because" in charged.settled:
         return ()
     if "contributors" in charged.settled and tuple(charged.settled["contributors"]) != kept:
-        raise JournalBroken(
+        raise _broken(
             f"the table of rounds says that {name} was summed over other agents than the ledger's entry "
-            f"{charged.settled_seq} has. No evidence is made of it; restore the newest backup, and find out who wrote "
-            "to the journal"
+            f"{charged.settled_seq} has"
         )
     return kept
 
@@ -244,10 +243,7 @@ def _check_reserved(name: str, charged: Charged, row: Mapping[str, Any], job: Ma
     said = {"task": job["task_digest"], "queries": row["num_queries"], "job": row["job_id"]}
     for key, value in said.items():
         if key in charged.reserved and charged.reserved[key] != value:
-            raise JournalBroken(
-                f"the ledger reserved {name} for another {key} than the table of rounds has. No evidence is made of "
-                "it; restore the newest backup, and find out who wrote to the journal"
-            )
+            raise _broken(f"the ledger reserved {name} for another {key} than the table of rounds has")
 
 
 def _check_all_there(chain: Chain, connection: Connection) -> None:
@@ -257,9 +253,8 @@ def _check_all_there(chain: Chain, connection: Connection) -> None:
         job = charged.reserved.get("job")
         is_a_round = isinstance(job, str) and name.startswith(f"{job}/") and name != f"{job}/proposed"
         if is_a_round and name not in known:
-            raise JournalBroken(
-                f"the ledger holds a charge for round {name}, and the table of rounds does not: a row was removed. "
-                "Restore the newest backup, and find out who wrote to the journal"
+            raise _broken(
+                f"the ledger holds a charge for round {name}, and the table of rounds does not: a row was removed"
             )
 
 
@@ -409,11 +404,14 @@ def without_contradiction(facts: Facts) -> Facts:
     """
     wrong = contradictions(facts)
     if wrong:
-        raise JournalBroken(
-            f"the journal contradicts itself in {len(wrong)} places, the first: {wrong[0]}. No evidence is made of it; "
-            "restore the newest backup, and find out who wrote to the journal"
-        )
+        raise _broken(f"the journal contradicts itself in {len(wrong)} places, the first: {wrong[0]}")
     return facts
+
+
+def _broken(what: str) -> JournalBroken:
+    return JournalBroken(
+        f"{what}. No evidence is made of it; restore the newest backup, and find out who wrote to the journal"
+    )
 
 
 UNNAMED = "not known"
@@ -475,9 +473,8 @@ def _round_charged(row: Mapping[str, Any], chain: Chain) -> Round:
     charged = chain.reservations.get(row["reservation_id"])
     said = None if charged is None else charged.settled.get("round")
     if charged is None or charged.settled_seq != row["ledger_seq"] or said not in (None, row["round_digest"]):
-        raise JournalBroken(
-            f"a round that this agent remembers is not the one that entry {row['ledger_seq']} of its ledger paid for. "
-            "No evidence is made of it; restore the newest backup, and find out who wrote to the journal"
+        raise _broken(
+            f"a round that this agent remembers is not the one that entry {row['ledger_seq']} of its ledger paid for"
         )
     return Round(
         number=0,
@@ -498,9 +495,9 @@ def _check_none_forgotten(chain: Chain, known: set[str]) -> None:
     ]
     missing = [name for name in paid if name not in known]
     if missing:
-        raise JournalBroken(
+        raise _broken(
             f"the ledger paid for {len(missing)} rounds that this agent has forgotten, the first as {missing[0]!r}: "
-            "a row was removed. Restore the newest backup, and find out who wrote to the journal"
+            "a row was removed"
         )
 
 

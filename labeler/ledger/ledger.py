@@ -307,7 +307,6 @@ class Ledger:
         after: int = 0,
         limit: int = 100,
         account: str | None = None,
-        level: Level | None = None,
         search: str | None = None,
     ) -> list[Entry]:
         """Return a page of the ledger in order of sequence numbers.
@@ -315,7 +314,7 @@ class Ledger:
         Args:
             after: the last sequence number already seen.
             limit: 1 to MAX_PAGE.
-            account, level: only their entries.
+            account: only its entries.
             search: only entries with this text in the account, the reservation, the kind or the detail.
         """
         if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
@@ -327,8 +326,6 @@ class Ledger:
         query = select(ledger_entries).where(_entry.seq > after).order_by(_entry.seq).limit(limit)
         if account is not None:
             query = query.where(_entry.account == account)
-        if level is not None:
-            query = query.where(_entry.level == level)
         if search:
             # Skip the salt: its digits would match any short number.
             said = func.substr(_entry.detail, len(SALTED) + 2 * SALT_BYTES + 1)

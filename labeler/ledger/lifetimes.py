@@ -184,7 +184,7 @@ class LifetimeSpends:
             return _version(connection)
 
 
-def set_aside(ledger: Ledger, account: str, nano: int, *, connection: Connection | None = None) -> None:
+def set_aside(ledger: Ledger, account: str, nano: int) -> None:
     """Charge an account, once and permanently, with the most that votes for life may cost one of its records.
 
     A smaller amount than before changes nothing, because the earlier promise stays charged. A larger amount charges
@@ -201,10 +201,10 @@ def set_aside(ledger: Ledger, account: str, nano: int, *, connection: Connection
         raise InvalidSetting(f"what is set aside is a whole number of nano-units of at least 1, found {nano!r}")
     database = ledger.database
     mine = life_aside.c.account == account
-    with database.reading(connection) as joined:
+    with database.read() as joined:
         if (joined.execute(select(life_aside.c.nano).where(mine)).scalar() or 0) >= nano:
             return
-    with database.writing(connection) as joined:
+    with database.write() as joined:
         before = joined.execute(select(life_aside.c.nano).where(mine)).scalar() or 0
         if before >= nano:
             return

@@ -195,13 +195,13 @@ class PartyStore:
             update_rows(joined, parties, new, party_id=party_id)
             return self.get(party_id, connection=joined)
 
-    def revoke(self, party_id: str, *, connection: Connection | None = None) -> PartyRecord:
+    def revoke(self, party_id: str) -> PartyRecord:
         """Revoke a party's keys permanently; its number as a tallier becomes free.
 
         Raises:
             NotFound: no party of this id was enrolled.
         """
-        with self._database.writing(connection) as joined:
+        with self._database.write() as joined:
             self._changed()
             update_rows(joined, parties, {"state": "revoked"}, party_id=party_id)
             return self.get(party_id, connection=joined)

@@ -53,21 +53,6 @@ class Sequences:
                 if first >= self._blocks.get(recipient, (1, 0))[0]:
                     self._blocks[recipient] = (first, first + BLOCK - 1)
 
-    def check(self, sender: str, sequence: int, *, verify_key: str, connection: Connection | None = None) -> None:
-        """Refuse a message that is not new.
-
-        Args:
-            sender: the party named in the message.
-            verify_key: the key that its signature was checked with.
-
-        Raises:
-            Replayed: its number is not above the highest number accepted.
-            ProtocolViolation: it is not a sequence number.
-        """
-        _check_number(sequence)
-        with self._database.reading(connection) as joined:
-            _check_new(sender, sequence, self._highest_taken(sender, verify_key, joined))
-
     def last(self, sender: str, verify_key: str) -> int:
         """Return the highest number accepted from a sender under a key; 0 if there is none."""
         with self._database.read() as connection:
@@ -76,13 +61,23 @@ class Sequences:
     def taken(self, sender: str, sequence: int, *, verify_key: str, connection: Connection | None = None) -> None:
         """Record that a message was accepted, in the transaction that keeps its effect.
 
+        Args:
+            sender: the party named in the message.
+            verify_key: the key that its signature was checked with.
+
         Raises:
-            Replayed: another thread has just accepted this message or a later one; discard the transaction.
+            Replayed: this message or a later one was accepted; discard the transaction.
+            ProtocolViolation: it is not a sequence number.
         """
-        _check_number(sequence)
+        if type(sequence) is not int or not 1 <= sequence <= MAX_SEQUENCE:
+            raise ProtocolViolation("sequence of a message must be a whole number between 1 and 2^62")
         with self._database.writing(connection) as joined:
             before = self._highest_taken(sender, verify_key, joined)
-            _check_new(sender, sequence, before)
+            if sequence <= before:
+                raise Replayed(
+                    f"message {sequence} of {sender!r} is not new: message {before} was taken. If it was sent again "
+                    "because the answer was lost, it has arrived"
+                )
             this = {"sender": sender, "verify_key": verify_key}
             if before:
                 update_rows(joined, sequences_taken, {"last": sequence}, **this)
@@ -104,16 +99,3 @@ class Sequences:
             else:
                 update_rows(joined, sequences_sent, {"reserved": begin + BLOCK}, recipient=recipient)
         return begin + 1
-
-
-def _check_new(sender: str, sequence: int, last: int) -> None:
-    if sequence <= last:
-        raise Replayed(
-            f"message {sequence} of {sender!r} is not new: message {last} was taken. If it was sent again because "
-            "the answer was lost, it has arrived"
-        )
-
-
-def _check_number(sequence: int) -> None:
-    if type(sequence) is not int or not 1 <= sequence <= MAX_SEQUENCE:
-        raise ProtocolViolation("sequence of a message must be a whole number between 1 and 2^62")

@@ -83,10 +83,18 @@ class TaskRecord:
 
 
 class TaskStore:
-    """All tasks of a coordinator."""
+    """All tasks of a coordinator, and the tokens that each is shared with.
 
-    def __init__(self, database: Database) -> None:
+    The creator of a task may let other tokens submit into it, and may stop that again. Jobs that were submitted
+    meanwhile stay; a share only says who may submit and who may see the task.
+
+    Args:
+        clock: the time now, with a time zone; for when a task was shared.
+    """
+
+    def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
         self._database = database
+        self._clock = clock
 
     def add(self, record: TaskRecord, *, connection: Connection | None = None) -> TaskRecord:
         """Store a task; a repeat changes nothing.
@@ -233,6 +241,36 @@ class TaskStore:
             found = {row.task_digest: int(row.total) for row in joined.execute(query)}
         return {digest: found.get(digest, 0) for digest in digests}
 
+    # Shares.
+
+    def share(self, task_digest: str, token_id: str) -> None:
+        """Let a token submit into a task; a second time changes nothing."""
+        with self._database.write() as joined:
+            if not self.is_shared(task_digest, token_id, connection=joined):
+                row = {"task_digest": task_digest, "token_id": token_id, "shared_at": self._clock()}
+                insert_rows(joined, task_shares, row)
+
+    def unshare(self, task_digest: str, token_id: str) -> None:
+        """Stop sharing a task with a token; a second time changes nothing."""
+        table = task_shares.c
+        with self._database.write() as joined:
+            joined.execute(delete(task_shares).where(table.task_digest == task_digest, table.token_id == token_id))
+
+    def is_shared(self, task_digest: str, token_id: str, *, connection: Connection | None = None) -> bool:
+        """Return whether a task is shared with a token."""
+        with self._database.reading(connection) as joined:
+            return select_rows(joined, task_shares, task_digest=task_digest, token_id=token_id).first() is not None
+
+    def shared_with(self, task_digests: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """Return the tokens that each of some tasks is shared with, in the order in which that was done."""
+        table = task_shares.c
+        query = select(table.task_digest, table.token_id).where(table.task_digest.in_(sorted(set(task_digests))))
+        found: dict[str, list[str]] = {digest: [] for digest in task_digests}
+        with self._database.read() as joined:
+            for row in joined.execute(query.order_by(table.shared_at, table.token_id)):
+                found[row.task_digest].append(row.token_id)
+        return {digest: tuple(tokens) for digest, tokens in found.items()}
+
 
 def no_such_task(digest: str) -> NotFound:
     """Return the error for a missing task; a task of somebody else gets the same words."""
@@ -276,42 +314,3 @@ def _remove(connection: Connection, digest: str, first_query: int) -> None:
     table = returned_queries.c
     this = (table.task_digest == digest, table.first_query == first_query)
     connection.execute(delete(returned_queries).where(*this))
-
-
-class TaskShares:
-    """The tokens that a task is shared with. Its creator may let other tokens submit into it, and may stop that again.
-
-    Jobs that were submitted meanwhile stay; a share only says who may submit and who may see the task.
-    """
-
-    def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
-        self._database = database
-        self._clock = clock
-
-    def add(self, task_digest: str, token_id: str, *, connection: Connection | None = None) -> None:
-        """Let a token submit into a task; a second time changes nothing."""
-        with self._database.writing(connection) as joined:
-            if not self.has(task_digest, token_id, connection=joined):
-                row = {"task_digest": task_digest, "token_id": token_id, "shared_at": self._clock()}
-                insert_rows(joined, task_shares, row)
-
-    def remove(self, task_digest: str, token_id: str) -> None:
-        """Stop sharing a task with a token; a second time changes nothing."""
-        table = task_shares.c
-        with self._database.write() as joined:
-            joined.execute(delete(task_shares).where(table.task_digest == task_digest, table.token_id == token_id))
-
-    def has(self, task_digest: str, token_id: str, *, connection: Connection | None = None) -> bool:
-        """Return whether a task is shared with a token."""
-        with self._database.reading(connection) as joined:
-            return select_rows(joined, task_shares, task_digest=task_digest, token_id=token_id).first() is not None
-
-    def of(self, task_digests: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """Return the tokens that each of some tasks is shared with, in the order in which that was done."""
-        table = task_shares.c
-        query = select(table.task_digest, table.token_id).where(table.task_digest.in_(sorted(set(task_digests))))
-        found: dict[str, list[str]] = {digest: [] for digest in task_digests}
-        with self._database.read() as joined:
-            for row in joined.execute(query.order_by(table.shared_at, table.token_id)):
-                found[row.task_digest].append(row.token_id)
-        return {digest: tuple(tokens) for digest, tokens in found.items()}

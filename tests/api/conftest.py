@@ -55,7 +55,7 @@ class House:
     def __post_init__(self) -> None:
         self.database, self.ledger = self.stores.database, self.stores.ledger
         self.tasks, self.jobs, self.parties = self.stores.tasks, self.stores.jobs, self.stores.parties
-        self.owners = Owners(self.tasks, self.jobs, self.stores.shares)
+        self.owners = Owners(self.tasks, self.jobs)
 
     @property
     def submissions(self) -> Submissions:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from feature_store.shard import claim
 from labeler.errors import LabelerError
-from labeler.ledger.agent_memory import AgentMemory, AskedBy, JournalRounds
+from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.backup import check_home, mark_home
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Ledger
@@ -39,7 +39,7 @@ from workers.party.home import (
     read_agent_config,
     read_tallier_config,
 )
-from workers.party.link import Handler, Letter, PartyLink, converse
+from workers.party.link import Handler, Outgoing, PartyLink, converse
 from workers.tallier.peers import read_group
 from workers.tallier.service import TallierDriver, TallierJournal
 from workers.tallier.winners import WinnerRounds
@@ -129,14 +129,14 @@ class Party:
         """See Handler."""
         return self._handler.due_in_s
 
-    def handle(self, mail: Sequence[Message]) -> Sequence[Letter]:
+    def handle(self, mail: Sequence[Message]) -> Sequence[Outgoing]:
         """See Handler."""
         self._stop.is_working = True
         return self._handler.handle(mail)
 
-    def sent(self, errors: Sequence[LabelerError | None]) -> None:
+    def sent(self, letters: Sequence[Outgoing], errors: Sequence[LabelerError | None]) -> None:
         """See Handler."""
-        self._handler.sent(errors)
+        self._handler.sent(letters, errors)
         self._stop.is_working = False
         self._stop.end()
 
@@ -178,9 +178,7 @@ def boot_agent(
             keys=keys or PartyKeys.load(home / KEYS_FILE),
             coordinator_key=policy().coordinator.verify_key,
             home=home,
-            database=database,
-            journal_head=ledger.head,
-            check_own=ledger.check_not_behind,
+            ledger=ledger,
             clock=clock.utc,
             facts=records.facts,
             stop=stop,
@@ -190,7 +188,6 @@ def boot_agent(
         admission = Admission(
             home,
             memory,
-            asked_by=AskedBy(database),
             read_policy=policy,
             coordinator_key=link.coordinator_key,
             clock=clock.utc,
@@ -263,9 +260,7 @@ def boot_tallier(home: Path, *, door: CoordinatorDoor, room: MeetingRoom, clock:
             keys=keys,
             coordinator_key=config.coordinator_verify_key,
             home=home,
-            database=database,
-            journal_head=ledger.head,
-            check_own=ledger.check_not_behind,
+            ledger=ledger,
             clock=clock.utc,
             facts=lambda: winners.facts,
             stop=stop,

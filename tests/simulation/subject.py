@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +22,6 @@ from api.coordinator.mailroom import Mailroom
 from api.coordinator.stores import Stores
 from api.schema import JobView
 from feature_store.results.questions import QUESTIONS
-from labeler.driver.intake import PendingWrite
 from labeler.driver.mail import Mailbox
 from labeler.driver.mail_memory import MemoryMailbox
 from labeler.errors import NotReady, Unavailable
@@ -78,7 +76,7 @@ class StepwiseCoordinator:
         database = open_database(home / "journal.db", anchor=home / "journal.head", allow_unsynced=True)
         self._database = database
         try:
-            self._stores = replace(Stores.over(database, clock=clock.utc), enqueue=self._enqueue)
+            self._stores = Stores.over(database, clock=clock.utc)
             self._stores.ledger.verify()
             keys = PartyKeys.load(home / "keys.json")
             self._conductor = Conductor(
@@ -179,10 +177,6 @@ class StepwiseCoordinator:
         """Let go of everything; what is not on disk is lost."""
         self._driver.close()
         self._database.close()
-
-    def _enqueue(self, pending: PendingWrite) -> None:
-        self._driver.enqueue(pending)
-        self.tick()
 
     def _deliver(self, delivery: Any) -> None:
         self._driver.deliver(delivery)

@@ -22,7 +22,6 @@ from api.coordinator import pricing
 from labeler import batching, tally
 from labeler.driver import reading, storing
 from labeler.driver.coordinator import CoordinatorDriver
-from labeler.driver.reading import Loader
 from labeler.driver.sending import send_off
 from labeler.errors import BadData, StorageFull
 from labeler.ledger.agent_memory import JournalRounds
@@ -205,7 +204,7 @@ def _lose_returned_queries(*_: Any, **__: Any) -> None:
     "coordinator",
     "forgets its jobs after a restart",
     *("liveness", "completion"),
-    at=(Loader, "unfinished"),
+    at=(JobStore, "unfinished_ids"),
     among=_dies,
 )
 def _forget_at_a_restart(*_: Any) -> list[Any]:

@@ -21,7 +21,7 @@ from workers.agent.service import run_agent
 def entries(site: Site) -> list[tuple[str, str, int]]:
     """Kind, first word of the reservation, and amount of every charge in the agent's own ledger."""
     with site.ledger() as ledger:
-        found = ledger.entries(limit=1000, level="instance")
+        found = [one for one in ledger.entries(limit=1000) if one.level == "instance"]
     return [(e.kind, e.reservation_id.split("-")[0], e.amount) for e in found if e.kind not in ("open", "cap")]
 
 

@@ -79,7 +79,7 @@ class Office:
 
     def turn(self, embedder: Embedder) -> None:
         """Let it work in this thread, as long as it has the turn of the usual requester."""
-        embedder.turn(lane_of("somebody"), attempt=1, mailbox=self.mailbox)
+        embedder.turn(lane_of("somebody"), attempt=1)
 
     def failure(self, folder: Path) -> dict[str, str]:
         self.finish(folder, name="failed.json")
@@ -250,6 +250,20 @@ def embedder(office: Office) -> Embedder:
     return Embedder(office.home, {BACKBONE.fingerprint: "pixels:4"}, stop=threading.Event())
 
 
+def at_each_batch(monkeypatch: pytest.MonkeyPatch, hook: Callable[[str, int], object]) -> None:
+    """Call a function with the job and the number of its images that are embedded, whenever a batch is."""
+    real = embed_service.embed_source
+
+    def hooked(upload: Path, *arguments: Any, progress: Callable[[int, int], None], **options: Any) -> Any:
+        def told(done: int, total: int) -> None:
+            hook(upload.parent.name, done)
+            progress(done, total)
+
+        return real(upload, *arguments, progress=told, **options)
+
+    monkeypatch.setattr(embed_service, "embed_source", hooked)
+
+
 @pytest.mark.parametrize("is_removed", [False, True], ids=["cancelled", "and its folder is gone"])
 def test_work_on_a_job_that_ends_stops_in_the_middle_and_leaves_nothing_half_made(
     office: Office, embedder: Embedder, monkeypatch: pytest.MonkeyPatch, is_removed: bool
@@ -259,14 +273,13 @@ def test_work_on_a_job_that_ends_stops_in_the_middle_and_leaves_nothing_half_mad
     folder = office.job("job-1", images_table([black(2000)] * 50))
     told: list[int] = []
 
-    def ended(job_id: str, event: dict[str, Any]) -> None:
-        if "done" in event:
-            told.append(event["done"])
-            office.board.withdraw(job_id)
-            if is_removed:
-                shutil.rmtree(folder)
+    def ended(job_id: str, done: int) -> None:
+        told.append(done)
+        office.board.withdraw(job_id)
+        if is_removed:
+            shutil.rmtree(folder)
 
-    monkeypatch.setattr(office.mailbox, "publish", ended)
+    at_each_batch(monkeypatch, ended)
     office.turn(embedder)
     assert told == [1]
     left = [] if not folder.exists() else [path.name for path in folder.iterdir() if path.name != ".public.shard.lock"]
@@ -282,14 +295,7 @@ def test_requesters_take_turns_however_many_images_one_of_them_sent(
     monkeypatch.setattr(embed_service, "SLICE_S", 0.0)
     monkeypatch.setattr(embed_service, "BATCH_IMAGES", 1)
     done: list[str] = []
-    publish = RedisMailbox.publish
-
-    def noting(mailbox: RedisMailbox, job_id: str, event: dict[str, Any]) -> None:
-        if "done" in event:
-            done.append(job_id)
-        publish(mailbox, job_id, event)
-
-    monkeypatch.setattr(RedisMailbox, "publish", noting)
+    at_each_batch(monkeypatch, lambda job_id, _: done.append(job_id))
     picture = png(pictures(1)[0])
     many = [office.job(f"many-{number}", images_table([picture] * 2), owner="hog") for number in range(3)]
     few = office.job("few", images_table([picture] * 2), owner="somebody else")
@@ -385,7 +391,7 @@ def test_a_decoder_that_the_system_ends_fails_the_job_by_the_image_it_was_at(
     monkeypatch.setattr(embed_service, "BATCH_S", 0.0)
     folder = office.job("job-1", images_table([black(2000)] * 100))
 
-    def ended(job_id: str, event: dict[str, Any]) -> None:
+    def ended(_: str, __: int) -> None:
         for pid in children():
             os.kill(int(pid), signal.SIGKILL)
 

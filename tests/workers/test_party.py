@@ -22,15 +22,16 @@ from labeler.errors import (
     ProtocolViolation,
     Replayed,
 )
-from labeler.ledger.chain import EMPTY, Head
 from labeler.ledger.database import Database, open_database
+from labeler.ledger.ledger import Ledger
 from labeler.ledger.sequences import Sequences
 from labeler.messages import COORDINATOR
 from labeler.messages.bodies import Mail, holdings_to_bytes
+from labeler.system.clock import now_utc
 from labeler.system.keys import PartyKeys, verify
 from tests.processes import wait_until
 from workers.party.coordinator import check_url
-from workers.party.link import MAX_POST_BYTES, Draft, PartyLink, converse, parcels
+from workers.party.link import MAX_POST_BYTES, Draft, Outgoing, PartyLink, converse, parcels
 from workers.service_process import tell_ready
 
 DIGEST = "a" * 64
@@ -59,9 +60,7 @@ def make_link(relay: Any, database: Database, tmp_path: Path) -> Iterator[MakeLi
             "keys": keys,
             "coordinator_key": relay.keys.public.verify_key,
             "home": tmp_path,
-            "database": database,
-            "journal_head": lambda: EMPTY,
-            "check_own": [].append,
+            "ledger": Ledger(database, clock=now_utc),
             "facts": lambda: {"classes": ["a"]},
             "stop": threading.Event(),
             "wait_s": 0.0,
@@ -223,8 +222,7 @@ def test_what_a_turn_has_opened_is_not_opened_again_and_is_written_with_the_next
         link.mail.open(message, relay.keys.public.verify_key)
     with database.write() as connection:
         link.mail.write_noted(connection)
-    with pytest.raises(Replayed):
-        Sequences(database).check(COORDINATOR, message.header.sequence, verify_key=relay.keys.public.verify_key)
+    assert Sequences(database).last(COORDINATOR, relay.keys.public.verify_key) == message.header.sequence
 
 
 def test_trouble_that_passes_is_waited_for(make_link: MakeLink, relay: Any) -> None:
@@ -300,8 +298,11 @@ def test_an_answer_that_is_no_mail_is_refused(make_link: MakeLink, relay: Any) -
             link.poll()
 
 
-def test_a_poll_tells_both_heads_and_the_facts(make_link: MakeLink, relay: Any) -> None:
-    link = make_link(journal_head=lambda: Head(4, "b" * 64))
+def test_a_poll_tells_both_heads_and_the_facts(make_link: MakeLink, relay: Any, database: Database) -> None:
+    ledger = Ledger(database, clock=now_utc)
+    for cap in range(4):
+        ledger.open_account("agent:me", "instance", cap)
+    link = make_link(ledger=ledger)
     relay.head = (7, "c" * 64)
     link.poll()
     link.poll()
@@ -364,15 +365,15 @@ def test_a_conversation_outlives_what_goes_wrong_in_it(make_link: MakeLink, rela
         def tidy(self) -> None:
             """Do nothing."""
 
-        def handle(self, mail: Any) -> list[list[Draft]]:
+        def handle(self, mail: Any) -> list[Outgoing]:
             for message in mail:
                 handled.append(link.mail.open(message, relay.keys.public.verify_key))
                 if len(handled) == 1:
                     raise ProtocolViolation("the first time something is wrong")
             return []
 
-        def sent(self, errors: Any) -> None:
-            assert errors == []
+        def sent(self, letters: Any, errors: Any) -> None:
+            assert letters == errors == []
             link.mail.note()
 
     relay.failures = [(200, {}, b"no frames")]

@@ -27,7 +27,7 @@ from labeler.errors import (
     RefusedByPerson,
     SiteStopped,
 )
-from labeler.ledger.agent_memory import AgentMemory, AskedBy
+from labeler.ledger.agent_memory import AgentMemory
 from labeler.messages.bodies import Ask, Proposal
 from labeler.system.clock import Clock
 from labeler.system.files import replace_file, sync_folder
@@ -166,14 +166,12 @@ class Admission:
         home: Path,
         memory: AgentMemory,
         *,
-        asked_by: AskedBy,
         read_policy: Callable[[], Policy],
         coordinator_key: str,
         clock: Clock,
     ) -> None:
         self._home = home
         self._memory = memory
-        self._asked_by = asked_by
         self._read_policy = read_policy
         self._coordinator_key = coordinator_key
         self._clock = clock
@@ -200,7 +198,7 @@ class Admission:
             self._memory.follow(task, self._clock(), is_approved=approved)
         if not is_charged:
             if (no := refused(self._home, task.digest)) is not None:
-                self._memory.decide_against(task, self._clock())
+                self._memory.follow(task, self._clock(), is_approved=False)
                 raise RefusedByPerson(f"a person at the site has refused task {task.digest[:12]}" + _because(no))
             if (no := stopped(self._home)) is not None:
                 raise SiteStopped(
@@ -212,5 +210,5 @@ class Admission:
         except AwaitingApproval:
             self._memory.request(task, self._clock())
             if isinstance(asked, Proposal):
-                self._asked_by.note(task.digest, asked.requester, self._clock())
+                self._memory.note_requester(task.digest, asked.requester, self._clock())
             raise

@@ -4,7 +4,7 @@
                -> compute every answer -> one transaction: every answer stored -> everything to be sent, in letters.
 
 So a turn costs at most two commits, however many rounds it is about. It has no network and no thread: `handle` takes
-messages and returns letters, and `sent` reports that they were taken. Memory may be lost at any moment; only the
+messages and returns letters, and `sent` is told what became of them. Memory may be lost at any moment; only the
 journal counts, and a new process reads the same rounds from it.
 
 Training takes long, so a turn computes one of the answers that need it, and sends those of votes before.
@@ -21,7 +21,7 @@ More than 600 lines: one turn of an agent, from its mail to its letters, reads f
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -66,7 +66,7 @@ from workers.agent.decisions import Admission
 from workers.agent.ledger import DurableLedger, ShareUsedUp
 from workers.agent.policy import Policy
 from workers.agent.public_clock import PublicClock, TurnTimes
-from workers.party.link import Draft, PartyMail, cause, said
+from workers.party.link import Draft, Outgoing, PartyMail, cause, log_fates, said
 
 log = logging.getLogger("labeler.agent")
 
@@ -95,15 +95,6 @@ class Records(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class OutgoingLetter:
-    """Drafts that are taken together, and the log line for when they were."""
-
-    drafts: tuple[Draft, ...]
-    taken: str
-    about: Mapping[str, str]
-
-
 @dataclass
 class Turn:
     """The work left in one turn, in the order in which it came."""
@@ -113,7 +104,7 @@ class Turn:
     proposals: list[tuple[Proposal, ProposalEffect]] = field(default_factory=list)
     withdrawn: list[str] = field(default_factory=list)
     heard: dict[str, AgentProposal] = field(default_factory=dict)
-    letters: list[OutgoingLetter] = field(default_factory=list)
+    letters: list[Outgoing] = field(default_factory=list)
     over: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     headers: dict[str, Header] = field(default_factory=dict)
     asks: dict[str, Ask] = field(default_factory=dict)
@@ -158,7 +149,6 @@ class AgentDriver:
         self._states: dict[str, AgentRound] = {}
         self._wakes: dict[str, float] = {}
         self._waiting: list[tuple[str, RoundEffect]] = []
-        self._sending: list[OutgoingLetter] = []
 
     @property
     def due_in_s(self) -> float | None:
@@ -179,7 +169,7 @@ class AgentDriver:
         with self._in_step_with_the_journal():
             self._tidy()
 
-    def handle(self, mail: Sequence[Message]) -> list[tuple[Draft, ...]]:
+    def handle(self, mail: Sequence[Message]) -> list[Outgoing]:
         """Apply every message durably; return what is to be sent, message by message in letters.
 
         Of asks for one round the last is answered, since all have one answer.
@@ -195,19 +185,10 @@ class AgentDriver:
         finally:
             self._leaves_at = self._public_clock.leaves_at(turn.times, self._clock().timestamp())
 
-    def sent(self, errors: Sequence[LabelerError | None]) -> None:
-        """Handle the coordinator's reply to the last turn's letters: each was taken, or refused with its error."""
-        is_answered = False
-        for letter, error in zip(self._sending, errors, strict=True):
-            if error is not None:
-                # The round or the job is over; nobody needs the answer.
-                log.warning("answer not taken", extra=dict(letter.about) | said(error))
-            elif letter.taken:
-                log.info(letter.taken, extra=dict(letter.about))
-                is_answered |= letter.drafts[0].kind == "input-share"
-        if is_answered:
+    def sent(self, letters: Sequence[Outgoing], errors: Sequence[LabelerError | None]) -> None:
+        """See Handler."""
+        if "input-share" in log_fates(log, letters, errors, refused="answer not taken"):
             fault_point("agent.sent")
-        self._sending = []
         self._mail.note()
 
     # One turn.
@@ -238,7 +219,7 @@ class AgentDriver:
         for round_digest in over:
             log.info("round is over, nothing is kept of it", extra={"round_digest": round_digest})
 
-    def _handle(self, turn: Turn, mail: Sequence[Message]) -> list[tuple[Draft, ...]]:
+    def _handle(self, turn: Turn, mail: Sequence[Message]) -> list[Outgoing]:
         self._ledger.check_witnesses()
         turn.rounds, self._waiting = self._waiting, []
         self._wake(turn)
@@ -254,8 +235,7 @@ class AgentDriver:
         for digest in [*self._states]:
             if self._states[digest].ask is None and self._states[digest].doing == "nothing":
                 del self._states[digest]
-        self._sending = turn.letters
-        return [letter.drafts for letter in turn.letters]
+        return turn.letters
 
     # The rounds and proposals, from memory or else from the journal; each steps by its machine.
 
@@ -505,7 +485,7 @@ class AgentDriver:
         for_life = [one for one in charges if one[1].ask.task.lifetime_budget is not None]
         if not for_life:
             return list(charges)
-        states = [self._state(digest) for digest in self._ledger.unanswered_for_life()]
+        states = [self._state(digest) for digest in self._rounds.unanswered_for_life()]
         before = [state for state in states if state.stage == "charged"]  # this very transaction erases the others
         now, later = ([], for_life) if before else (for_life[:1], for_life[1:])
         if all(state.doing in ("compute", "store") for state in before):
@@ -634,18 +614,18 @@ class AgentDriver:
                 case proposing.SayWilling(until):
                     body = Willing(proposal.job_id, until).encode()
                     draft = Draft("willing", COORDINATOR, body, task_digest=proposal.task.digest)
-                    turn.letters.append(OutgoingLetter((draft,), "willing", about))
+                    turn.letters.append(Outgoing((draft,), "willing", about))
                 case proposing.Decline(refusal):
                     body = Declined(proposal.job_id, refusal).encode()
                     draft = Draft("declined", COORDINATOR, body, task_digest=proposal.task.digest)
-                    turn.letters.append(OutgoingLetter((draft,), "", about))
+                    turn.letters.append(Outgoing((draft,), "", about))
 
     def _refuse(self, turn: Turn, digest: str, refusal: Refusal) -> None:
         header = turn.headers.get(digest)
         if header is not None and header.round_digest:
             about = {"task_digest": header.task_digest, "round_digest": digest}
             draft = Draft("refused", COORDINATOR, refusal.encode(), header.task_digest, digest)
-            turn.letters.append(OutgoingLetter((draft,), "", about))
+            turn.letters.append(Outgoing((draft,), "", about))
 
     def _answer(self, turn: Turn, digest: str) -> None:
         ask = turn.asks[digest]
@@ -669,7 +649,7 @@ class AgentDriver:
         receipt = AnswerSent(head.seq, head.hash).encode()
         answered = Draft("answered", COORDINATOR, receipt, task_digest=task_digest, round_digest=digest)
         about = {"task_digest": task_digest, "round_digest": digest}
-        turn.letters.append(OutgoingLetter((*shares, answered), "answered", about))
+        turn.letters.append(Outgoing((*shares, answered), "answered", about))
 
 
 def _pop(effects: list[tuple[Any, Any]], kind: type) -> list[tuple[Any, Any]]:

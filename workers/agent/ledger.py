@@ -16,7 +16,7 @@ from math import floor
 from labeler.batching import due, round_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import PolicyRefusal, PrivacyRefusal, ProtocolViolation
-from labeler.ledger.agent_memory import AgentMemory, AnsweredTasks, AskedBy, check_delta
+from labeler.ledger.agent_memory import AgentMemory, check_delta
 from labeler.ledger.chain import Head
 from labeler.ledger.database import Connection, Database
 from labeler.ledger.ledger import Charge, Ledger
@@ -91,8 +91,6 @@ class DurableLedger:
         self._account = account
         self._read_policy = read_policy
         self._clock = clock
-        self._tasks = AnsweredTasks(database)
-        self._asked_by = AskedBy(database)
         self._shares = RequesterShares()
         self._opened: Policy | None = None
 
@@ -172,7 +170,7 @@ class DurableLedger:
         if is_new and promised is None:
             self._shares.note("", [(round_digest, amounts)], life_nano=_life_nano(task), connection=connection)
         if is_new:
-            self._tasks.note(task, self._clock(), connection=connection)
+            self._memory.note_task(task, self._clock(), connection=connection)
         return is_new
 
     def may_pay(
@@ -216,11 +214,6 @@ class DurableLedger:
     def head(self) -> Head:
         """Return the end of the journal, which an answer carries: it covers what the answer has spent."""
         return self._ledger.head()
-
-    def unanswered_for_life(self) -> list[str]:
-        """See AnsweredTasks."""
-        with self._database.read() as connection:
-            return self._tasks.unanswered_for_life(connection=connection)
 
     def answered_in(self, connection: Connection, round_digest: str, commitment: Mapping[str, str]) -> None:
         """Note in the chain that the answer to a round was stored, with what it says of its spends."""
@@ -271,7 +264,7 @@ class DurableLedger:
         kept = [(promise_name(about.digest, number), amounts) for number, amounts in enumerate(payment.prices)]
         life_nano = _life_nano(proposal.task)
         self._shares.note(proposal.requester, kept, life_nano=life_nano, connection=connection)
-        self._asked_by.note(proposal.task.digest, proposal.requester, now, connection=connection)
+        self._memory.note_requester(proposal.task.digest, proposal.requester, now, connection=connection)
         return about.until
 
     def decline(self, connection: Connection, policy: Policy, proposal: Proposal, error: PrivacyRefusal) -> None:

@@ -10,10 +10,11 @@ Every field is listed in `docs/policy.md`; a test compares the two.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
 from math import floor, isfinite
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -329,12 +330,21 @@ def read_policy(path: Path) -> Policy:
 
 def policy_toml(policy: Policy) -> str:
     """Return a policy as a file that `read_policy` reads back."""
-    lines = ["# What this site allows its agent to answer. Read again at every ask; see docs/policy.md."]
+    heading = "# What this site allows its agent to answer. Read again at every ask; see docs/policy.md.\n"
     # Defaults are left out: a version that does not know a field then reads every other file.
-    for table, fields in policy.model_dump(exclude_defaults=True).items():
-        names = {name: toml_value(name) if table == "talliers" else name for name in fields}
-        lines += [f"[{table}]", *(f"{names[name]} = {toml_value(fields[name])}" for name in fields), ""]
-    return "\n".join(lines)
+    return heading + toml_text(policy.model_dump(exclude_defaults=True))
+
+
+def toml_text(fields: Mapping[str, Any]) -> str:
+    """Return settings as TOML: the single values, then a table for each mapping."""
+    tables = {name: value for name, value in fields.items() if isinstance(value, Mapping)}
+    lines = [f"{name} = {toml_value(value)}" for name, value in fields.items() if name not in tables]
+    for name, table in tables.items():
+        named = {
+            key if key.isascii() and key.isidentifier() else toml_value(key): value for key, value in table.items()
+        }
+        lines += ["", f"[{name}]", *(f"{key} = {toml_value(value)}" for key, value in named.items())]
+    return "\n".join(lines) + "\n"
 
 
 def toml_value(value: object) -> str:

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from feature_store.shard import MANIFEST_NAME, MARK_NAME, Shard, check_served, claim
 from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, PolicyRefusal, Unavailable
-from labeler.ledger.agent_memory import AgentMemory, AskedBy, JournalRounds
+from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.backup import check_home, mark_home
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Ledger
@@ -110,9 +110,7 @@ def run_agent(
             keys=PartyKeys.load(home / KEYS_FILE),
             coordinator_key=policy.coordinator.verify_key,
             home=home,
-            database=database,
-            journal_head=ledger.head,
-            check_own=partial(ledger.check_not_behind, witness="the coordinator"),
+            ledger=ledger,
             facts=records.facts,
             stop=stop,
             ca_file=path_in_home(home, config.ca_file),
@@ -125,7 +123,6 @@ def run_agent(
         admission = Admission(
             home,
             memory,
-            asked_by=AskedBy(database),
             read_policy=read,
             coordinator_key=link.coordinator_key,
             clock=clock,

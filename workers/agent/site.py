@@ -9,15 +9,15 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from labeler.batching import round_sizes, total_charges
 from labeler.budget import epsilon_spent
-from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, NotFound, NotReady, PolicyRefusal
-from labeler.ledger.agent_memory import AgentMemory, AnsweredRound, answered, check_delta, requesters
+from labeler.errors import BudgetExceeded, LabelerError, NotFound, NotReady, PolicyRefusal
+from labeler.ledger.agent_memory import AgentMemory, AnsweredRound, answered, check_delta
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.lifetimes import all_set_aside
@@ -102,7 +102,8 @@ def waiting_tasks(home: Path) -> list[dict[str, Any]]:
     """
     read_agent_config(home)
     with closing(_look(home)) as database:
-        waiting, names = _memory(database).waiting(), requesters(database)
+        memory = _memory(database)
+        waiting, names = memory.waiting(), memory.requesters()
         open_ones = [one for one in waiting if not is_approved(home, one[0]) and refused(home, one[0]) is None]
         taken = {digest: _taken(home, task, database) for digest, task, _ in open_ones}
     return [_described(task, names) | {"asked_at": _moment(at)} | taken[digest] for digest, task, at in open_ones]
@@ -117,7 +118,7 @@ def decided_tasks(home: Path) -> list[dict[str, Any]]:
     read_agent_config(home)
     with closing(_look(home)) as database:
         memory = _memory(database)
-        decided, waiting, names = memory.decided(), memory.waiting(), requesters(database)
+        decided, waiting, names = memory.decided(), memory.waiting(), memory.requesters()
     found = [_decision(home, one.task, names, one.requested_at, one.decided_at) for one in decided]
     # Decided a moment ago: the agent has not looked yet.
     new = [_decision(home, task, names, asked_at, None) for _, task, asked_at in waiting]
@@ -137,10 +138,10 @@ def answered_rounds(home: Path) -> list[dict[str, Any]]:
     read_agent_config(home)
     delta = read_policy(home / POLICY_FILE).budget.delta
     with closing(_look(home)) as database:
-        _memory(database, with_answers=True)
+        names = _memory(database).requesters()
         with database.read() as connection:
             check_delta(connection, delta)
-        (rounds, tasks), names = answered(database), requesters(database)
+        rounds, tasks = answered(database)
     return [_answered(one, tasks.get(one.task_digest), names, delta) for one in rounds]
 
 
@@ -173,7 +174,7 @@ def approve(home: Path, digest: str) -> None:
         JournalBroken, JournalBehind, PolicyRefusal: as `site_budget`.
     """
     if (home / JOURNAL_FILE).exists():
-        with closing(_look(home)) as database, suppress(NotReady):
+        with closing(_look(home)) as database:
             memory = _memory(database)
             asked = [task for _, task, _ in memory.waiting()] + [one.task for one in memory.decided()]
             for no in [_taken(home, task, database)["unpayable"] for task in asked if task.digest == digest]:
@@ -298,19 +299,8 @@ def _look(home: Path) -> Database:
     return open_database(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE, read_only=True)
 
 
-def _memory(database: Database, *, with_answers: bool = False) -> AgentMemory:
-    """Open the agent's memory, from a journal that is only read.
-
-    Raises:
-        NotReady: nothing is there: the home has joined and its agent never ran.
-    """
-    ledger = Ledger(database, clock=now_utc)
-    try:
-        if with_answers:
-            PromiseStore(database, ledger)
-        return AgentMemory(database, ledger)
-    except InvalidSetting:
-        raise NotReady("the agent of this home has been asked nothing yet; start it once") from None
+def _memory(database: Database) -> AgentMemory:
+    return AgentMemory(database, Ledger(database, clock=now_utc))
 
 
 class SiteConsole:

@@ -164,7 +164,7 @@ def natural(around: Surroundings, *, chosen: bool) -> Scene:
     unit = Records(np.repeat(features[canary], copies, axis=0), np.repeat(labels[canary], copies))
     if around.level == "agent":
         unit, agents[0] = agents[0], Records(features[:0], labels[:0])
-    return Scene(task, around.level, agents=tuple(agents), canaries=(unit,), queries=queries, apart=task.traits.counts)
+    return Scene(task, around.level, agents=tuple(agents), canaries=(unit,), queries=queries)
 
 
 def fitted(around: Surroundings) -> tuple[NDArray[np.int16], NDArray[np.int16]]:

@@ -87,7 +87,6 @@ class Scene:
         canaries: at the first agent, each all that comes or goes together: one record, those of a person, or all that
             the agent has.
         queries: int16, shape (max_queries, dimension); of a model that is trained in steps, the rows of each.
-        apart: whether no two canaries move the same numbers of the sum, so that their noise is independent.
         is_level: whether colluding agents keep the first two classes level (`workers.audit.pipeline.Levelling`).
         seed: of record ids and the order of rows.
     """
@@ -97,7 +96,6 @@ class Scene:
     agents: tuple[Records, ...] = field(repr=False)
     canaries: tuple[Records, ...] = field(repr=False)
     queries: NDArray[np.int16] = field(repr=False)
-    apart: bool = False
     is_level: bool = False
     seed: int = 0
 

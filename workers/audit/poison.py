@@ -111,7 +111,6 @@ def poisoned(
         agents=tuple(agents),
         canaries=units,
         queries=queries,
-        apart=task.traits.counts and (task.traits.has_k or canaries == 1),
         is_level=_colluders_level(task),
     )
 

@@ -115,7 +115,7 @@ def run_embedder(
                 try:
                     with board.turn() as turn:
                         if turn is not None:
-                            embedder.turn(turn[0], attempt=turn[1], mailbox=mailbox)
+                            embedder.turn(turn[0], attempt=turn[1])
                     said = ""
                     if turn is None:
                         stop.wait(LOOK_EVERY_S)
@@ -142,7 +142,7 @@ class Embedder:
         self._stop = stop
         self._loaded: dict[str, Backbone] = {}
 
-    def turn(self, lane: str, *, attempt: int, mailbox: Mailbox) -> None:
+    def turn(self, lane: str, *, attempt: int) -> None:
         """Work for one requester, until nothing is left or another one's turn has come.
 
         Args:
@@ -154,7 +154,7 @@ class Embedder:
         until = time.monotonic() + SLICE_S
         while waiting := self._board.jobs(lane):
             try:
-                self._job(lane, waiting[0], attempt=attempt, until=until, mailbox=mailbox)
+                self._job(lane, waiting[0], attempt=attempt, until=until)
             except _SliceOver:
                 self._board.to_the_end(lane, waiting[0])
                 return
@@ -165,7 +165,7 @@ class Embedder:
     def _is_over(self, lane: str, until: float) -> bool:
         return time.monotonic() >= until and self._board.has_other_lanes(lane)
 
-    def _job(self, lane: str, job_id: str, *, attempt: int, until: float, mailbox: Mailbox) -> None:
+    def _job(self, lane: str, job_id: str, *, attempt: int, until: float) -> None:
         folder = self._home / "jobs" / job_id
         if (folder / SHARD).exists() or (folder / FAILURE).exists():
             self._board.done(lane, job_id)
@@ -176,7 +176,7 @@ class Embedder:
                 raise BadData(
                     f"embedding these images was begun {attempt - 1} times and never ended; look at their sizes"
                 )
-            self._embed(lane, job_id, folder, until=until, mailbox=mailbox)
+            self._embed(lane, job_id, folder, until=until)
             log.info("features made", extra={"job_id": job_id})
         except (TryAgain, _SliceOver):
             raise
@@ -190,7 +190,6 @@ class Embedder:
                 raise storage_full("the features of a job") from error
             self._fail(folder, job_id, error)
         self._board.done(lane, job_id)
-        _tell(mailbox, job_id, {"stage": "embedded"})
 
     def _fail(self, folder: Path, job_id: str, error: Exception) -> None:
         if isinstance(error, LabelerError):
@@ -201,7 +200,7 @@ class Embedder:
         write_failure(folder, BadData(f"the images could not be embedded ({type(error).__name__})"))
         log.error("job failed", extra={"job_id": job_id}, exc_info=error)
 
-    def _embed(self, lane: str, job_id: str, folder: Path, *, until: float, mailbox: Mailbox) -> None:
+    def _embed(self, lane: str, job_id: str, folder: Path, *, until: float) -> None:
         """Write public.shard, as far as the slice reaches."""
         try:
             request = self._board.read(lane, job_id)
@@ -217,7 +216,6 @@ class Embedder:
                 raise _JobEnded
 
         def progress(done: int, total: int) -> None:
-            _tell(mailbox, job_id, {"stage": "embedding", "done": done, "total": total})
             look()
             if done < total and self._is_over(lane, until):
                 raise _SliceOver
@@ -339,8 +337,3 @@ def _names_of(upload: Path, rows: Sequence[int]) -> list[str]:
         names = pq.read_table(upload, columns=["name"])["name"]
         return [str(names[row].as_py()) for row in rows]
     return [f"number {row}" for row in rows]
-
-
-def _tell(mailbox: Mailbox, job_id: str, event: Mapping[str, object]) -> None:
-    with suppress(TryAgain):
-        mailbox.publish(job_id, event)

@@ -348,16 +348,13 @@ def _try_connection(
     limit = threading.Timer(CHECK_S, stop.set)
     limit.daemon = True
     limit.start()
-    ledger = Ledger(database, clock=now_utc)
     link = PartyLink(
         url=invitation.url,
         party_id=invitation.party_id,
         keys=keys,
         coordinator_key=invitation.verify_key,
         home=home,
-        database=database,
-        journal_head=ledger.head,
-        check_own=ledger.check_not_behind,
+        ledger=Ledger(database, clock=now_utc),
         facts=lambda: facts,
         stop=stop,
         ca_file=ca_file,

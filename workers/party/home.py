@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, overload
+from typing import Annotated, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -29,7 +29,7 @@ from labeler.settings import SettingsText
 from labeler.system.files import read_named, replace_file
 from labeler.system.keys import PartyKeys, PublicKeys
 from labeler.untrusted import check_party_id
-from workers.agent.policy import HexKey, PartyId, Policy, policy_toml, toml_value
+from workers.agent.policy import HexKey, PartyId, Policy, policy_toml, toml_text
 
 AGENT_FILE = "agent.toml"
 TALLIER_FILE = "tallier.toml"
@@ -218,9 +218,4 @@ def read_settings(home: Path, name: str, kind: type[C]) -> C:
 
 def settings_toml(config: Settings) -> bytes:
     """Write settings as a file that reads back as these settings."""
-    fields: dict[str, Any] = config.model_dump(exclude_none=True)
-    tables = {name: fields.pop(name) for name in list(fields) if isinstance(fields[name], dict)}
-    lines = [f"{name} = {toml_value(value)}" for name, value in fields.items()]
-    for name, table in tables.items():
-        lines += ["", f"[{name}]", *(f"{toml_value(key)} = {toml_value(value)}" for key, value in table.items())]
-    return ("\n".join(lines) + "\n").encode()
+    return toml_text(config.model_dump(exclude_none=True)).encode()

@@ -41,6 +41,7 @@ from labeler.errors import (
 )
 from labeler.ledger.chain import EMPTY, Head
 from labeler.ledger.database import Connection, Database
+from labeler.ledger.ledger import Ledger
 from labeler.ledger.sequences import Sequences
 from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
 from labeler.messages.bodies import Mail, Poll
@@ -203,9 +204,8 @@ class PartyLink:
         url: of the coordinator; https, or http to this machine only.
         coordinator_key: the pinned key that the coordinator's signatures are checked with.
         home: of this party, where files remember the coordinator's highest head and its proof.
-        database: its journal, which keeps the numbers of messages.
-        journal_head: the head of this party's ledger, stated at every poll.
-        check_own: refuses a head that the coordinator has seen and this ledger does not hold.
+        ledger: this party's. Every poll states its head; it refuses a head that the coordinator has seen and it does
+            not hold. Its journal keeps the numbers of messages.
         facts: stated to the coordinator at every poll.
         ca_file: certificates to check the coordinator's against; the system's where absent.
         wait_s: how long the coordinator may hold a poll while there is no mail.
@@ -229,9 +229,7 @@ class PartyLink:
         keys: PartyKeys,
         coordinator_key: str,
         home: Path,
-        database: Database,
-        journal_head: Callable[[], Head],
-        check_own: Callable[[Head], None],
+        ledger: Ledger,
         facts: Callable[[], Mapping[str, Any]],
         stop: threading.Event,
         ca_file: str | None = None,
@@ -242,9 +240,9 @@ class PartyLink:
     ) -> None:
         self.party_id = party_id
         self.coordinator_key = coordinator_key
+        database = ledger.database
         self.mail = PartyMail(party_id, keys, database=database, sequences=Sequences(database, clock=clock))
-        self._journal_head = journal_head
-        self._check_own = check_own
+        self._ledger = ledger
         self._own_seen = EMPTY
         self._seen = Seen(home / SEEN_FILE)
         self._facts = facts
@@ -328,7 +326,7 @@ class PartyLink:
         return [None] * len(letters)
 
     def _asking(self, after: str, wait_s: float) -> Draft:
-        seen, own = self._seen.head(), self._journal_head()
+        seen, own = self._seen.head(), self._ledger.head()
         body = Poll(
             after=after,
             wait_s=wait_s,
@@ -396,8 +394,8 @@ class PartyLink:
                 "journal trust-restored`"
             )
         own = Head(note.journal_seq, note.journal_hash) if note.journal_seq else EMPTY
-        if own not in (self._own_seen, self._journal_head()):
-            self._check_own(own)
+        if own not in (self._own_seen, self._ledger.head()):
+            self._ledger.check_not_behind(own, witness="the coordinator")
             self._own_seen = own
         self._seen.keep(told, signed)
 
@@ -454,6 +452,40 @@ def _size_of(letter: Letter) -> int:
     return sum(len(draft.body) + _ABOUT_HEADER_BYTES for draft in letter)
 
 
+@dataclass(frozen=True)
+class Outgoing:
+    """A letter of a turn, with what the log says of it.
+
+    Attributes:
+        taken: the line for when the coordinator has taken it; empty for none.
+        about: fields of that line, and of the one about a refusal.
+    """
+
+    drafts: tuple[Draft, ...]
+    taken: str
+    about: Mapping[str, str]
+
+
+def log_fates(
+    to: logging.Logger, letters: Sequence[Outgoing], errors: Sequence[LabelerError | None], *, refused: str
+) -> set[Kind]:
+    """Log what became of a turn's letters; return the kinds of messages that were taken.
+
+    Args:
+        errors: of each letter, None where it was taken. A refused one is about a round or a job that is over.
+        refused: the line for a letter that was refused.
+    """
+    taken: set[Kind] = set()
+    for letter, error in zip(letters, errors, strict=True):
+        if error is not None:
+            to.warning(refused, extra=dict(letter.about) | said(error))
+            continue
+        taken |= {draft.kind for draft in letter.drafts}
+        if letter.taken:
+            to.info(letter.taken, extra=dict(letter.about))
+    return taken
+
+
 _REFUSED_PAUSE_S = 10.0
 _PASSING_PAUSE_S = 2.0
 
@@ -474,11 +506,11 @@ class Handler(Protocol):
         """Return after how many seconds `handle` wants to be called without mail; None where it need not be."""
         ...
 
-    def handle(self, mail: Sequence[Message]) -> Sequence[Letter]:
+    def handle(self, mail: Sequence[Message]) -> Sequence[Outgoing]:
         """Apply every message durably; return what is to be sent. Raises only what concerns them all."""
         ...
 
-    def sent(self, errors: Sequence[LabelerError | None]) -> None:
+    def sent(self, letters: Sequence[Outgoing], errors: Sequence[LabelerError | None]) -> None:
         """Handle the fate of the letters: each was taken unless it has an error, and need not come again."""
         ...
 
@@ -513,7 +545,7 @@ def converse(
             if is_over:
                 return
             link.wait_s = _wait_s(handler, longest_s)  # the next poll may travel with the letters
-            handler.sent(link.answer(letters))
+            handler.sent(letters, link.answer([letter.drafts for letter in letters]))
         except Interrupted:
             return
         except (NotEnrolled, Forged) as error:

@@ -8,7 +8,7 @@ steps it. The driver here does so for all the mail of a poll at once:
                -> letters: the sums, then what is held of each round they touched.
 
 So a turn costs one commit, however many shares it brings. The driver has no network: `handle` takes messages and
-returns letters, and `sent` reports that they were taken. Memory may be lost at any moment; only the journal counts. A
+returns letters, and `sent` is told what became of them. Memory may be lost at any moment; only the journal counts. A
 second thread finds winners (workers.tallier.winners).
 
 Everything is durable before it is said, and encrypted under a key that no backup holds. After the sum, single shares
@@ -24,7 +24,6 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -64,7 +63,7 @@ from labeler.system.erasable import ERASABLE_FOLDER, ErasableKeys, KeyFolder
 from labeler.system.faults import fault_point
 from labeler.system.keys import PartyKeys
 from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, KEYS_FILE, path_in_home, read_tallier_config
-from workers.party.link import Draft, PartyLink, PartyMail, converse, said
+from workers.party.link import Draft, Outgoing, PartyLink, PartyMail, converse, log_fates, said
 from workers.tallier.peers import read_group
 from workers.tallier.rounds import Changes, Share, TallierRounds
 from workers.tallier.winners import WinnerRounds, refusal_of
@@ -74,14 +73,6 @@ log = logging.getLogger("labeler.tallier")
 
 COMPUTING_POLL_S: Final = 0.5
 """Seconds between polls while a tallier computes winners: it waits for those, not for the coordinator's answer."""
-
-
-@dataclass(frozen=True)
-class _Letter:
-    """One message, and the log line for when it was taken."""
-
-    draft: Draft
-    taken: str
 
 
 @dataclass
@@ -94,7 +85,12 @@ class _Turn:
     sums: dict[str, None] = field(default_factory=dict)
     winners: list[str] = field(default_factory=list)
     touched: dict[str, None] = field(default_factory=dict)
-    letters: list[_Letter] = field(default_factory=list)
+    letters: list[Outgoing] = field(default_factory=list)
+
+    def send(self, draft: Draft, taken: str) -> None:
+        """Send a message by itself."""
+        about = {"task_digest": draft.task_digest, "round_digest": draft.round_digest}
+        self.letters.append(Outgoing((draft,), taken, about))
 
 
 SUMS = "rounds-summed"
@@ -160,14 +156,13 @@ class TallierDriver:
         self._winners = winners
         self._clock = clock
         self._rounds = TallierRounds(noise_key=journal.memory.noise_key, agents=agents, journal=journal.memory)
-        self._sending: list[_Letter] = []
 
     @property
     def due_in_s(self) -> float | None:
         """At once while winners are computed, else never."""
         return 0.0 if self._winners.is_busy else None
 
-    def handle(self, mail: Sequence[Message]) -> list[tuple[Draft, ...]]:
+    def handle(self, mail: Sequence[Message]) -> list[Outgoing]:
         """Apply every message durably; return what is to be sent, each message by itself.
 
         Raises:
@@ -184,19 +179,9 @@ class TallierDriver:
             self._mail.drop()
             raise
 
-    def sent(self, errors: Sequence[LabelerError | None]) -> None:
-        """Handle the coordinator's reply to the last turn's letters: each was taken, or refused with its error."""
-        has_reported = False
-        for letter, error in zip(self._sending, errors, strict=True):
-            about = {"task_digest": letter.draft.task_digest, "round_digest": letter.draft.round_digest}
-            if error is None:
-                log.info(letter.taken, extra=about)
-                has_reported |= letter.draft.kind == "holdings"
-            else:
-                # The coordinator has closed the round; nobody needs the report.
-                log.info("report not taken", extra=about | said(error))
-        self._sending = []
-        if has_reported:
+    def sent(self, letters: Sequence[Outgoing], errors: Sequence[LabelerError | None]) -> None:
+        """See Handler."""
+        if "holdings" in log_fates(log, letters, errors, refused="report not taken"):
             fault_point("tallier.reported")
         self._mail.note()
 
@@ -219,7 +204,7 @@ class TallierDriver:
 
     # One turn.
 
-    def _handle(self, mail: Sequence[Message]) -> list[tuple[Draft, ...]]:
+    def _handle(self, mail: Sequence[Message]) -> list[Outgoing]:
         turn = _Turn(self._clock().timestamp())
         for message in mail:
             digest = message.header.round_digest
@@ -235,8 +220,7 @@ class TallierDriver:
             self._flush(turn, digest)
         self._keep(turn)
         self._send(turn)
-        self._sending = turn.letters
-        return [(letter.draft,) for letter in turn.letters]
+        return turn.letters
 
     def _take(self, turn: _Turn, message: Message) -> None:
         header = message.header
@@ -273,7 +257,7 @@ class TallierDriver:
         body = replace(Refusal.of(error), is_final=is_final).encode()
         # The message's own task and round: this tallier may know no others.
         draft = Draft("refused", COORDINATOR, body, message.header.task_digest, message.header.round_digest)
-        turn.letters.append(_Letter(draft, "final refusal sent" if is_final else "refusal sent"))
+        turn.send(draft, "final refusal sent" if is_final else "refusal sent")
 
     def _key_of(self, message: Message, state: TallierRound) -> str:
         """Return the key that must have signed a message, by what it claims to be."""
@@ -381,21 +365,19 @@ class TallierDriver:
 
     def _tend_winners(self, turn: _Turn) -> None:
         """Send what was computed."""
-        for outcome in self._winners.take():
-            opening = outcome.opening
-            if isinstance(outcome.answer, Winner):
+        for opening, answer in self._winners.take():
+            if isinstance(answer, Winner):
                 fault_point("tallier.computed")
-                draft = self._draft(opening, "winner", winner_to_bytes(outcome.answer))
-                turn.letters.append(_Letter(draft, "winners sent"))
+                turn.send(self._draft(opening, "winner", winner_to_bytes(answer)), "winners sent")
                 continue
-            told = {"problem": outcome.answer.reason, "sentence": outcome.answer.sentence}
+            told = {"problem": answer.reason, "sentence": answer.sentence}
             log.warning("winners could not be computed", extra={"round_digest": opening.round.digest} | told)
-            turn.letters.append(_Letter(self._draft(opening, "refused", outcome.answer.encode()), "refusal sent"))
+            turn.send(self._draft(opening, "refused", answer.encode()), "refusal sent")
 
     def _letter(self, turn: _Turn, digest: str, kind: Kind, body: bytes, taken: str) -> None:
         opening = self._rounds.state(digest).opening
         if opening is not None:
-            turn.letters.append(_Letter(self._draft(opening, kind, body), taken))
+            turn.send(self._draft(opening, kind, body), taken)
 
     def _draft(self, opening: OpenRound, kind: Kind, body: bytes) -> Draft:
         return Draft(
@@ -444,9 +426,7 @@ def run_tallier(home: Path, *, stop: threading.Event, clock: Clock | None = None
             keys=keys,
             coordinator_key=config.coordinator_verify_key,
             home=home,
-            database=database,
-            journal_head=ledger.head,
-            check_own=partial(ledger.check_not_behind, witness="the coordinator"),
+            ledger=ledger,
             facts=lambda: winners.facts,
             stop=stop,
             ca_file=path_in_home(home, config.ca_file),

@@ -26,8 +26,7 @@ from labeler.sharing import Winner, winner_time_limit_s
 from labeler.system.keys import PartyKeys
 from labeler.tally import AggregateShare
 from workers.tallier.peers import WinnerGroup
-from workers.winner.engine import Outcome as Found
-from workers.winner.engine import WinnerEngine, WinnerJob, WinnerOrder
+from workers.winner.engine import Outcome, WinnerEngine, WinnerJob, WinnerOrder
 
 log = logging.getLogger("labeler.tallier")
 
@@ -50,18 +49,6 @@ once could do so without end, while more and more is asked for.
 
 _PAUSE_S = 0.25
 """Seconds before what failed for the time being is tried again here."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of one computation.
-
-    Attributes:
-        answer: the winners, or why there are none.
-    """
-
-    opening: OpenRound
-    answer: Winner | Refusal
 
 
 class WinnerRounds:
@@ -136,8 +123,11 @@ class WinnerRounds:
         if self._current is not None:
             self._current.thread.join(seconds)
 
-    def take(self) -> list[Outcome]:
-        """Take the outcomes that are there; restart what is left or failed for the time being."""
+    def take(self) -> list[tuple[OpenRound, Winner | Refusal]]:
+        """Take the rounds that have ended, each with its winners or why there are none.
+
+        What is left, or failed for the time being, is started again.
+        """
         current = self._current
         if current is None:
             return []
@@ -146,7 +136,7 @@ class WinnerRounds:
             return []
         current.thread.join()
         self._current = None
-        outcomes = []
+        ended: list[tuple[OpenRound, Winner | Refusal]] = []
         for digest, found in zip(current.digests, current.found, strict=True):
             asked = self._asked[digest]
             # No attempt counts for a round that another tallier was not asked for, or while one was missing: nothing
@@ -156,12 +146,12 @@ class WinnerRounds:
             if isinstance(answer, Refusal) and not answer.is_final and self._has_patience(asked):
                 continue
             del self._asked[digest]
-            outcomes.append(Outcome(asked.opening, answer))
+            ended.append((asked.opening, answer))
         if self._asked:
-            if not outcomes:
+            if not ended:
                 time.sleep(_PAUSE_S)
             self.begin()
-        return outcomes
+        return ended
 
     def close(self) -> None:
         """Stop what runs, and forget what was asked for."""
@@ -230,7 +220,7 @@ class _Computation:
         self.digests = digests
         self.stop = threading.Event()
         self.met = threading.Event()
-        self.found: list[Found] | None = None
+        self.found: list[Outcome] | None = None
         self.began_s = time.monotonic()
         self._orders = orders
         self._engine = engine

@@ -89,13 +89,20 @@ export class Alerts {
 /** Every alert, the worst first: {kind: bad | low, title, means, todo, at, href, link}. */
 export function alertsOf(readiness, parties, budget, jobs, now) {
   const found = [
-    ...(readiness?.checks ?? []).filter((check) => !check.ok).map(ofCheck),
+    ...(readiness?.checks ?? []).filter((check) => !check.ok && !isOfTallier(check, parties)).map(ofCheck),
     ...ofAccounts(budget?.accounts ?? []),
     ...(parties?.parties ?? []).flatMap((party) => ofParty(party)),
     ...ofKeys(parties?.key_changes ?? [], now),
     ...jobs.flatMap((job) => ofJob(job, now)),
   ].filter(Boolean);
   return found.sort((a, b) => (b.kind === "bad") - (a.kind === "bad"));
+}
+
+/** A tallier that is away has its own alert, which names it; that jobs wait for it is not said a second time. */
+function isOfTallier(check, parties) {
+  const talliers = (parties?.parties ?? []).filter((party) => party.role === "tallier" && party.state === "active");
+  const isOneAway = talliers.length >= (parties?.talliers_needed ?? 0) && talliers.some((party) => !party.is_live);
+  return isOneAway && ["talliers", "service"].includes(check.name);
 }
 
 function ofCheck(check) {

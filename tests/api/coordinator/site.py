@@ -22,7 +22,6 @@ from labeler.errors import AwaitingApproval, LabelerError
 from labeler.ledger.chain import Head
 from labeler.ledger.jobs import RoundRecord
 from labeler.ledger.sequences import Sequences
-from labeler.ledger.tasks import TaskShares
 from labeler.messages import COORDINATOR, Kind, Message, read_frames
 from labeler.messages.bodies import (
     Declined,
@@ -94,7 +93,7 @@ class Site:
     def submit(self, *, by: str = "tok-1", prepared: bool = True, start: int = 0, **fields: Any) -> JobView:
         """Take a job of two questions, which are chosen unless a test does without."""
         task = self.house.task(**fields)
-        TaskShares(self.house.database, clock=self.house.clock).add(task.digest, by)
+        self.house.tasks.share(task.digest, by)
         job = self.house.submit(task, 2, by=by, start=start)
         if prepared:
             vectors = np.array([[1.0 + number / 7, 2.0, -1.0] for number in range(2)])

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
-from dataclasses import replace
-from threading import Thread
-from time import sleep
 from typing import Any
 
 import pytest
 
 from api.coordinator import conductor, submission
 from api.coordinator.conductor import Preparation
-from api.coordinator.ownership import Reader
 from api.coordinator.views import read_view
-from api.schema import JobRequest, JobView
 from labeler.driver.coordinator import CoordinatorDriver
-from labeler.driver.intake import Delivery, PendingWrite, incoming, with_heads
+from labeler.driver.intake import Delivery, incoming, with_heads
 from labeler.driver.mail_memory import MemoryMailbox
 from labeler.driver.reading import Plan
-from labeler.errors import InvalidSetting, JournalBehind, LabelerError, Replayed, Unavailable, WrongDigest
+from labeler.errors import JournalBehind, Replayed, Unavailable, WrongDigest
 from labeler.ledger.chain import EMPTY, Head
-from labeler.ledger.database import Connection
 from labeler.ledger.parties import PartyStore
 from labeler.messages.bodies import AnswerSent, Willing, holdings_to_bytes
 from labeler.rounds.coordinator import LONGEST_PAUSE_S
-from tests.api.conftest import FINGERPRINT, House
+from tests.api.conftest import House
 from tests.api.coordinator.site import AGENTS, TALLIERS, YES, Site
 
 
@@ -307,81 +300,3 @@ def test_a_message_under_a_key_that_was_changed_meanwhile_is_sent_again(site: Si
     site.conductor.tick()
     assert isinstance(outcomes[0], Unavailable)
     assert site.house.jobs.willingness.answers(job.job_id) == {}
-
-
-def test_what_others_write_shares_the_commit_of_a_turn_and_is_refused_alone(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Five submissions, of which the third finds no queries left, beside an agent's yes."""
-    job = site.submit()
-    site.conductor.tick()
-    task = site.house.task(max_queries=7)
-    stores = replace(site.house.stores, enqueue=site.driver.enqueue)
-    submissions = submission.Submissions(site.house.config, stores, site.house.owners)
-    outcomes: dict[int, JobView | LabelerError] = {}
-
-    def submit(number: int, count: int) -> None:
-        request = JobRequest.model_validate({"task_id": task.digest, "backbone_fingerprint": FINGERPRINT})
-        try:
-            outcomes[number] = submissions.submit(
-                request,
-                site.house.upload(count, start=7 * number),
-                reader=Reader("tok-1", "requester"),
-                idempotency_key=f"key-{number}",
-            )
-        except LabelerError as error:
-            outcomes[number] = error
-
-    threads = []
-    for number, count in enumerate((2, 1, 6, 1, 1)):
-        threads.append(Thread(target=submit, args=(number, count)))
-        threads[-1].start()
-        while len(site.driver.writes) <= number:
-            sleep(0.001)
-    told = site.deliver(site.yes("east", job))
-    commits: list[int] = []
-    write = type(site.house.database).write
-
-    def counted(database: Any) -> Any:
-        commits.append(1)
-        return write(database)
-
-    monkeypatch.setattr(type(site.house.database), "write", counted)
-    site.conductor.tick()
-    for thread in threads:
-        thread.join()
-    assert len(commits) == 1
-    assert told == [1]
-    assert isinstance(outcomes.pop(2), InvalidSetting)
-    for view in outcomes.values():
-        assert isinstance(view, JobView)
-        assert view == read_view(view.job_id, site.house.stores)
-    assert site.house.tasks.get(task.digest).next_query == 5
-    assert not [one for one in site.house.files() if one.startswith("incoming/")]
-    site.house.ledger.verify()
-
-
-def test_a_turn_that_fails_as_a_whole_is_done_again_errand_by_errand(site: Site) -> None:
-    def defect(_: Connection) -> None:
-        raise ZeroDivisionError
-
-    told: dict[str, BaseException | None] = {}
-    task = site.house.task()
-    tasks = site.house.tasks
-
-    def enqueue(name: str, write: Callable[[Connection], Any]) -> None:
-        site.driver.enqueue(PendingWrite(write, lambda error: told.update({name: error})))
-
-    enqueue("first", lambda connection: tasks.claim_queries(task.digest, 3, connection=connection))
-    enqueue("defect", defect)
-    enqueue("refused", lambda connection: tasks.claim_queries(task.digest, 98, connection=connection))
-    enqueue("last", lambda connection: tasks.claim_queries(task.digest, 4, connection=connection))
-    site.conductor.tick()
-    assert told["first"] is None
-    assert told["last"] is None
-    assert isinstance(told["defect"], ZeroDivisionError)
-    assert isinstance(told["refused"], InvalidSetting)
-    assert tasks.get(task.digest).next_query == 7
-    site.driver.close()
-    enqueue("late", lambda _: None)
-    assert isinstance(told["late"], Unavailable)

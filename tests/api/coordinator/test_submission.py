@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import re
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +20,6 @@ from api.coordinator.views import read_view
 from api.problems import problem_of
 from labeler.batching import BATCH_QUERIES, round_charges
 from labeler.budget import UNBOUNDED_NANO
-from labeler.driver.intake import PendingWrite
 from labeler.errors import (
     BadData,
     BudgetExceeded,
@@ -30,6 +30,7 @@ from labeler.errors import (
     NotReady,
     Unavailable,
 )
+from labeler.ledger.database import Connection, Database
 from labeler.ledger.ledger import Ledger
 from tests.api.conftest import House
 from tests.job_steps import take_step
@@ -171,15 +172,17 @@ def test_a_job_whose_commit_is_durable_keeps_its_upload_although_its_requester_w
     """As where the anchor beside the journal cannot be written on a full disk."""
     record = house.task()
 
-    def trouble_behind_the_commit(pending: PendingWrite) -> None:
-        with house.database.write() as connection:
-            pending.write(connection)
-        pending.settle(Unavailable("the disk is full"))
+    @contextmanager
+    def trouble_behind_the_commit(database: Database) -> Iterator[Connection]:
+        with write(database) as connection:
+            yield connection
+        raise Unavailable("the disk is full")
 
-    troubled = dataclasses.replace(house.stores, enqueue=trouble_behind_the_commit)
-    monkeypatch.setattr(house, "stores", troubled)
-    with pytest.raises(Unavailable):
-        house.submit(record, 10, key="k")
+    write = Database.write
+    with monkeypatch.context() as patched:
+        patched.setattr(Database, "write", trouble_behind_the_commit)
+        with pytest.raises(Unavailable):
+            house.submit(record, 10, key="k")
     (job,) = house.jobs.unfinished()
     assert house.files() == [f"jobs/{job.job_id}", f"jobs/{job.job_id}/upload.parquet"]
     assert house.submit(record, 10, key="k").job_id == job.job_id
@@ -203,6 +206,21 @@ def test_the_same_key_for_another_request_is_refused(house: House, change: dict[
     with pytest.raises(IdempotencyMismatch, match="belongs to another request"):
         house.submit(record, **({"count": 10, "key": "k"} | change))
     assert len(house.jobs.list()) == 1
+
+
+def test_one_key_at_the_same_time_makes_one_job(house: House) -> None:
+    record = house.task()
+    gate = threading.Barrier(8)
+
+    def send(_: int) -> str:
+        gate.wait()
+        return house.submit(record, 10, key="k").job_id
+
+    with ThreadPoolExecutor(8) as pool:
+        ids = set(pool.map(send, range(8)))
+    assert len(ids) == 1
+    assert house.tasks.get(record.digest).next_query == 10
+    assert house.files() == [f"jobs/{ids.pop()}", house.files()[1]]
 
 
 def test_a_job_beyond_the_budget_is_kept_as_refused_and_told_the_same_twice(house: House) -> None:

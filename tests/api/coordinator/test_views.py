@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import pytest
 
@@ -105,14 +105,14 @@ def test_changes_are_told_together_and_the_end_at_once(monkeypatch: pytest.Monke
         mailbox.send_all([], tell=["job-1"], ended=["job-1"])
         return waits, await asyncio.wait_for(change, 30.0)
 
-    async def all_of_it() -> list[tuple[str, dict[str, Any]]]:
+    async def all_of_it() -> list[tuple[str, bool]]:
         return await mailbox.watch("job-1", "", 0.0)
 
     waits, position = asyncio.run(watched())
     events = asyncio.run(all_of_it())
     assert waits
     assert position == events[-1][0]
-    assert [event.get("ended", False) for _, event in events] == [False, False, False, True]
+    assert [has_ended for _, has_ended in events] == [False, False, False, True]
 
 
 def test_a_job_that_goes_on_is_told_of_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

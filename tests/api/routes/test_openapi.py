@@ -109,6 +109,7 @@ def test_every_route_with_a_token_documents_its_refusals(document: JsonObject) -
         for status in ("401", "403", "429", "503"):
             assert MEDIA_TYPE in operation["responses"][status]["content"], (name, status)
         assert operation["security"] == [{"token": []}], name
+    assert {"401", "403", "429"} <= set(document["paths"]["/metrics"]["get"]["responses"])
 
 
 def test_no_answer_is_documented_with_the_validation_error_of_the_framework(document: JsonObject) -> None:

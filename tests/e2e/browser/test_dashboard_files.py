@@ -268,7 +268,12 @@ def test_alerts_say_what_it_means_and_what_to_do_the_worst_first(modules: Page) 
         "claim": "",
         "last_contact": None,
     }
-    ready = {"ready": False, "checks": [{"name": "storage", "ok": False, "detail": "the disk is full"}]}
+    silent = {"name": "talliers", "ok": False, "detail": "talliers not heard from for 60 s: counter"}
+    unready = {"name": "service", "ok": False, "detail": "no job can be taken now"}
+    ready = {
+        "ready": False,
+        "checks": [{"name": "storage", "ok": False, "detail": "the disk is full"}, silent, unready],
+    }
     budget = {
         "accounts": [
             balance(account="agent:short", left_nano=50, left_fraction=0.05, posted_nano=950),
@@ -333,6 +338,10 @@ def test_alerts_say_what_it_means_and_what_to_do_the_worst_first(modules: Page) 
     assert "Bring enough agents back" in found[5]["todo"]
     assert "change what they refuse" in found[6]["todo"]
     assert called(modules, "alerts.js", "alertsOf", {"checks": []}, {"parties": []}, {"accounts": []}, [], now) == []
+    # Where no enrolled tallier is away, the failed check is all that says so.
+    lacking = {"parties": [], "talliers_needed": 3}
+    found = called(modules, "alerts.js", "alertsOf", {"checks": [silent]}, lacking, {"accounts": []}, [], now)
+    assert [one["title"] for one in found] == ["Not ready: talliers"]
 
 
 def entry(seq: int, kind: str, reservation: str, amount: int, level: str = "instance") -> dict[str, Any]:

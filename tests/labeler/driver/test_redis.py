@@ -110,7 +110,7 @@ def test_mail_is_bounded_and_the_oldest_goes_first(mailbox: RedisMailbox, admin:
 
 def test_whatever_is_left_lying_expires(mailbox: RedisMailbox, admin: redis.Redis) -> None:
     send(mailbox, "site-1", b"x", message_id="c:1")
-    mailbox.publish("job-1", {"done": 1})
+    mailbox.send_all([], tell=["job-1"])
     keys = sorted(admin.keys("*"))
     assert keys == ["mail-seen:6:site-1:c:1", "mail:site-1", "progress:job-1"]
     assert all(0 < admin.ttl(key) <= 7 * 86_400 for key in keys)
@@ -174,7 +174,7 @@ def test_redis_killed_and_started_again_serves_the_same_mailbox(server: RedisSer
             lambda: mailbox.check(),
             lambda: send(mailbox, "site-1", b"x", message_id="c:2"),
             lambda: pending(mailbox, "site-1"),
-            lambda: mailbox.publish("job-1", {}),
+            lambda: mailbox.send_all([], tell=["job-1"]),
         ):
             with pytest.raises(Unavailable):
                 call()

@@ -173,15 +173,15 @@ def test_a_task_waits_until_a_person_decides_and_each_step_twice_equals_once(mem
     assert memory.waiting() == [(first.digest, first, NOW), (second.digest, second, NOW + timedelta(hours=1))]
     assert not memory.is_approved(first.digest)
     for _ in range(2):
-        memory.approve(first.digest)
+        memory.follow(first, NOW, is_approved=True)
         assert memory.is_approved(first.digest)
     assert [digest for digest, _, _ in memory.waiting()] == [second.digest]
     for _ in range(2):
-        memory.revoke_approval(first.digest)
+        memory.follow(first, NOW, is_approved=False)
         assert not memory.is_approved(first.digest)
     memory.request(first, NOW + timedelta(days=1))
     assert [digest for digest, _, _ in memory.waiting()] == [second.digest]
-    memory.approve(first.digest)
+    memory.follow(first, NOW, is_approved=True)
     assert memory.is_approved(first.digest)
 
 
@@ -191,7 +191,7 @@ def test_no_more_than_a_hundred_tasks_wait_and_what_nobody_decides_makes_room_in
     with pytest.raises(AwaitingApproval, match="100 tasks wait"):
         memory.request(a_task("more"), NOW + timedelta(days=5))
     memory.request(a_task("0"), NOW + timedelta(days=5))
-    memory.approve(a_task("50").digest)
+    memory.follow(a_task("50"), NOW, is_approved=True)
     memory.request(a_task("more"), NOW + timedelta(days=5))
     assert len(memory.waiting()) == MAX_WAITING
     memory.request(a_task("later"), NOW + timedelta(days=7, hours=2, minutes=1))
@@ -209,13 +209,6 @@ def test_a_persons_decision_is_written_down_also_where_the_list_is_full(memory: 
     assert memory.is_approved(a_task("known").digest)
     memory.follow(a_task("known"), NOW, is_approved=False)
     assert not memory.is_approved(a_task("known").digest)
-
-
-def test_only_what_was_shown_can_be_approved(memory: AgentMemory) -> None:
-    for decide in (memory.approve, memory.revoke_approval):
-        with pytest.raises(NotFound):
-            decide("0" * 64)
-    assert not memory.is_approved("0" * 64)
 
 
 def test_the_share_that_a_requester_has_taken_stays_and_what_was_given_back_counts_for_nobody(

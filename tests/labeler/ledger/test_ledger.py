@@ -248,7 +248,6 @@ def test_entries_come_in_pages_and_can_be_searched(ledger: Ledger) -> None:
     assert [entry.seq for entry in page] == [1, 2, 3, 4, 5, 6, 7]
     assert [entry.seq for entry in ledger.entries(after=7)] == [8, 9, 10, 11, 12]
     assert [entry.seq for entry in ledger.entries(account="agent-1", after=2, limit=2)] == [4, 6]
-    assert ledger.entries(level="agent") == []
     assert {entry.reservation_id for entry in ledger.entries(search="JOB-3")} == {"job-3"}
     assert {entry.reservation_id for entry in ledger.entries(search="50%_4")} == {"job-4"}
     assert ledger.entries(search="%") == ledger.entries(search="50%")
