@@ -163,7 +163,7 @@ def service(federations: SharedFederations, tmp_path_factory: pytest.TempPathFac
     def start() -> AbstractContextManager[Any]:
         home = tmp_path_factory.mktemp("shared") / "federation"
         limits = f"max_connections = {MOST_IDLE}"
-        return running(home, limits=limits, instance_epsilon="unlimited", agent_epsilon="unlimited")
+        return running(home, limits=limits, instance_epsilon="unlimited")
 
     return federations.get("service", start)
 

@@ -68,7 +68,7 @@ StartService = Callable[..., Service]
 
 @contextmanager
 def running(
-    home: Path, *arguments: object, agents: int = 3, journal: str | None = None, limits: str = "", **budgets: Any
+    home: Path, *arguments: object, agents: int = 3, journal: str | None = None, limits: str = "", **budget: Any
 ) -> Iterator[Service]:
     """Start `labeler up` in a folder, wait until it is ready, and stop it at the end.
 
@@ -78,11 +78,11 @@ def running(
         agents: how many.
         journal: URL of a PostgreSQL database for the coordinator's journal; a file in its home where absent.
         limits: lines of the coordinator's settings.
-        budgets: of the federation, where one of these two is given.
+        budget: of the federation, `instance_epsilon`, where one of these two is given.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if journal is not None or limits:
-        settings = make_federation(home, Plan(agents=agents, **budgets)).coordinator / COORDINATOR_FILE
+        settings = make_federation(home, Plan(agents=agents, **budget)).coordinator / COORDINATOR_FILE
         if journal is not None:
             set_line(settings, "journal", journal)
         assert "[limits]" not in settings.read_text()
