@@ -132,9 +132,17 @@ class PrototypeLearner:
         self._rows = self._projection(public_features)
 
     def learn(self, answers: NoisyAnswers, assignment: NDArray[np.integer]) -> Prototypes:
-        """Fit to a release; images about which nothing is known join after the start."""
-        evidence = soft_labels(answers)[assignment]
-        start = evidence * answers.answered[assignment][:, None]
+        """Fit to a release."""
+        return self.fit(soft_labels(answers)[assignment], answers.answered[assignment].astype(np.float64))
+
+    def fit(self, evidence: NDArray[np.float64], weights: NDArray[np.float64]) -> Prototypes:
+        """Fit to what is known about each image.
+
+        Args:
+            evidence: shape (num_images, num_classes), rows sum to one.
+            weights: shape (num_images,), 0 for images about which nothing is known; they join after the start.
+        """
+        start = evidence * weights[:, None]
         supported = start.sum(axis=0) > 0
         prototypes = unit_rows(start.T @ self._rows)
         kept = np.maximum(evidence, _LEAST_EVIDENCE) ** EVIDENCE_KEPT
