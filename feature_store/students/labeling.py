@@ -22,10 +22,11 @@ stays, so labels stay. The smaller bound counts:
   2023; Leiner et al. 2023, "data fission"). The same student learns from n + z. The share of all votes that agree with
   its labels is counted in n - z, where their noise is new: an unbiased count, which no overfitting raises. It is the
   share of images that are labeled right if votes at a question fall on classes as its images do, independently of the
-  student. A student that also tells apart the images of one question is right more often.
+  student. A student that also tells apart the images of one question is right more often. If questions abstain by
+  their noisy counts, those that are left have larger noise, and the share comes out a little too high.
 
-The mean number of votes is known only as well as noise allows. Where it comes out too small, the rehearsal says too
-little; where it comes out too large, the divided counts do. So one of the two is low whenever the release says little.
+The mean number of votes is known only as well as noise allows. If it comes out too small, the rehearsal says too
+little; if it comes out too large, the divided counts do.
 Public features, the release and stated noise are all that enters: post-processing, nothing is charged.
 
 **Expectation.** A rehearsal without any private record finds how many labels a job can get right. The public images
@@ -179,7 +180,7 @@ def temperatures(
     *,
     seed: int,
 ) -> tuple[float, ...]:
-    """By how much each part of the labels is too sure; see the module.
+    """Return the temperature of each part of the labels, above 1 where it is too sure; see the module.
 
     Args:
         label: the whole way from a release to probabilities.
