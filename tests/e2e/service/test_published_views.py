@@ -80,6 +80,8 @@ def _published(service: Service, folder: Path) -> dict[str, Any]:
         job = client.wait(job_id)
         assert job.state == "completed"
         client.labels(job_id, folder / "labels.parquet", of="questions")
+        rows = client.labels(job_id, folder / "rows.jsonl", format="jsonl").read_text().splitlines()
+        found["rows"] = [_same({**json.loads(row), "created_at": ""}) for row in rows]
         _collect(client, service, job_id, found)
     found["labels"] = {
         name.decode(): _same(json.loads(text)) if text[:1] in b"{[" else _same(text.decode())
@@ -95,8 +97,6 @@ def _collect(client: Client, service: Service, job_id: str, found: dict[str, Any
             answer = http.get(f"/v1/{page}")
             if answer.status_code != 404:
                 found[RANDOM.sub("*", page)] = _same(answer.json())
-        rows = [json.loads(line) for line in http.get(f"/v1/jobs/{job_id}/labels?format=jsonl").text.splitlines()]
-        found["rows"] = [_same({**row, "created_at": ""}) for row in rows]
         # Which series there are, and the values of those that follow from jobs: requests and polls go on by themselves.
         series = [line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines() if not line.startswith("#")]
         found["budgets"] = sorted((_same(name), value) for name, value in series if name.startswith("labeler_budget"))
