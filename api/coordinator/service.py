@@ -34,7 +34,7 @@ from api.coordinator.stores import RoomProbe, Stores, clear_incoming, own_keys, 
 from api.coordinator.tasks import create_task, task_view
 from api.coordinator.telemetry import spans_of_environment
 from api.coordinator.uploads import Upload
-from api.coordinator.views import read_views
+from api.coordinator.views import ViewCache, read_views
 from api.schema import (
     FINISHED,
     BudgetView,
@@ -88,6 +88,7 @@ class Coordinator:
         self.stores = stores
         self.tokens = stores.tokens
         self.ledger = stores.ledger
+        self._views = ViewCache(stores)
         self._keys = keys
         self._mailbox = mailbox
         self._clock = clock
@@ -270,7 +271,7 @@ class Coordinator:
         """Return one job."""
         with self.stores.database.read() as connection:
             found = self._owners.job(reader, job_id, connection=connection)
-            return shown_to(reader, read_views([found], self.stores, connection=connection)[0])
+            return shown_to(reader, self._views.view(found, connection=connection))
 
     def jobs(
         self, after: str | None, limit: int, states: Collection[JobState] | None = None, *, reader: Reader
@@ -389,7 +390,7 @@ class Coordinator:
         job = self._owners.job(reader, job_id)
         if str(job.version) == seen and job.state not in FINISHED:
             return True, None
-        return True, shown_to(reader, read_views([job], self.stores)[0])
+        return True, shown_to(reader, self._views.view(job))
 
     def check_token(self, reader: Reader) -> None:
         """Refuse a token that was revoked after its request arrived.

@@ -6,6 +6,7 @@ While shares come in, a round shows only which agents it asked and which refused
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -92,6 +93,37 @@ def read_view(job_id: str, stores: Stores) -> JobView:
     """
     with stores.database.read() as connection:
         return read_views([stores.jobs.get(job_id, connection=connection)], stores, connection=connection)[0]
+
+
+class ViewCache:
+    """The last views of unfinished jobs, each until its job's version changes, for those who look again and again.
+
+    Whatever a view shows of an unfinished job raises its version in the same transaction (`labeler.driver.storing`).
+
+    Args:
+        most: views that are kept.
+    """
+
+    def __init__(self, stores: Stores, *, most: int = 512) -> None:
+        self._stores = stores
+        self._most = most
+        self._views: dict[str, JobView] = {}
+        self._lock = threading.Lock()
+
+    def view(self, job: JobRecord, *, connection: Connection | None = None) -> JobView:
+        """Return the view of a job, as it was just read, never within a transaction that writes."""
+        with self._lock:
+            known = self._views.get(job.job_id)
+        if known is not None and known.version == job.version and not job.is_finished:
+            return known
+        found = read_views([job], self._stores, connection=connection)[0]
+        with self._lock:
+            self._views.pop(job.job_id, None)
+            if not job.is_finished:
+                self._views[job.job_id] = found
+            if len(self._views) > self._most:
+                del self._views[next(iter(self._views))]
+        return found
 
 
 def cost_view(job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord) -> CostView:

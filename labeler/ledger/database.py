@@ -48,6 +48,7 @@ from sqlalchemy import (
     ColumnElement,
     CursorResult,
     Engine,
+    Insert,
     Select,
     Table,
     Update,
@@ -601,7 +602,7 @@ def select_rows(
 def insert_rows(connection: Connection, table: Table, /, *new: Mapping[str, Any]) -> None:
     """Insert rows; no rows change nothing."""
     if new:
-        connection.execute(insert(table), new)
+        connection.execute(_insert_statement(table), new)
 
 
 def update_rows(connection: Connection, table: Table, values: Mapping[str, Any], /, **by: Any) -> int:
@@ -617,6 +618,11 @@ def _rows_query(table: Table, is_list: tuple[tuple[str, bool], ...], in_order: t
         for name, listed in is_list
     ]
     return select(table).where(*found).order_by(*(table.c[name] for name in in_order))
+
+
+@cache
+def _insert_statement(table: Table) -> Insert:
+    return insert(table)
 
 
 @cache

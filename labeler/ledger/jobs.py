@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Select, Text, bindparam, case, delete, func, insert, literal, select, update
+from sqlalchemy import Connection, Select, Text, Update, bindparam, case, delete, func, insert, select, update
 from sqlalchemy import cast as as_type
 
 from labeler.errors import InvalidSetting, NotFound, NotReady, PrivacyRefusal, ProtocolViolation
@@ -234,10 +234,11 @@ class JobStore:
         Raises:
             NotFound: there is none with this id.
         """
-        found = self.many([job_id], connection=connection).get(job_id)
-        if found is None:
+        with self._database.reading(connection) as joined:
+            row = select_rows(joined, jobs, job_id=job_id).first()
+        if row is None:
             raise no_such_job(job_id)
-        return found
+        return JobRecord(**row._mapping)
 
     def many(self, job_ids: Collection[str], *, connection: Connection | None = None) -> dict[str, JobRecord]:
         """Return jobs by id; missing ones are left out."""
@@ -253,9 +254,8 @@ class JobStore:
 
     def unfinished_ids(self) -> list[str]:
         """Return the ids of every unfinished job, oldest first."""
-        query = select(jobs.c.job_id).where(UNFINISHED).order_by(jobs.c.created_at, jobs.c.job_id)
         with self._database.read() as connection:
-            return list(connection.execute(query).scalars())
+            return list(connection.execute(_UNFINISHED_IDS).scalars())
 
     def move(self, job_id: str, state: JobState, *, connection: Connection) -> None:
         """Move a job that is known to be unfinished; otherwise use `change`.
@@ -301,12 +301,8 @@ class JobStore:
 
     def _stamp(self, job_id: str, connection: Connection, **values: Any) -> bool:
         """Change an unfinished job, its version and its time; return whether there was one."""
-        now = self._clock()
-        stamp = literal(now, jobs.c.updated_at.type)
-        later = case((jobs.c.updated_at < stamp, stamp), else_=jobs.c.updated_at)  # a clock set back makes none older
-        stamped = {"version": jobs.c.version + 1, "updated_at": later}
-        changed = update(jobs).where(jobs.c.job_id == job_id, UNFINISHED).values(**values, **stamped)
-        return connection.execute(changed).rowcount == 1
+        stamped = {"of_job": job_id, "now": self._clock(), **values}
+        return connection.execute(_stamp_statement(tuple(values)), stamped).rowcount == 1
 
     # The rounds of a job.
 
@@ -529,9 +525,23 @@ def no_such_job(job_id: str) -> NotFound:
     return NotFound(f"there is no job {job_id[:200]!r}; look at the list of jobs")
 
 
+# Statements are built once: building one costs several times as much as running it.
+
+_UNFINISHED_IDS = select(jobs.c.job_id).where(UNFINISHED).order_by(jobs.c.created_at, jobs.c.job_id)
+
+
+@cache
+def _stamp_statement(names: tuple[str, ...]) -> Update:
+    """Return the statement that sets some columns of an unfinished job, its version and its time."""
+    now = bindparam("now", type_=jobs.c.updated_at.type)
+    later = case((jobs.c.updated_at < now, now), else_=jobs.c.updated_at)  # a clock set back makes none older
+    stamped = {"version": jobs.c.version + 1, "updated_at": later} | {name: bindparam(name) for name in names}
+    return update(jobs).where(jobs.c.job_id == bindparam("of_job"), UNFINISHED).values(stamped)
+
+
 @cache
 def _rounds_query() -> Select[Any]:
-    """Return the query for rounds of jobs with their plan, shares and charge; built once, because that is slow."""
+    """Return the query for rounds of jobs with their plan, shares and charge."""
     # Until the agents of a job are fixed, one reservation, JOB/proposed, covers all its rounds.
     own, whole = ledger_reservations.alias("own"), ledger_reservations.alias("whole")
     planned, who, shared = planned_batches.c, round_participants.c, round_shares.c

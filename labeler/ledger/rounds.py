@@ -21,7 +21,7 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, and_, bindparam, or_, select
+from sqlalchemy import Connection, Row, and_, bindparam, or_, select
 
 from labeler.errors import InvalidSetting, NotFound, NotReady, PrivacyRefusal, ProtocolViolation
 from labeler.ledger.database import Database, insert_rows, select_rows, update_rows
@@ -108,25 +108,32 @@ def note_share(connection: Connection, job_id: str, number: int) -> bool:
 
 def report_holdings(
     connection: Connection, job_id: str, number: int, tallier_id: str, holdings: Mapping[str, str | bytes]
-) -> bool:
+) -> None:
     """Store which shares a tallier reports to hold, in place of its earlier report."""
-    row = _row(connection, job_id, number)
     written = {agent: value.hex() if isinstance(value, bytes) else value for agent, value in holdings.items()}
     if not all(isinstance(value, str) and len(value) == 32 for value in written.values()):
         raise ProtocolViolation("a tallier reports one sharing id of 16 bytes for each agent it holds a share of")
-    return _report(connection, round_holdings, row, {"tallier_id": tallier_id}, {"holdings": written})
+    news, this = {"holdings": written}, {"job_id": job_id, "number": number, "tallier_id": tallier_id}
+    if not update_rows(connection, round_holdings, news, **this):
+        _row(connection, job_id, number)  # NotFound, if there is no such round
+        insert_rows(connection, round_holdings, this | news)
 
 
 def report_refusal(
     connection: Connection, job_id: str, number: int, agent_id: str, sentence: str, is_final: bool
 ) -> bool:
     """Store why an agent does not answer; a temporary refusal does not replace a final one."""
-    row = _row(connection, job_id, number)
-    known = select_rows(connection, round_refusals, job_id=job_id, number=number, agent_id=agent_id).first()
-    if not is_final and known is not None and known.kind == "final":
-        return False
+    this = {"job_id": job_id, "number": number, "agent_id": agent_id}
     news = {"sentence": sentence, "kind": "final" if is_final else "passing"}
-    return _report(connection, round_refusals, row, {"agent_id": agent_id}, news)
+    known = select_rows(connection, round_refusals, **this).first()
+    if known is None:
+        _row(connection, job_id, number)  # NotFound, if there is no such round
+        insert_rows(connection, round_refusals, this | news)
+    elif (not is_final and known.kind == "final") or dict(known._mapping) == this | news:
+        return False
+    else:
+        update_rows(connection, round_refusals, news, **this)
+    return True
 
 
 def fix_contributors(connection: Connection, job_id: str, number: int, contributors: Collection[str]) -> bool:
@@ -201,6 +208,12 @@ def live_round(connection: Connection, round_digest: str) -> Sequence[Row[Any]]:
     return connection.execute(_LIVE, {"digest": round_digest}).all()
 
 
+# Built once: building a statement costs several times as much as running it.
+_ROUND = (
+    select(rounds, jobs.c.state.label("job_state"))
+    .join(jobs, jobs.c.job_id == rounds.c.job_id)
+    .where(rounds.c.job_id == bindparam("of_job"), rounds.c.number == bindparam("of_number"))
+)
 _PLANNED = (
     select(planned_batches.c.job_id)
     .join(jobs, jobs.c.job_id == planned_batches.c.job_id)
@@ -217,11 +230,7 @@ _LIVE = (
 
 def _row(connection: Connection, job_id: str, number: int) -> Row[Any]:
     """Return a round as it is stored, with the state of its job."""
-    row = connection.execute(
-        select(rounds, jobs.c.state.label("job_state"))
-        .join(jobs, jobs.c.job_id == rounds.c.job_id)
-        .where(rounds.c.job_id == job_id, rounds.c.number == number)
-    ).first()
+    row = connection.execute(_ROUND, {"of_job": job_id, "of_number": number}).first()
     if row is None:
         raise NotFound(f"there is no {_name(job_id, number)}")
     return row
@@ -243,19 +252,6 @@ def _check_no_twin(connection: Connection, row: Row[Any], round_digest: str) -> 
                 f"{_name(row.job_id, row.number)} would be the same as one of job {twin.job_id!r}: its noise would be "
                 "the same again. Take queries of the task that were not asked yet"
             )
-
-
-def _report(connection: Connection, table: Table, row: Row[Any], by: dict[str, Any], news: dict[str, Any]) -> bool:
-    """Store a party's report on a round, in place of its earlier one."""
-    this = {"job_id": row.job_id, "number": row.number} | by
-    known = select_rows(connection, table, **this).first()
-    if known is None:
-        insert_rows(connection, table, this | news)
-    elif dict(known._mapping) == this | news:
-        return False
-    else:
-        update_rows(connection, table, news, **this)
-    return True
 
 
 def _step(connection: Connection, row: Row[Any], state: str, **values: Any) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from api.coordinator.conductor import Conductor
-from api.coordinator.views import read_view
+from api.coordinator.views import ViewCache, read_view
 from api.schema import JobView
 from feature_store.rows import quantize
 from labeler.driver.intake import Delivery, incoming
@@ -65,6 +65,7 @@ class Site:
             public = self.keys[name].public
             self.house.parties.enrol(name, "tallier", public.verify_key, public.seal_key, tallier=number)
             self.house.parties.contact(name, self.house.clock(), {"winner_group": "a" * 64}, Head(1, "a" * 64))
+        self.cache = ViewCache(self.house.stores)
         self.restart()
 
     def rotate(self, name: str) -> None:
@@ -118,7 +119,10 @@ class Site:
         return self.seen(job)
 
     def seen(self, job: JobView) -> JobView:
-        return read_view(job.job_id, self.house.stores)
+        """What a requester sees; one who looks again and again sees no less."""
+        fresh = read_view(job.job_id, self.house.stores)
+        assert self.cache.view(self.house.jobs.get(job.job_id)) == fresh
+        return fresh
 
     # What parties send.
 

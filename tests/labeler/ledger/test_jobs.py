@@ -438,12 +438,10 @@ def test_the_database_itself_keeps_a_release(jobs: Jobs) -> None:
 
 def test_the_latest_report_of_a_tallier_counts(jobs: Jobs) -> None:
     jobs.step("set_asked", 0)
-    version = jobs.get("job").version
     jobs.step("report_holdings", 0, "t0", {"alice": bytes.fromhex(ALICE), "bob": "0b" * 16})
     jobs.step("report_holdings", 0, "t1", {})
     jobs.step("report_holdings", 0, "t0", {"alice": ALICE})
     assert jobs.rounds("job")[0].holdings == {"t0": {"alice": ALICE}, "t1": {}}
-    assert jobs.get("job").version == version + 3
     with pytest.raises(ProtocolViolation):
         jobs.step("report_holdings", 0, "t0", {"alice": "short"})
 
