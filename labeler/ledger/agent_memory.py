@@ -26,7 +26,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, bindparam, delete, func, select, update
 
 from labeler.budget import LEAST_DELTA_OF_WINNERS
 from labeler.errors import (
@@ -177,7 +177,7 @@ class AgentMemory:
     def queries_of(self, task_digest: str, *, connection: Connection | None = None) -> int:
         """Return the number of queries of a task that were answered."""
         with self._database.reading(connection) as joined:
-            return int(joined.execute(_TOTAL.where(answered_rounds.c.task_digest == task_digest)).scalar_one())
+            return int(joined.execute(_TOTAL_OF_TASK, {"digest": task_digest}).scalar_one())
 
     def queries_since(self, moment: datetime, *, connection: Connection | None = None) -> int:
         """Count queries charged at or after a moment, by the ledger's time, which never runs backwards.
@@ -185,10 +185,8 @@ class AgentMemory:
         A clock that is set back makes `moment` earlier and the count larger, so no daily limit starts twice.
         """
         with self._database.reading(connection) as joined:
-            # Times only rise with the numbers of entries, so the last entry before a moment is found from the end.
-            earlier = select(ledger_entries.c.seq).where(ledger_entries.c.at < time_text(moment))
-            last = joined.execute(earlier.order_by(ledger_entries.c.seq.desc()).limit(1)).scalar() or 0
-            return int(joined.execute(_TOTAL.where(answered_rounds.c.ledger_seq > last)).scalar_one())
+            last = joined.execute(_LAST_BEFORE, {"moment": time_text(moment)}).scalar() or 0
+            return int(joined.execute(_TOTAL_AFTER, {"last": last}).scalar_one())
 
     # Decisions of people at the site.
 
@@ -296,7 +294,17 @@ class AgentMemory:
             insert_rows(connection, answered_tasks, {"digest": task.digest, "body": body, "first_at": at})
 
 
+# Built once: building a statement costs several times as much as running it.
 _TOTAL = select(func.coalesce(func.sum(answered_rounds.c.num_queries), 0))
+_TOTAL_OF_TASK = _TOTAL.where(answered_rounds.c.task_digest == bindparam("digest"))
+_TOTAL_AFTER = _TOTAL.where(answered_rounds.c.ledger_seq > bindparam("last"))
+# Times only rise with the numbers of entries, so the last entry before a moment is found from the end.
+_LAST_BEFORE = (
+    select(ledger_entries.c.seq)
+    .where(ledger_entries.c.at < bindparam("moment"))
+    .order_by(ledger_entries.c.seq.desc())
+    .limit(1)
+)
 
 
 def check_delta(connection: Connection, delta: float) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from sqlalchemy import Connection, Row, case, func, literal_column, select, update
+from sqlalchemy import Connection, Row, bindparam, case, func, literal_column, select, update
 
 from labeler.budget import UNBOUNDED_NANO, NothingLeft
 from labeler.errors import PolicyRefusal
@@ -254,13 +254,11 @@ class ToldAmounts:
         Raises:
             PolicyRefusal: the day's limit is reached.
         """
-        told = told_amounts.c
         for one in asked:
             if not self._is_news(one, connection):
                 continue
-            above = (told.amount > one.taken, told.told_at >= at - DAY, told.for_nothing == 1)
-            query = select(told.requester).where(told.scale == one.scale, told.bound == one.bound, *above)
-            of_each = Counter(connection.execute(query).scalars())
+            above = {"of_scale": one.scale, "of_bound": one.bound, "taken": one.taken, "since": at - DAY}
+            of_each = Counter(connection.execute(_FOR_NOTHING, above).scalars())
             own, everybody = of_each[requester], sum(min(MOST_OF_ONE, many) for many in of_each.values())
             if own >= MOST_OF_ONE or everybody >= MOST:
                 whose, most = ("to one requester", MOST_OF_ONE) if own >= MOST_OF_ONE else ("to all", MOST)
@@ -292,11 +290,20 @@ class ToldAmounts:
         update_rows(connection, told_amounts, {"for_nothing": 1}, digest=digest, for_nothing=0)
 
     def _is_news(self, one: Compared, connection: Connection) -> bool:
-        told = told_amounts.c
-        of_bound = (told.scale == one.scale, told.bound == one.bound)
-        covered = connection.execute(select(func.max(told.amount)).where(*of_bound, told.amount <= told.bound)).scalar()
-        beyond = connection.execute(select(func.min(told.amount)).where(*of_bound, told.amount > told.bound)).scalar()
+        of_bound = {"of_scale": one.scale, "of_bound": one.bound}
+        covered = connection.execute(_COVERED, of_bound).scalar()
+        beyond = connection.execute(_BEYOND, of_bound).scalar()
         return max(one.taken, covered or 0) < one.amount and (beyond is None or one.amount < beyond)
+
+
+# Built once: building a statement costs several times as much as running it.
+_told = told_amounts.c
+_of_bound = (_told.scale == bindparam("of_scale"), _told.bound == bindparam("of_bound"))
+_COVERED = select(func.max(_told.amount)).where(*_of_bound, _told.amount <= _told.bound)
+_FOR_NOTHING = select(_told.requester).where(
+    *_of_bound, _told.amount > bindparam("taken"), _told.told_at >= bindparam("since"), _told.for_nothing == 1
+)
+_BEYOND = select(func.min(_told.amount)).where(*_of_bound, _told.amount > _told.bound)
 
 
 class RequesterShares:
