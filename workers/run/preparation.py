@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -252,8 +253,8 @@ def prepare(job: LabelingJob, folder: JobFolder, *, progress: ProgressCallback =
     if count is None:
         settle(job, shards, questions=1)  # refuses what is wrong for any number of questions
 
-    for shard in [*shards, *([] if asked is None else [asked]), *scored]:
-        shard.verify()
+    with ThreadPoolExecutor() as pool:  # checksums let other threads run
+        list(pool.map(Shard.verify, [*shards, *([] if asked is None else [asked]), *scored]))
     if asked is None:
         # Imported on use: questions mostly come embedded.
         from workers.embedder.shards import embed_queries
