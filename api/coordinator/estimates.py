@@ -156,22 +156,24 @@ class Estimates:
         Raises:
             TooManyRequests, PricesWait: see `Prices.run_long`.
         """
-        is_long = await self._prices.run(reader.token_id, partial(self._takes_long, request, reader))
-        return await self._prices.run(reader.token_id, partial(self._estimate, request, reader), is_long=is_long)
+        view = await self._prices.run(reader.token_id, partial(self._estimate, request, reader, only_short=True))
+        if view is None:
+            piece = partial(self._estimate, request, reader, only_short=False)
+            view = await self._prices.run(reader.token_id, piece, is_long=True)
+        assert view is not None  # noqa: S101  # only a short price may be left to the other queue
+        return view
 
-    def _takes_long(self, request: EstimateRequest, reader: Reader) -> bool:
-        if request.task is not None:
-            return takes_long(request.task.method, request.task.release)
-        assert request.task_id is not None  # noqa: S101  # the request's own validator
-        task = self._owners.task(reader, request.task_id).task
-        return self._prices.is_long(task, request.queries or task.max_queries)
-
-    def _estimate(self, request: EstimateRequest, reader: Reader) -> EstimateView:
+    def _estimate(self, request: EstimateRequest, reader: Reader, *, only_short: bool) -> EstimateView | None:
+        """Return the price; None if only a short one may be worked out here and this one is long."""
         if request.task_id is not None:
             record = self._owners.task(reader, request.task_id)
             task, participants = record.task, record.participants
+            if only_short and self._prices.is_long(task, request.queries or task.max_queries):
+                return None
         else:
             assert request.task is not None  # noqa: S101  # the request's own validator
+            if only_short and takes_long(request.task.method, request.task.release):
+                return None
             task, participants = describe_task(request.task, config=self._config, parties=self._stores.parties)
         queries = request.queries or task.max_queries
         view = estimate(
