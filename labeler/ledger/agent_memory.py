@@ -406,6 +406,11 @@ _LEAVES = b"leaves at "
 """Prefix of the part of a stored answer that says when it may leave; a sealed body begins with random bytes."""
 
 _IS_KEPT = agent_rounds.c.state != "erased"
+_KEPT = (
+    select(answered_rounds.c.recipients, agent_rounds.c.state, agent_rounds.c.answer)
+    .outerjoin_from(answered_rounds, agent_rounds, agent_rounds.c.round_digest == answered_rounds.c.round_digest)
+    .where(answered_rounds.c.round_digest == bindparam("digest"))
+)
 
 
 def _kept_rounds(connection: Connection) -> set[str]:
@@ -435,13 +440,7 @@ class JournalRounds:
     def kept(self, round_digest: str) -> KeptAnswer | None:
         """Return what is stored of a round; None if it was never charged."""
         with self._database.read() as joined:
-            row = joined.execute(
-                select(answered_rounds.c.recipients, agent_rounds.c.state, agent_rounds.c.answer)
-                .outerjoin_from(
-                    answered_rounds, agent_rounds, agent_rounds.c.round_digest == answered_rounds.c.round_digest
-                )
-                .where(answered_rounds.c.round_digest == round_digest)
-            ).first()
+            row = joined.execute(_KEPT, {"digest": round_digest}).first()
         if row is None:
             return None
         recipients: Recipients = tuple((tallier, key) for tallier, key in json.loads(row.recipients))
