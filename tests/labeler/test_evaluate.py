@@ -220,6 +220,27 @@ def test_an_interval_has_a_width_where_noise_takes_the_estimate_out_of_bounds() 
     assert 0.8 < area.sampling[0] <= area.noise[0] < 0.999
 
 
+@pytest.mark.parametrize(("records", "sigma"), [(20_000, 60.0), (2000, 5.0), (800, 30.0)])
+def test_each_number_lies_in_its_intervals_and_sampling_never_makes_one_narrower(records: int, sigma: float) -> None:
+    rng = np.random.default_rng(8)
+    for rare in (0.1, 0.5):
+        chances = world("confusion", classes=2, bands=5, rare=rare)
+        counts = rng.multinomial(records, chances.ravel()).reshape(chances.shape) + rng.normal(0, sigma, chances.shape)
+        for name, one in read(counts, "confusion", sigma, classes=2).items():
+            if not one.is_drowned:
+                assert one.sampling[0] <= one.noise[0] <= one.value <= one.noise[1] <= one.sampling[1], name
+
+
+def test_balanced_accuracy_is_the_mean_of_the_recalls_that_stand_beside_it() -> None:
+    counts = np.array([[[1000.0, -60.0]], [[200.0, 560.0]]])  # of b noise finds more than there are
+    found = evaluated("confusion", counts, 40.0)
+    recalls = [one.value for one in found.recall()]
+    assert recalls == [pytest.approx(1000 / 1200), 1.0]
+    balanced = found.balanced_accuracy()
+    assert balanced is not None
+    assert balanced.value == pytest.approx(np.mean(recalls))
+
+
 def test_the_layout_is_the_finest_that_noise_leaves_useful() -> None:
     assert choose_layout(2, sigma=45.0, records=4797) == "confusion"
     assert choose_layout(10, sigma=45.0, records=4797) == "bands"
