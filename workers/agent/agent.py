@@ -123,7 +123,7 @@ class Agent:
             dimension=shard.dimension, engine=engine, memory_limit_bytes=memory_limit_bytes
         )
         self._models = ModelStore() if models is None else models
-        self._trainer = Trainer()
+        self._trainer = Trainer(shard.probe)
         self._spends = spends
         if goes_to_device(products_of(shard.dimension, max_records=shard.max_records), engine):
             # A device's effects on the process come before a charge; the processor replaces one that fails.
