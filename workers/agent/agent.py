@@ -361,7 +361,10 @@ class InMemoryLedger:
 
     def __init__(self, accounts: Mapping[Level, Account]) -> None:
         if "instance" not in accounts:
-            raise InvalidSetting("an agent's ledger has no instance-level account, so it could not refuse anything")
+            raise InvalidSetting(
+                "an agent's ledger has no instance-level account, so it could not refuse anything; where a task has no "
+                "finite price for one private image there is none: raise sigma_votes, or ask fewer queries"
+            )
         self.accounts: dict[Level, Account] = dict(accounts)
         self._answered: dict[str, Recipients] = {}
         self._queries: Counter[str] = Counter()
