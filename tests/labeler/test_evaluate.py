@@ -16,6 +16,7 @@ from labeler.evaluation import Evaluation, area_under, choose_bands, choose_layo
 from labeler.methods.evaluate import LAYOUTS, Layout, Scored, edges_of, even_edges
 from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.planning import price
+from labeler.privacy_card import card_in_words, joined_cards, privacy_card
 from tests.labeler.tasks import make_task
 from tests.oracles import evaluation as oracle
 
@@ -286,3 +287,21 @@ def test_edges_of_bands_are_quantiles_of_what_is_stated_of_public_images() -> No
     assert edges_of([], 2, 3) == even_edges(2, 3) == pytest.approx((2 / 3, 5 / 6))
     assert edges_of([1.0, 1.0, 1.0], 2, 3) == ()
     assert edges_of([0.9, 0.9, float("nan")], 2, 3) == (0.9,)
+
+
+def test_the_card_of_a_measured_model_holds_only_against_whom_both_of_its_parts_hold() -> None:
+    """A model whose noise the talliers added, or that counts on two colluders, and an evaluation that counts on one."""
+    evaluated = privacy_card(task(), price(task()), is_seeded=False)
+    same = joined_cards(evaluated, evaluated, confidence="c")
+    assert same["holds_against"] == evaluated["holds_against"]
+    assert same["guarantees"]["instance"]["epsilon"] == 2 * evaluated["guarantees"]["instance"]["epsilon"]
+    for counted in ({"dishonest_talliers": 1, "colluding_agents": 2}, {"colluding_agents": 2}):
+        asked = task(method="reverse-knn", agents=3, **counted)
+        model = privacy_card(asked, price(asked), is_seeded=False, not_covered="Some are not.")
+        for joined in (joined_cards(model, evaluated, confidence="c"), joined_cards(evaluated, model, confidence="c")):
+            assert joined["colluding_agents"] == 1
+            assert "dishonest_talliers" not in joined
+            assert joined["not_covered"] == "Some are not."
+            assert model["holds_against"] in joined["holds_against"]
+            assert evaluated["holds_against"] in joined["holds_against"]
+            assert "only against whom both hold" in card_in_words(joined)
