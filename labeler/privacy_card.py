@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from labeler.budget import short_epsilon
 from labeler.methods.sensitivity import contribution_in_words, sums_means
 from labeler.planning import METHOD, Price, finite
 from labeler.task import Task
@@ -154,7 +155,8 @@ def card_in_words(card: Mapping[str, Any]) -> str:
         lines += [f"**This protects nobody:** {card['warning']}.", ""]
     for level, guarantee in card["guarantees"].items():
         epsilon = guarantee["epsilon"]
-        value = f"epsilon {epsilon:.4g}" if epsilon is not None else f"none ({guarantee.get('reason', '')})"
+        reason = guarantee.get("reason", "")
+        value = f"none ({reason})" if epsilon is None else f"epsilon {short_epsilon(epsilon, digits=4)}"
         lines.append(f"* {level} level, where {guarantee['neighbours']}: {value}")
     lines += [
         f"* {card['holds_against'].removesuffix('.')}",
