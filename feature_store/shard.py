@@ -354,6 +354,7 @@ def check_compatible(shards: Sequence[Shard]) -> None:
     private = [shard for shard in shards if not shard.is_public]
     has_attributes = any(shard.has_attributes for shard in private or shards)
     named = next((shard for shard in shards if shard.classes), first)
+    seen: dict[str, str] = {first.probe or "": first.path.name}
     for shard in shards:
         # Public images without attributes can be asked about, only not scored.
         if shard.has_attributes != has_attributes and (shard.has_attributes or not shard.is_public):
@@ -375,16 +376,19 @@ def check_compatible(shards: Sequence[Shard]) -> None:
         if shard.dimension != first.dimension:
             raise MixedShards(f"{pair} have different dimensions: {first.dimension} and {shard.dimension}")
         if first.probe is not None or shard.probe is not None:
-            try:
-                refuse_other_probe(
-                    first.probe or "",
-                    shard.probe or "",
-                    first.dimension,
-                    first_name=f"shard {first.path.name!r}",
-                    other_name=f"shard {shard.path.name!r}",
-                )
-            except BadData as error:
-                raise MixedShards(str(error)) from None
+            # With each other, since two that are near a third one may be twice as far apart.
+            for probe, of in seen.items():
+                try:
+                    refuse_other_probe(
+                        probe,
+                        shard.probe or "",
+                        first.dimension,
+                        first_name=f"shard {of!r}",
+                        other_name=f"shard {shard.path.name!r}",
+                    )
+                except BadData as error:
+                    raise MixedShards(str(error)) from None
+            seen.setdefault(shard.probe or "", shard.path.name)
         if shard.classes and shard.classes != named.classes:
             raise MixedShards(
                 f"shards {named.path.name!r} and {shard.path.name!r} have different class lists "

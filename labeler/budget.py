@@ -330,6 +330,15 @@ def say_epsilon(epsilon: float | None, *, digits: int = 3) -> str:
     return _say(epsilon, digits, ROUND_CEILING)
 
 
+def short_epsilon(epsilon: float, *, digits: int) -> str:
+    """Return an epsilon as the format `.{digits}g` writes it, but never below its value: for cards and tables."""
+    exact = Decimal(repr(float(epsilon)))
+    if not exact.is_finite() or not exact:
+        return f"{epsilon:.{digits}g}"
+    step = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+    return f"{float(exact.quantize(step, rounding=ROUND_CEILING)):.{digits}g}"
+
+
 def say_estimate(epsilon: float | None, *, digits: int = 5) -> str:
     """Return an epsilon that nobody relies on, rounded to nearest, for comparison with printed tables."""
     return _say(epsilon, digits, ROUND_HALF_EVEN)

@@ -17,7 +17,8 @@ nothing is said of it, and its interval is [0, 1].
 
 **Balanced accuracy and AUROC** are no single ratio, so their intervals are simulated. They are quantiles of the number,
 computed again from counts with added noise of the same variance (and with sampling a variance of the count itself).
-AUROC is that of bands: records of one band tie, and count half.
+Balanced accuracy is the mean of the recalls as they are stated, each within [0, 1]. AUROC is that of bands: records of
+one band tie, and count half.
 
 **Noise** is that of the agents that contributed, and never the amount that the price assumes.
 
@@ -150,7 +151,8 @@ class Evaluation:
             return Estimate(None)
         sums = np.stack([self.right.sum(axis=0), self.wrong.sum(axis=(0, 1))])
         cells = np.array([[self.right.shape[0]], [self.wrong.shape[0] * self.wrong.shape[1]]])
-        return self._simulated(sums, cells, lambda found: (found[:, 0] / found.sum(axis=1)).mean(axis=1))
+        mean = float(np.mean([one.value for one in recalls]))
+        return self._simulated(sums, cells, lambda found: (found[:, 0] / found.sum(axis=1)).mean(axis=1), value=mean)
 
     def auroc(self) -> Estimate | None:
         """Return the AUROC of the second class's score; None unless there are two classes."""
@@ -176,15 +178,23 @@ class Evaluation:
     def _share(self, right: Counts, wrong: Counts) -> Estimate:
         return share(float(right.sum()), float(wrong.sum()), right.size, wrong.size, self.sigma)
 
-    def _simulated(self, counts: Counts, cells: Counts, number: Callable[[Counts], Counts]) -> Estimate:
+    def _simulated(
+        self, counts: Counts, cells: Counts, number: Callable[[Counts], Counts], *, value: float | None = None
+    ) -> Estimate:
         """Return a number computed from counts, each a sum of `cells` cells, with its quantiles under noise.
+
+        An interval holds the number itself, and that with sampling holds the one without, whatever the draws are.
 
         Args:
             number: of counts of shape (draws, ...), shape (draws,).
+            value: the number; computed from the counts if None.
         """
         rng = np.random.default_rng(0)  # of public numbers; it protects nobody
         at_once = max(1, _NUMBERS_AT_ONCE // counts.size)
         found = []
+        if value is None:
+            value = min(1.0, max(0.0, float(number(counts[None])[0])))
+        least = most = value
         with np.errstate(all="ignore"):
             for variance in (0.0, np.maximum(counts, 0.0)):
                 spread = np.sqrt(self.sigma**2 * cells + variance)
@@ -195,8 +205,8 @@ class Evaluation:
                 drawn = np.nan_to_num(np.concatenate(draws))
                 beyond = (middle := np.median(drawn)) - np.clip(middle, 0.0, 1.0)  # as in `share`
                 low, high = np.clip(np.quantile(drawn - beyond, [0.025, 0.975]), 0.0, 1.0)
-                found.append((float(low), float(high)))
-            value = min(1.0, max(0.0, float(number(counts[None])[0])))
+                least, most = min(least, float(low)), max(most, float(high))
+                found.append((least, most))
         return Estimate(value, *found)
 
     def recalibrated(self) -> list[list[float]]:

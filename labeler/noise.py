@@ -436,11 +436,13 @@ class VectorSum:
             )
         parties = self.agents if self.dishonest_talliers is None else TALLIERS
         largest = self.agents * (self.scale * self.largest_norm + 1)
-        largest += parties * DiscreteGaussian(self.share_sigma_grid).reach
+        largest += parties * noise_reach(self.share_sigma_grid)
         if not MIN_SHARE_SIGMA_GRID <= self.share_sigma_grid <= MAX_SHARE_SIGMA_GRID or largest >= MAX_GRID_SUM:
+            is_large = self.share_sigma_grid > MAX_SHARE_SIGMA_GRID
             raise UnsafeGrid(
                 f"no grid serves vectors of norm {self.largest_norm:g} under noise of {self.sigma:g}: a noise share "
-                f"would have {self.share_sigma_grid:.3g} grid units and a sum could reach {largest:.3g}; use more noise"
+                f"would have {self.share_sigma_grid:.3g} grid units and a sum could reach {largest:.3g}; "
+                + ("use less noise, or a larger epsilon" if is_large else "use more noise")
             )
 
     @property

@@ -533,7 +533,11 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
     event = integer_event(task, level, queries)
     if event is None:
         none = math.inf
-        reason = NO_BOUND if "ballot_radius" in task.traits.takes else NO_BOUND.replace("ballot_radius, or ", "")
+        reason = (
+            NO_BOUND
+            if "ballot_radius" in task.traits.takes
+            else NO_BOUND.replace("ballot_radius, or max_agent_records,", "max_agent_records")
+        )
         reason = reason if task.lifetime_budget is None else NO_BOUND_FOR_LIFE
         return PrivacyStatement(level, none, none, none, none, none, None, none, None, reason)
     squared = Fraction(event.squared_sensitivity)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from labeler.budget import short_epsilon
 from labeler.methods.sensitivity import contribution_in_words, sums_means
 from labeler.planning import METHOD, Price, finite
 from labeler.task import Task
@@ -76,7 +77,8 @@ def joined_cards(card: Mapping[str, Any], evaluated: Mapping[str, Any], *, confi
     """Return the card of a model whose confidence an evaluation measured: the losses of both, added up.
 
     Epsilons and deltas add for any two mechanisms (Dwork and Roth 2014, Theorem 3.16), also if the same records
-    answered both. A level at which one of the two states nothing has no epsilon.
+    answered both. A level at which one of the two states nothing has no epsilon. The sum holds only against those
+    against whom both hold, and a record is out of it if it is out of one of the two.
 
     Args:
         card: of the model.
@@ -92,8 +94,19 @@ def joined_cards(card: Mapping[str, Any], evaluated: Mapping[str, Any], *, confi
         }
         reason = one.get("reason") or other.get("reason") or "the evaluation states none"
         levels[level] = dict(one) | both | ({"reason": reason} if both["epsilon"] is None else {})
-    return dict(card) | {
+    against = [card["holds_against"], evaluated["holds_against"]]
+    if against[0] != against[1]:
+        words = f"Holds only against whom both hold. The model: {against[0]} The evaluation of it: {against[1]}"
+        against = [words]
+    joined = dict(card)
+    if card.get("dishonest_talliers") != evaluated.get("dishonest_talliers"):
+        joined.pop("dishonest_talliers", None)
+    if not_covered := card.get("not_covered") or evaluated.get("not_covered"):
+        joined["not_covered"] = not_covered
+    return joined | {
         "guarantees": levels,
+        "holds_against": against[0],
+        "colluding_agents": min(card["colluding_agents"], evaluated["colluding_agents"]),
         "delta": card["delta"] + evaluated["delta"],
         "holds": card["holds"] and evaluated["holds"],
         "warning": card["warning"] or evaluated["warning"],
@@ -142,7 +155,8 @@ def card_in_words(card: Mapping[str, Any]) -> str:
         lines += [f"**This protects nobody:** {card['warning']}.", ""]
     for level, guarantee in card["guarantees"].items():
         epsilon = guarantee["epsilon"]
-        value = f"epsilon {epsilon:.4g}" if epsilon is not None else f"none ({guarantee.get('reason', '')})"
+        reason = guarantee.get("reason", "")
+        value = f"none ({reason})" if epsilon is None else f"epsilon {short_epsilon(epsilon, digits=4)}"
         lines.append(f"* {level} level, where {guarantee['neighbours']}: {value}")
     lines += [
         f"* {card['holds_against'].removesuffix('.')}",

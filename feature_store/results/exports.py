@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from feature_store.results import EXPORT_FORMATS, ExportFormat
 from feature_store.results.image_labels import FILE_HEADINGS, LABEL, ImageStamp, are_attributes, stamp_of
 from feature_store.results.questions import write_parquet
+from labeler.budget import short_epsilon
 from labeler.errors import BadData, InvalidSetting
 from labeler.system.files import replace_file, replacing, sync_folder
 
@@ -343,7 +344,11 @@ def _epsilon(stamp: ImageStamp) -> float | None:
 
 def _guarantee_in_words(stamp: ImageStamp) -> str:
     epsilon = _epsilon(stamp)
-    bound = "no bound" if epsilon is None else f"epsilon {epsilon:.6g} at delta {stamp.privacy.get('delta')}"
+    bound = (
+        "no bound"
+        if epsilon is None
+        else f"epsilon {short_epsilon(epsilon, digits=6)} at delta {stamp.privacy.get('delta')}"
+    )
     return (
         "No private image is in this data set. What its labels reveal about any one of them is bounded by differential "
         f"privacy: {bound} per private image. {stamp.privacy.get('holds_against', '')}"
@@ -389,7 +394,7 @@ def card(stamp: ImageStamp, count: int, *, with_pictures: bool) -> str:
     picture = "image" if with_pictures else "file_name"
     kind = "image" if with_pictures else "string"
     guarantee, epsilon = stamp.privacy, _epsilon(stamp)
-    said = "no bound" if epsilon is None else f"epsilon {epsilon:.4g}"
+    said = "no bound" if epsilon is None else f"epsilon {short_epsilon(epsilon, digits=4)}"
     # A name from elsewhere inside a table of Markdown, in which it marks nothing up.
     task = stamp.task_name.replace("`", "'").replace("|", "/")
     seeded = (

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import labeler
 from feature_store.rows import PROBE_SLACK, probe_rows, probe_text, quantize, refuse_other_probe
-from feature_store.shard import OF_OTHER_RECORDS, Shard, check_served
+from feature_store.shard import OF_OTHER_RECORDS, Shard, check_compatible, check_served
 from feature_store.sources import PersonColumn
 from labeler.errors import BadData, InvalidSetting, LabelerError, MixedShards
 from labeler.untrusted import MOST_PROBE_NUMBERS
@@ -223,6 +223,15 @@ def test_a_job_with_another_backbone_of_the_same_name_is_refused_before_anything
     assert said == np.abs(quantize(PROBE).astype(int) - quantize(PROBE[:, ::-1].copy())).max()
     assert ("site-b" if place < 2 else "public") in str(refused.value)
     assert not (tmp_path / "job").exists() or not list((tmp_path / "job").glob("*.parquet"))
+
+
+def test_two_sites_that_are_near_a_third_are_compared_with_each_other(tmp_path: Path) -> None:
+    probes = (PROBE, turned(PROBE_SLACK), turned(-PROBE_SLACK))
+    shards = [Shard.open(one.path) for one in federation(tmp_path, probes)]
+    check_compatible(shards[:2])
+    check_compatible(shards[::2])
+    with pytest.raises(MixedShards, match=r"'public\.shard' embedded the probe 4 grid units from shard 'site-b"):
+        check_compatible(shards)
 
 
 def test_rounding_of_another_computer_stays_within_the_slack() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -22,6 +23,7 @@ from labeler.budget import (
     NothingLeft,
     Reservation,
     budget_for,
+    short_epsilon,
 )
 from labeler.errors import BudgetExceeded, InvalidSetting, PrivacyRefusal, ProtocolViolation
 
@@ -234,3 +236,13 @@ def test_a_malformed_budget_is_refused(epsilon: float, delta: float) -> None:
 def test_budgets_at_the_ends_of_their_range_are_made() -> None:
     assert budget_for(MOST_EPSILON, 1e-5) > budget_for(999.0, 1e-5) > 10**12
     assert budget_for(0.0, MOST_DELTA) > budget_for(0.0, 0.5) > budget_for(0, LEAST_DELTA) == 0
+
+
+@given(st.floats(1e-20, 1e20), st.sampled_from([3, 4, 6]))
+def test_an_epsilon_on_a_card_is_never_below_its_value_and_else_written_as_ever(epsilon: float, digits: int) -> None:
+    nearest, text = f"{epsilon:.{digits}g}", short_epsilon(epsilon, digits=digits)
+    assert Decimal(text) >= Decimal(repr(epsilon))
+    if Decimal(nearest) >= Decimal(repr(epsilon)):
+        assert text == nearest
+    assert float(text) <= epsilon * (1 + 10.0 ** (1 - digits) * 1.001)
+    assert short_epsilon(1.9942, digits=4) == "1.995"

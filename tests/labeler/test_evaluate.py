@@ -16,6 +16,7 @@ from labeler.evaluation import Evaluation, area_under, choose_bands, choose_layo
 from labeler.methods.evaluate import LAYOUTS, Layout, Scored, edges_of, even_edges
 from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.planning import price
+from labeler.privacy_card import card_in_words, joined_cards, privacy_card
 from tests.labeler.tasks import make_task
 from tests.oracles import evaluation as oracle
 
@@ -220,6 +221,27 @@ def test_an_interval_has_a_width_where_noise_takes_the_estimate_out_of_bounds() 
     assert 0.8 < area.sampling[0] <= area.noise[0] < 0.999
 
 
+@pytest.mark.parametrize(("records", "sigma"), [(20_000, 60.0), (2000, 5.0), (800, 30.0)])
+def test_each_number_lies_in_its_intervals_and_sampling_never_makes_one_narrower(records: int, sigma: float) -> None:
+    rng = np.random.default_rng(8)
+    for rare in (0.1, 0.5):
+        chances = world("confusion", classes=2, bands=5, rare=rare)
+        counts = rng.multinomial(records, chances.ravel()).reshape(chances.shape) + rng.normal(0, sigma, chances.shape)
+        for name, one in read(counts, "confusion", sigma, classes=2).items():
+            if not one.is_drowned:
+                assert one.sampling[0] <= one.noise[0] <= one.value <= one.noise[1] <= one.sampling[1], name
+
+
+def test_balanced_accuracy_is_the_mean_of_the_recalls_that_stand_beside_it() -> None:
+    counts = np.array([[[1000.0, -60.0]], [[200.0, 560.0]]])  # of b noise finds more than there are
+    found = evaluated("confusion", counts, 40.0)
+    recalls = [one.value for one in found.recall()]
+    assert recalls == [pytest.approx(1000 / 1200), 1.0]
+    balanced = found.balanced_accuracy()
+    assert balanced is not None
+    assert balanced.value == pytest.approx(np.mean(recalls))
+
+
 def test_the_layout_is_the_finest_that_noise_leaves_useful() -> None:
     assert choose_layout(2, sigma=45.0, records=4797) == "confusion"
     assert choose_layout(10, sigma=45.0, records=4797) == "bands"
@@ -265,3 +287,21 @@ def test_edges_of_bands_are_quantiles_of_what_is_stated_of_public_images() -> No
     assert edges_of([], 2, 3) == even_edges(2, 3) == pytest.approx((2 / 3, 5 / 6))
     assert edges_of([1.0, 1.0, 1.0], 2, 3) == ()
     assert edges_of([0.9, 0.9, float("nan")], 2, 3) == (0.9,)
+
+
+def test_the_card_of_a_measured_model_holds_only_against_whom_both_of_its_parts_hold() -> None:
+    """A model whose noise the talliers added, or that counts on two colluders, and an evaluation that counts on one."""
+    evaluated = privacy_card(task(), price(task()), is_seeded=False)
+    same = joined_cards(evaluated, evaluated, confidence="c")
+    assert same["holds_against"] == evaluated["holds_against"]
+    assert same["guarantees"]["instance"]["epsilon"] == 2 * evaluated["guarantees"]["instance"]["epsilon"]
+    for counted in ({"dishonest_talliers": 1, "colluding_agents": 2}, {"colluding_agents": 2}):
+        asked = task(method="reverse-knn", agents=3, **counted)
+        model = privacy_card(asked, price(asked), is_seeded=False, not_covered="Some are not.")
+        for joined in (joined_cards(model, evaluated, confidence="c"), joined_cards(evaluated, model, confidence="c")):
+            assert joined["colluding_agents"] == 1
+            assert "dishonest_talliers" not in joined
+            assert joined["not_covered"] == "Some are not."
+            assert model["holds_against"] in joined["holds_against"]
+            assert evaluated["holds_against"] in joined["holds_against"]
+            assert "only against whom both hold" in card_in_words(joined)

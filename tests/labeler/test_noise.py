@@ -338,3 +338,5 @@ def test_what_cannot_be_proved_is_not_made() -> None:
         VectorSum(3, 1.0, 1.0, math.nan, 2)
     with pytest.raises(UnsafeGrid, match="no grid serves"):
         VectorSum(3, 1e12, 1.0, 1e-9, 2)
+    with pytest.raises(UnsafeGrid, match="use less noise, or a larger epsilon"):
+        VectorSum(3, 1.0, 1.0, 1e6, 2)  # nobody can set the grid of a vector

@@ -251,7 +251,7 @@ def test_a_limited_level_without_a_price_is_refused(twin: Twin) -> None:
 
 
 def test_a_ledger_in_memory_must_cover_the_instance_level() -> None:
-    with pytest.raises(InvalidSetting, match="no instance-level account"):
+    with pytest.raises(InvalidSetting, match=r"no instance-level account.*raise sigma_votes"):
         InMemoryLedger({})
 
 

@@ -123,7 +123,7 @@ class Agent:
             dimension=shard.dimension, engine=engine, memory_limit_bytes=memory_limit_bytes
         )
         self._models = ModelStore() if models is None else models
-        self._trainer = Trainer()
+        self._trainer = Trainer(shard.probe)
         self._spends = spends
         if goes_to_device(products_of(shard.dimension, max_records=shard.max_records), engine):
             # A device's effects on the process come before a charge; the processor replaces one that fails.
@@ -361,7 +361,10 @@ class InMemoryLedger:
 
     def __init__(self, accounts: Mapping[Level, Account]) -> None:
         if "instance" not in accounts:
-            raise InvalidSetting("an agent's ledger has no instance-level account, so it could not refuse anything")
+            raise InvalidSetting(
+                "an agent's ledger has no instance-level account, so it could not refuse anything; where a task has no "
+                "finite price for one private image there is none: raise sigma_votes, or ask fewer queries"
+            )
         self.accounts: dict[Level, Account] = dict(accounts)
         self._answered: dict[str, Recipients] = {}
         self._queries: Counter[str] = Counter()

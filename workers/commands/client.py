@@ -21,6 +21,7 @@ from rich.text import Text
 
 from feature_store.results import EXPORT_FORMATS, FOLDER_FORMATS
 from labeler.accounting.events import NANO
+from labeler.budget import short_epsilon
 from labeler.errors import Interrupted, InvalidSetting, UnreadableImage
 from labeler.system.files import check_file, check_folder
 from workers.commands.console import (
@@ -278,7 +279,8 @@ def jobs_table(jobs: Sequence[JobView]) -> Table:
     for found in jobs:
         done = f"{found.queries_done}/{found.queries}"
         created = f"{found.created_at.astimezone(UTC):%Y-%m-%d %H:%M}"
-        price = "no bound" if found.price.instance_epsilon is None else f"{found.price.instance_epsilon:.3g}"
+        epsilon = found.price.instance_epsilon
+        price = "no bound" if epsilon is None else short_epsilon(epsilon, digits=3)
         named = "\n".join(escaped(one) for one in (found.job_id, found.name, f"task {found.task_name}") if one)
         table.add_row(Text(named), found.state, done, price, created)
     table.caption = "epsilon per private image"
@@ -410,7 +412,7 @@ _WAITING = {
 
 
 def _say(epsilon: float | None) -> str:
-    return "without a finite bound" if epsilon is None else f"{epsilon:.3g}"
+    return "without a finite bound" if epsilon is None else short_epsilon(epsilon, digits=3)
 
 
 def wait_for(service: Client, job: JobView, *, quiet: bool) -> JobView:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.results.models import ATTRIBUTES, StoredModel, model_of_bytes
-from labeler.errors import InvalidSetting, MixedShards
+from feature_store.rows import refuse_other_probe
+from labeler.errors import BadData, InvalidSetting, MixedShards
 from labeler.methods.aux_distill import LocalHeadTerms
 from labeler.methods.blind_average import LinearTerms, MeanTerms
 from labeler.methods.federated import StepTerms
@@ -31,7 +32,15 @@ no privacy, and did best on CIFAR-10 in `labeler bench papers fedauxfdp`."""
 
 
 class Trainer:
-    """A learner that fits models to an agent's records."""
+    """A learner that fits models to an agent's records.
+
+    Args:
+        probe: features of a public probe by the records' backbone, if that is a declared one
+            (`feature_store.rows.probe_text`).
+    """
+
+    def __init__(self, probe: str | None = None) -> None:
+        self._probe = probe
 
     def head(self, records: Rows, *, num_classes: int) -> NDArray[np.int64]:
         """See Learner."""
@@ -108,7 +117,8 @@ class Trainer:
 
         Raises:
             BadData: no model of ours, of attributes, or of numbers that are none.
-            MixedShards: of other classes, another backbone or another dimension.
+            MixedShards: of other classes, another backbone or another dimension. Two backbones of one declared name
+                are told apart by their features of the probe.
         """
         stored = _model(model)
         if tuple(stored.classes) != tuple(classes):
@@ -122,6 +132,17 @@ class Trainer:
                 f"the model that is evaluated reads features of backbone {stored.fingerprint[:12]}, the task's are of "
                 f"{fingerprint[:12]}"
             )
+        if self._probe and stored.probe:
+            try:
+                refuse_other_probe(
+                    stored.probe,
+                    self._probe,
+                    dimension,
+                    first_name="the job of the evaluated model",
+                    other_name="this site",
+                )
+            except BadData as error:
+                raise MixedShards(str(error)) from None
         one = np.zeros((1, dimension), dtype=np.int16)
         one[0, 0] = int(FEATURE_ONE)
         try:

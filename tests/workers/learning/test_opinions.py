@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feature_store.results.models import model_file
-from feature_store.rows import quantize
+from feature_store.results.models import model_file, model_of_bytes
+from feature_store.rows import probe_text, quantize
 from feature_store.students import NoisyAnswers, fit_student
-from labeler.errors import LabelerError
+from labeler.errors import LabelerError, MixedShards
 from labeler.methods.evaluate import Scored
 from labeler.records import Records
 from labeler.tally import QueryBatch
@@ -82,3 +82,21 @@ def test_a_model_of_no_numbers_is_refused_before_and_fills_one_cell_after() -> N
         predicted, stated = Trainer().opinions(MODELS[name], features)
         assert predicted[np.isnan(stated)].tolist() == [0] * int(np.isnan(stated).sum())
         assert np.isnan(stated).all() or name == "infinite"
+
+
+def test_a_model_of_another_backbone_of_the_same_name_is_refused_before_anything_is_paid_for() -> None:
+    """Each side keeps its features of the published probe; two grid units apart are rounding, three are not."""
+    own = quantize(CENTERS).astype(np.float64)
+    near, far = own.copy(), own.copy()
+    near[1, 5] += 2
+    far[1, 5] += 3
+    of_job = model_of_bytes(MODELS["pooled"], name="a student")
+    for probe, refusal in ((own, ""), (near, ""), (far, "this site embedded the probe 3 grid units")):
+        model = model_file(of_job.arrays, kind=of_job.kind, classes=CLASSES, card=of_job.card, probe=probe_text(probe))
+        task, batch = asked(model)
+        if not refusal:
+            task.traits.check_questions(task, batch, Trainer(probe_text(own)))
+            continue
+        with pytest.raises(MixedShards, match=refusal):
+            task.traits.check_questions(task, batch, Trainer(probe_text(own)))
+        task.traits.check_questions(task, batch, Trainer())  # features of a backbone that this program runs
