@@ -227,9 +227,9 @@ class Task(PlainNumbers):
             return
         if self.agents - self.colluding_agents - self.max_dropouts < 1:
             raise ValueError(
-                f"too few agents for the collusion stated: {self.agents} agents less {self.colluding_agents} colluding "
-                f"and {self.max_dropouts} dropouts leave nobody whose noise cannot be subtracted; "
-                "at least 1 is needed: add agents or lower colluding_agents or max_dropouts"
+                f"too few agents for the collusion stated: of {self.agents}, {self.colluding_agents} may collude and "
+                f"{self.max_dropouts} may drop out, which can leave no agent whose noise they cannot subtract; "
+                "add agents, or lower colluding_agents or max_dropouts"
             )
 
     def _check_attributes(self) -> None:
