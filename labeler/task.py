@@ -170,8 +170,9 @@ class Task(PlainNumbers):
             )
         if ("training" in self.traits.takes) != (self.training is not None):
             raise ValueError(
-                f"training must {'' if self.training is None else 'not '}be given for method {self.method}: it says "
-                "how agents fit models whose change with one record the price is for"
+                f"training must be given for method {self.method}: it says how agents train (docs/task-training.md)"
+                if self.training is None
+                else f"training must not be given for method {self.method}; take it out"
             )
         if self.traits.learns_from_queries and self.training and self.training.dimension >= self.num_negatives:
             raise ValueError(
