@@ -230,6 +230,7 @@ def test_a_disk_that_is_full_is_one_sentence() -> None:
         ("export . --format hf --out a-file", "is a file"),
         ("export . --format hf --out a-file/data", "is a file"),
         ("bench speed --out a-file", "is a file"),
+        ("up --home a-file", "--home names a folder to write"),
         ("bench simulate --resume none/schedules.json", "--resume names a file in none"),
         ("agent history --home . --format csv --out none/answered.csv", "make it first"),
     ],

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from labeler.errors import InvalidSetting
+from labeler.system.files import check_folder
 from workers.commands.console import Home, Json, complain, print_json, tell
 from workers.serve import Certificates, Edge
 
@@ -50,6 +51,7 @@ def up(
     from workers.up import Plan
     from workers.up.up import run_up
 
+    check_folder(home, "--home")
     logging.getLogger("labeler").addHandler(logging.NullHandler())
     plan = Plan(
         agents=agents,

@@ -164,7 +164,8 @@ def history(
         typer.echo(text, nl=False)
     else:
         out.write_text(text, encoding="utf-8")
-        typer.echo(f"{_rounds(len(rounds))} written to {out}")
+        said = f"{_rounds(len(rounds))} written to {out}"
+        tell({"rounds": len(rounds), "out": str(out)}, said, as_json=as_json)
 
 
 def desk(
