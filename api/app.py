@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
 
 _DESCRIPTION = """
-Label public images with the private images of several organisations. What leaves them carries a proven
+Label public images with the private images of several organizations. What leaves them carries a proven
 differential-privacy bound, and every query is paid for from a budget.
 
 Send a token as `Authorization: Bearer lab_...`. Refusals are problem documents (RFC 9457) with a stable `type`.

@@ -292,8 +292,8 @@ class Body:
 
 def too_large(most: int, found: int | None = None) -> TooLarge:
     """Return the refusal of a body above `most` bytes."""
-    said = "more bytes than" if found is None else f"{found} bytes; at most"
-    return TooLarge(f"the body has {said} {most} are taken. Send it in several, and vectors as Parquet")
+    said = f"more than {most} bytes" if found is None else f"{found} bytes"
+    return TooLarge(f"the body has {said}; at most {most} are taken. Send it in several, and vectors as Parquet")
 
 
 class Limits:

@@ -82,7 +82,7 @@ BY_STATUS: dict[int, tuple[str, str, str]] = {
     401: ("not-authenticated", "No token, or an unknown one", "this needs a bearer token"),
     403: ("not-allowed", "The token's role is not sufficient", "this needs a token of role admin or higher"),
     404: ("not-found", "No object has that name", "there is no job of that id"),
-    405: ("method-not-allowed", "The route does not allow this method", "Method Not Allowed"),
+    405: ("method-not-allowed", "The route does not allow this method", "this route takes GET, HEAD, POST; found PUT"),
     409: ("not-ready", "It is not in the state for this", "the job is collecting; labels follow once completed"),
     410: (
         "gone",
@@ -248,6 +248,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
             status = 400
             if why := field.get("ctx", {}).get("error"):
                 reason = f"{reason}: {why}"
+        elif field.get("type") == "extra_forbidden":
+            reason = "unknown field; /openapi.json lists the fields of this request"
         place = ".".join(str(part)[:100] for part in field["loc"])
         listed.append({"field": place, "message": str(reason)[:300]})
     first = f"{listed[0]['field']}: {listed[0]['message']}" if listed else "the request does not fit the schema"
@@ -267,17 +269,20 @@ async def _invalid(request: Request, error: Exception) -> Response:
 async def _of_the_router(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - installed for this type only
     slug, title, _ = BY_STATUS.get(error.status_code, ("refused", HTTPStatus(error.status_code).phrase, ""))
-    problem = {
-        "type": TYPE_PREFIX + slug,
-        "title": title,
-        "status": error.status_code,
-        "detail": str(error.detail),
-        "instance": request.url.path,
-    }
-    headers = dict(error.headers or {})
+    detail, headers = str(error.detail), dict(error.headers or {})
     if error.status_code == 405:
         # The router reports only the first of several routes on one path.
         path = getattr(request.scope.get("route"), "path", "")
         known = {method for method, where in ACCESS if where == path}
         headers["Allow"] = ", ".join(sorted(known | ({"HEAD"} if "GET" in known else set())))
+        detail = f"this route takes {headers['Allow']}; found {request.method[:20]}"
+    elif detail == HTTPStatus.NOT_FOUND.phrase:
+        detail = "no route has this path; /openapi.json lists them all"
+    problem = {
+        "type": TYPE_PREFIX + slug,
+        "title": title,
+        "status": error.status_code,
+        "detail": detail,
+        "instance": request.url.path,
+    }
     return render(problem, headers=headers)

@@ -127,7 +127,7 @@ def _changed(task: Task, **changes: Any) -> Task:
 def _check_target(epsilon: float) -> None:
     # A Python integer may be larger than any float.
     if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon <= sys.float_info.max:
-        raise InvalidSetting(f"the target epsilon must be a positive finite number, found {str(epsilon)[:40]}")
+        raise InvalidSetting(f"the target epsilon must be a positive finite number, found {repr(epsilon)[:40]}")
 
 
 def _largest(

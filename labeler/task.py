@@ -170,8 +170,9 @@ class Task(PlainNumbers):
             )
         if ("training" in self.traits.takes) != (self.training is not None):
             raise ValueError(
-                f"training must {'' if self.training is None else 'not '}be given for method {self.method}: it says "
-                "how agents fit models whose change with one record the price is for"
+                f"training must be given for method {self.method}: it says how agents train (docs/task-training.md)"
+                if self.training is None
+                else f"training must not be given for method {self.method}; take it out"
             )
         if self.traits.learns_from_queries and self.training and self.training.dimension >= self.num_negatives:
             raise ValueError(
@@ -227,9 +228,9 @@ class Task(PlainNumbers):
             return
         if self.agents - self.colluding_agents - self.max_dropouts < 1:
             raise ValueError(
-                f"too few agents for the collusion stated: {self.agents} agents less {self.colluding_agents} colluding "
-                f"and {self.max_dropouts} dropouts leave nobody whose noise cannot be subtracted; "
-                "at least 1 is needed: add agents or lower colluding_agents or max_dropouts"
+                f"too few agents for the collusion stated: of {self.agents}, {self.colluding_agents} may collude and "
+                f"{self.max_dropouts} may drop out, which can leave no agent whose noise they cannot subtract; "
+                "add agents, or lower colluding_agents or max_dropouts"
             )
 
     def _check_attributes(self) -> None:

@@ -192,7 +192,9 @@ def solve_request(request: PlanRequest) -> Task:
     if request.solve == "sigma" and request.sigma is not None:
         raise InvalidSetting("`solve` sigma finds the noise for `epsilon`, so do not give `sigma` as well")
     if request.solve != "sigma" and request.sigma is None:
-        raise InvalidSetting("give a price as `epsilon`, or the noise as `sigma`")
+        if request.solve is None:
+            raise InvalidSetting("give a price as `epsilon`, or the noise as `sigma`")
+        raise InvalidSetting(f"`solve` {request.solve} finds what `epsilon` pays for: give the noise (`sigma`), too")
     asked = request.task
     fields = {
         **asked,

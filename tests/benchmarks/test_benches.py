@@ -53,6 +53,7 @@ def test_every_bench_has_its_function_and_the_command_loads_none() -> None:
         assert "progress" in taken
         assert all(one.default is not one.empty for one in taken.values()), where
     assert CliRunner().invoke(app, ["bench"]).stdout.split() == list(BENCHES)
+    assert json.loads(CliRunner().invoke(app, ["bench", "--json"]).stdout) == list(BENCHES)
     looked = (
         "import sys, workers.commands.catalog; sys.exit(any(name.startswith('benchmarks') for name in sys.modules))"
     )

@@ -188,7 +188,7 @@ def test_an_impossible_target_is_refused_with_the_way_out() -> None:
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, True, "1", None])
 def test_a_malformed_target_is_refused(bad: Any) -> None:
     for solve in (solve_sigma, solve_queries, solve_k):
-        with pytest.raises(InvalidSetting, match="target epsilon must be"):
+        with pytest.raises(InvalidSetting, match=f"target epsilon must be a positive finite number, found {bad!r}"):
             solve(_task(), bad)
 
 

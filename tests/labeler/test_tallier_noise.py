@@ -350,7 +350,7 @@ def test_a_winners_lower_price_counts_for_the_agents() -> None:
 
 
 def test_where_no_way_is_allowed_it_says_why() -> None:
-    with pytest.raises(InvalidTask, match="leave nobody whose noise cannot be subtracted"):
+    with pytest.raises(InvalidTask, match="leave no agent whose noise they cannot subtract"):
         noise_choices(fields(colluding_agents=3, talliers=2), 1)
     with pytest.raises(InvalidSetting):
         DiscreteGaussian(0.1)

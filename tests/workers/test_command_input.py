@@ -230,6 +230,7 @@ def test_a_disk_that_is_full_is_one_sentence() -> None:
         ("export . --format hf --out a-file", "is a file"),
         ("export . --format hf --out a-file/data", "is a file"),
         ("bench speed --out a-file", "is a file"),
+        ("up --home a-file", "--home names a folder to write"),
         ("bench simulate --resume none/schedules.json", "--resume names a file in none"),
         ("agent history --home . --format csv --out none/answered.csv", "make it first"),
     ],
@@ -255,6 +256,7 @@ def test_a_place_is_looked_at_before_the_work(
         ("plan --sigma nan", "--sigma: Input should be a finite number"),
         ("plan --sigma 3 --method guess", "--method must be one of knn, reverse-knn, ensemble"),
         ("plan", "give a price as --epsilon, or the noise as --sigma"),
+        ("plan --epsilon 1 --solve queries", "--solve queries finds what --epsilon pays for: give the noise (--sigma)"),
         ("plan --sigma 25 --delta 2", "--delta: Input should be less"),
         ("plan --sigma 25 --colluding-agents 5", "lower --colluding-agents or --max-dropouts"),
         ("plan --sigma 25 --max-dropouts 2", "lower --max-dropouts, or say --colluding-agents = 0"),
@@ -330,7 +332,7 @@ def test_unreadable_images_are_listed_and_the_others_go(tmp_path: Path) -> None:
     found = unreadable_images(tmp_path)
     assert set(found) == {"in/bad.png", "empty.jpg"}
     shutil.rmtree(tmp_path / "in")
-    with pytest.raises(InvalidSetting, match="none of the 1 images"):
+    with pytest.raises(InvalidSetting, match=r"no image in .* can be read \(1 in all\)"):
         unreadable_images(tmp_path)
     with pytest.raises(InvalidSetting, match="--skip-unreadable needs a folder"):
         unreadable_images(tmp_path / "empty.jpg")

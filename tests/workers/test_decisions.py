@@ -271,6 +271,8 @@ def test_the_shell_does_the_same_at_80_columns(site: Site, labeler: Labeler, mon
     out = site.home.parent / "answered.csv"
     assert agent("history", "--format", "csv", "--out", out).code == 0
     assert ask.round.digest in out.read_text()
+    assert json.loads(agent("history", "--json", "--out", out).out) == {"rounds": 1, "out": str(out)}
+    assert json.loads(out.read_text()) == [told]
     shown = agent("budget").out
     [account] = [one for one in json.loads(agent("budget", "--json").out) if one["level"] == "instance"]
     spent = 1 - account["left_nano"] / account["cap_nano"]

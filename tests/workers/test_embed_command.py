@@ -341,6 +341,15 @@ def test_people_are_found_with_the_key_of_the_shard_alone(shard: Path, tmp_path:
     assert len(_left(shard)) == 6
 
 
+def test_a_deletion_without_names_that_found_no_mark_says_that_names_are_needed(labeler: Labeler, shard: Path) -> None:
+    """An interruption before the first mark leaves a file and deletes nobody."""
+    (shard / "features.1.npy").touch()
+    told = labeler("delete", shard)
+    assert told.code == 0
+    assert "give it again with its names" in told.out
+    assert len(_left(shard)) == 6
+
+
 def test_names_come_from_a_file_or_the_standard_input_and_from_no_argument(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,7 +147,7 @@ COMPLETION: Final = "_LABELER_COMPLETE"
 app = typer.Typer(
     name="labeler",
     cls=Cataloged,
-    help="Label public images with the private images of several organisations, under a proven privacy bound.",
+    help="Label public images with the private images of several organizations, under a proven privacy bound.",
     epilog=f'Tab completes commands and options after: eval "$({COMPLETION}=source_bash labeler)"; zsh, fish likewise.',
     no_args_is_help=True,
     add_completion=COMPLETION in os.environ,

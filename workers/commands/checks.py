@@ -19,7 +19,7 @@ from rich.table import Table
 from labeler.errors import InvalidSetting
 from labeler.setting import StatedLevel
 from labeler.system.files import check_file, check_folder
-from workers.commands.console import Json, cell, one_of, print_json
+from workers.commands.console import Json, cell, one_of, print_json, tell
 from workers.doctor.checkup import CheckUp
 from workers.progress import say_seconds
 
@@ -253,8 +253,7 @@ def bench(
 
     benchmarks = _benchmarks()
     if name is None:
-        for one in benchmarks.BENCHES:
-            typer.echo(one)
+        tell(list(benchmarks.BENCHES), *benchmarks.BENCHES, as_json=as_json)
         return
     check_folder(out)
     check_file(resume, "--resume")

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from api.client import Client
-    from api.schema import JobView, Selection
+    from api.schema import JobView, Selection, TaskView
 
 
 Format = Literal["parquet", "jsonl", "label-studio", "label-studio-config", "image-folder-csv"]
@@ -65,11 +65,11 @@ def submit(
         bool, typer.Option("--wait", help="Wait until the job has ended, and show each change of its state.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Parquet file for the labels of all images; implies --wait.")] = None,
-    name: Annotated[str, typer.Option(help="Of the job, for people.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the job, for people.")] = "",
     strategy: Annotated[
-        str | None, typer.Option(help="all, random, clustered or spectral; the task file's otherwise.")
+        str | None, typer.Option(help="all, random, clustered or spectral. Default: the task file's.")
     ] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="How many questions; the task file's otherwise.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="How many questions. Default: the task file's.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Public seed of the choice of questions.")] = None,
     key: Annotated[
         str | None, typer.Option(help="Idempotency key: the same command again is then the same job, not another.")
@@ -92,9 +92,9 @@ def submit(
         chosen = {"strategy": strategy, "count": count, "seed": seed}
         task_id, selection = _task(service, task, images, chosen, left_out=skipped)
         _warn_of_noise(service, task_id, selection)
-        job = service.submit(
-            task_id, images=images, selection=selection, name=name, idempotency_key=key, leave_out=skipped
-        )
+        asked: dict[str, Any] = {"images": images, "selection": selection, "name": name}
+        asked |= {"idempotency_key": key, "leave_out": skipped}
+        job = _submit(service, task_id, asked, is_task_new=task != task_id)
         if wait or out is not None:
             job = wait_for(service, job, quiet=as_json)
             if job.state == "completed" and out is not None:
@@ -343,6 +343,35 @@ def _task(
     return service.create_task(request).task_id, selection
 
 
+_JOB_OF_KEY = re.compile(r"\(job (job-[0-9a-f]+)\)")
+
+
+def _submit(service: Client, task_id: str, asked: dict[str, Any], *, is_task_new: bool) -> JobView:
+    """Submit a job. The same command with the same idempotency key gives the same job.
+
+    A task file makes a new task at every call, so a repeated request has another task id, and the service refuses it.
+    If the job of the key has an equal task, the request is repeated with that task.
+    """
+    from api.client_http import ServiceProblem
+
+    try:
+        return service.submit(task_id, **asked)
+    except ServiceProblem as refused:
+        if not (is_task_new and refused.type.endswith(":idempotency-mismatch")):
+            raise
+        known = _JOB_OF_KEY.search(refused.detail)
+        earlier = None if known is None else service.job(known[1]).task_id
+        if earlier is None or not _are_equal(service.task(earlier), service.task(task_id)):
+            raise
+        return service.submit(earlier, **asked)
+
+
+def _are_equal(one: TaskView, other: TaskView) -> bool:
+    """Return whether two tasks differ in nothing but their nonce."""
+    fields = [{**view.task, "nonce": "", "participants": view.participants} for view in (one, other)]
+    return fields[0] == fields[1]
+
+
 def _count(images: Path) -> int:
     """Count the questions if every image is asked about."""
     from api.client import IMAGE_SUFFIXES, is_shard, public_shard
@@ -479,5 +508,5 @@ def unreadable_images(folder: Path) -> dict[str, str]:
             found[name] = str(error)
     if names and len(found) == len(names):
         first = found[names[0]]
-        raise InvalidSetting(f"none of the {len(names)} images in {folder.name!r} can be read; of the first: {first}")
+        raise InvalidSetting(f"no image in {folder.name!r} can be read ({len(names)} in all); of the first: {first}")
     return found

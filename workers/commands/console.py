@@ -79,7 +79,7 @@ def tell_warning(sentence: str) -> None:
     typer.echo(f"Warning: {escaped(sentence)}.", err=True)
 
 
-_WIDTH: Final = 20
+_WIDTH: Final = 16
 
 
 def budget_table(accounts: Sequence[Mapping[str, Any]]) -> Table:
@@ -141,14 +141,15 @@ def wrapped(text: str, *, start: str = "") -> None:
 
 _ABSENT_PATIENCE_S = 1.0
 
-_URL = typer.Option(envvar="LABELER_URL", help="Of the service, for example https://labels.example.org.")
+_URL = typer.Option(envvar="LABELER_URL", help="Address of the service, for example https://labels.example.org.")
 _TOKEN = typer.Option(envvar="LABELER_TOKEN", help="Access token. Better in LABELER_TOKEN than here.")
 Url = Annotated[str, _URL]
 Token = Annotated[str, _TOKEN]
 MaybeUrl = Annotated[str | None, _URL]
 MaybeToken = Annotated[str | None, _TOKEN]
 CaFile = Annotated[
-    Path | None, typer.Option(envvar="LABELER_CA_FILE", help="PEM file of the authority behind its certificate.")
+    Path | None,
+    typer.Option(envvar="LABELER_CA_FILE", help="PEM file of the authority that signed the service's certificate."),
 ]
 
 _HOME = typer.Option(help="Home folder of this coordinator, agent or tallier.")

@@ -31,24 +31,27 @@ def evaluate(
     ],
     shard: Annotated[list[Path] | None, typer.Option(help="An agent's shard; repeat for each agent.")] = None,
     epsilon: Annotated[float, typer.Option(help="The price per private image.")] = 0.1,
-    delta: Annotated[float, typer.Option(help="At which it holds.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = 1e-5,
     out: Annotated[Path, typer.Option(help="Output folder; an interrupted run continues in it.")] = Path("evaluation"),
     layout: Annotated[
         str | None,
-        typer.Option(help=f"{', '.join(LAYOUTS)}: what is counted; else the finest that noise leaves useful."),
+        typer.Option(
+            help=f"What is counted: {', '.join(LAYOUTS)}. Default: the finest that is useful under the noise."
+        ),
     ] = None,
     bands: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_BANDS, help="Bands of stated confidence; else as many as noise leaves useful."),
+        typer.Option(min=1, max=MOST_BANDS, help="Bands of stated confidence. Default: as many as are useful."),
     ] = None,
     records: Annotated[
-        int | None, typer.Option(min=1, help="Private images in all, as far as you know: for what is counted.")
+        int | None,
+        typer.Option(min=1, help="Private images in all, as far as you know; helps to choose what is counted."),
     ] = None,
     colluding_agents: Annotated[
-        int | None, typer.Option(help="How many agents may know their own noise. Default: 1, of one agent 0.")
+        int | None, typer.Option(help="How many agents may collude or read the result. Default: 1, or 0 for one agent.")
     ] = None,
     records_per_person: Annotated[
-        int | None, typer.Option(min=1, help="At most so many records of one person are scored.")
+        int | None, typer.Option(min=1, help="At most this many records of one person are scored.")
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Simulation: reproducible noise that protects nobody; the files say so.")
@@ -124,7 +127,7 @@ def tell_evaluation(found: dict[str, Any], out: Path, *, as_json: bool) -> None:
 
     card = found["privacy"]
     each = {level: one["epsilon"] for level, one in card["guarantees"].items()}
-    agent = "none" if each["agent"] is None else say_epsilon(each["agent"])
+    agent = "no bound" if each["agent"] is None else say_epsilon(each["agent"])
     lines = (
         *say(found),
         f"Privacy   epsilon {say_epsilon(each['instance'])} per private image, {agent} per agent "

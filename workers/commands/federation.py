@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from labeler.errors import InvalidSetting
+from labeler.system.files import check_folder
 from workers.commands.console import Home, Json, complain, print_json, tell
 from workers.serve import Certificates, Edge
 
@@ -35,7 +36,7 @@ def up(
     ] = None,
     life_epsilon: Annotated[
         float | None,
-        typer.Option(min=0, help="What of it is set aside for votes for life, which then cost no more. Default: none."),
+        typer.Option(min=0, help="Part of that budget to set aside for votes for life. Default: none."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -50,6 +51,7 @@ def up(
     from workers.up import Plan
     from workers.up.up import run_up
 
+    check_folder(home, "--home")
     logging.getLogger("labeler").addHandler(logging.NullHandler())
     plan = Plan(
         agents=agents,
@@ -144,7 +146,7 @@ def _epsilon(text: str | None) -> float | Literal["unlimited"] | None:
 def serve(
     home: Home,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; only this machine's own unless behind a proxy.")
+        str, typer.Option(help="Address to listen on. Behind a proxy it may be another than this machine's own.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
     edge: Annotated[
@@ -164,7 +166,8 @@ def serve(
         bool, typer.Option("--behind-proxy", help="Another proxy stands in front: trusted_proxies names it.")
     ] = False,
     log_file: Annotated[
-        Path | None, typer.Option(help="Log here instead of to standard error; put aside at 16 MiB, three are kept.")
+        Path | None,
+        typer.Option(help="Log into this file, not to standard error. At 16 MiB a new one begins; three are kept."),
     ] = None,
     init: Annotated[
         bool, typer.Option("--init", help="Write a commented coordinator.toml and keys into the home, and end.")

@@ -81,7 +81,7 @@ def run(
         typer.Option(min=0, help="Simulation: reproducible noise that protects nobody; the release says so."),
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="Index: auto, numpy, int16, torch, torch-gpu, ray, ray:HOST:PORT; equal neighbours.")
+        str, typer.Option(help="Index: auto, numpy, int16, torch, torch-gpu, ray, ray:HOST:PORT; equal neighbors.")
     ] = "auto",
     memory_limit: Annotated[
         int | None, typer.Option(min=1, help="MiB an index may take; a larger shard is searched in blocks.")
@@ -306,7 +306,7 @@ def tell_summary(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
     agent = privacy["agent"]["epsilon"]
     console.print(
         f"Privacy   epsilon {say_epsilon(privacy['instance']['epsilon'])} per private image, "
-        f"{say_epsilon(agent) if agent is not None else 'none'} per agent (delta {privacy['delta']:g})"
+        f"{say_epsilon(agent) if agent is not None else 'no bound'} per agent (delta {privacy['delta']:g})"
     )
     console.print(f"          {privacy['holds_against']}", soft_wrap=True)
     right = f"; {labels['accuracy']:.1%} of these answers are right by themselves" if "accuracy" in labels else ""
@@ -341,21 +341,19 @@ def _labeled(images: dict[str, Any], method: str) -> str:
 def plan(
     queries: Annotated[int, typer.Option(min=1, help="How many questions are asked.")] = 20,
     method: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")] = "reverse-knn",
-    k: Annotated[int, typer.Option(help="Neighbours that vote.")] = 1,
-    sigma: Annotated[float | None, typer.Option(help="Noise nobody can subtract, in votes.")] = None,
+    k: Annotated[int, typer.Option(help="Neighbors that vote.")] = 1,
+    sigma: Annotated[float | None, typer.Option(help="Noise that nobody can subtract, in votes.")] = None,
     delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = 1e-5,
     agents: Annotated[int, typer.Option(help="How many agents take part.")] = 3,
     colluding_agents: Annotated[
         int | None,
-        typer.Option(
-            help="How many of them may know their own noise, as readers or colluders. Default: 1, of one agent 0."
-        ),
+        typer.Option(help="How many of them may collude or read the release. Default: 1, or 0 for one agent."),
     ] = None,
     max_dropouts: Annotated[int, typer.Option(help="How many may fail to answer.")] = 0,
     dishonest_talliers: Annotated[
         int | None,
         typer.Option(
-            min=1, max=2, help="How many of three talliers may be dishonest: has the plan choose who adds the noise."
+            min=1, max=2, help="How many of three talliers may be dishonest. The plan then chooses who adds the noise."
         ),
     ] = None,
     classes: Annotated[int, typer.Option(min=2, help="How many classes there are; hardly moves the price.")] = 10,
@@ -364,56 +362,58 @@ def plan(
     ] = None,
     ballot_radius: Annotated[
         str | None,
-        typer.Option(help="Draw ballots onto a ball of so many votes (reverse-knn, agent level); auto proposes one."),
+        typer.Option(
+            help="Longest ballot, in votes; longer ones shrink (reverse-knn, agent level). auto proposes one."
+        ),
     ] = None,
     life_epsilon: Annotated[
         float | None,
-        typer.Option(
-            min=0, help="Set aside for votes for life (reverse-knn): all such jobs together, ever, cost this."
-        ),
+        typer.Option(min=0, help="Set aside for votes for life (reverse-knn). All such jobs together never cost more."),
     ] = None,
     attributes_per_record: Annotated[
         int | None,
-        typer.Option(min=1, help="knn: classes are attributes, of which a record votes for so many at most."),
+        typer.Option(min=1, help="knn: classes are attributes, and a record votes for at most this many."),
     ] = None,
     records_per_person: Annotated[
-        int | None, typer.Option(min=1, help="At most so many records of one person vote: states a price per person.")
+        int | None, typer.Option(min=1, help="At most this many records of one person vote. Gives a price per person.")
     ] = None,
     min_records: Annotated[
         int | None, typer.Option(min=1, help="blind-average, aux-distill: fewest records of any agent.")
     ] = None,
     axes: Annotated[
         int | None,
-        typer.Option(min=1, help="blind-average by class means: along so many public axes; nothing is trained."),
+        typer.Option(min=1, help="blind-average: compare class means along this many public axes; nothing is trained."),
     ] = None,
     max_records: Annotated[
         int | None,
         typer.Option(
-            min=1, help="With --min-records or --axes: most records of any agent, a bound that every site keeps."
+            min=1, help="With --min-records or --axes: the most records of any agent. Every site must keep this."
         ),
     ] = None,
     regularisation: Annotated[
         float, typer.Option(help="blind-average, aux-distill: lambda of the agents' learner.")
     ] = 0.01,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="federated: in so many steps, each a round; with --rate.")
+        int | None, typer.Option(min=1, help="federated: number of steps, each a round; needs --rate.")
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(help="federated: the chance of taking part in a step; with --steps.")
+        float | None, typer.Option(help="federated: the chance to take part in a step; needs --steps.")
     ] = None,
     unit: Annotated[str, typer.Option(help="federated: what is sampled and clipped, record or agent.")] = "record",
     release: Annotated[str, typer.Option(help="histogram or winner.")] = "histogram",
-    epsilon: Annotated[float | None, typer.Option(help="The price wanted: what --solve says is found for it.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="The price that you want; --solve says what to find for it.")
+    ] = None,
     solve: Annotated[
         str | None, typer.Option(help="What to find for --epsilon: sigma (default), queries or k.")
     ] = None,
     level: Annotated[str, typer.Option(help="Level at which --epsilon holds: instance, person or agent.")] = "instance",
     records: Annotated[
         int | None,
-        typer.Option(min=1, help="Private images in all, as far as you know: for how many labels will be right."),
+        typer.Option(min=1, help="Private images in all, as far as you know; for the estimate of right labels."),
     ] = None,
     queries_shard: Annotated[
-        Path | None, typer.Option(help="The public images as a shard: their geometry tells more about the labels.")
+        Path | None, typer.Option(help="The public images as a shard, for a closer estimate of right labels.")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -33,7 +33,8 @@ from workers.commands.console import (
 Reason = Annotated[str, typer.Option(help="Why; kept in the ledger.")]
 
 journal_app = typer.Typer(
-    help="Verify and back up a home's ledger; recover after its loss.",
+    help="Verify and back up a home's ledger; recover after its loss.\n\n"
+    "Example: `labeler journal verify --home coordinator`",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -323,7 +324,8 @@ def _moment(name: str, text: str) -> datetime | None:
 
 
 keys_app = typer.Typer(
-    help="Make, show, enrol, rotate and revoke keys; make access tokens.",
+    help="Make, show, enrol, rotate and revoke keys; make access tokens.\n\n"
+    'Example: `labeler keys token --home coordinator --name "data team" --role requester`',
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -486,7 +488,8 @@ def invite(
     if withdraw:
         with connect(url, token, ca_file) as client:
             gone = client.withdraw_invitation(name)
-        said = f"{gone.withdrawn} invitations of {escaped(name)} were withdrawn."
+        many = "The invitation" if gone.withdrawn == 1 else f"{gone.withdrawn} invitations"
+        said = f"{many} of {escaped(name)} {'is' if gone.withdrawn == 1 else 'are'} withdrawn."
         tell(gone.model_dump(mode="json"), said, as_json=as_json)
         return
     chosen = one_of("role", role, ("agent", "tallier"))

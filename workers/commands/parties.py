@@ -215,11 +215,11 @@ def agent_join(
     ] = None,
     phrase: Phrase = None,
     epsilon: Annotated[
-        float | None, typer.Option(min=0, help="Most that all answers together may cost one image; 1.0 otherwise.")
+        float | None, typer.Option(min=0, help="Most that all answers together may cost one image. Default: 1.0.")
     ] = None,
     noise_contributors: Annotated[
         int | None,
-        typer.Option(min=1, help="Agents known to be real and honest, this one included; 1 otherwise. docs/policy.md."),
+        typer.Option(min=1, help="Agents known to be real and honest, with this one. Default: 1. docs/policy.md."),
     ] = None,
     engine: Annotated[str, typer.Option(help="Index engine; see `labeler run`.")] = "auto",
     as_json: Json = False,

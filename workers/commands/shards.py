@@ -291,8 +291,11 @@ def delete(
     """Delete the records of people, or of images, from a shard and from the bytes of its files.
 
     Everything named is deleted, or nothing. A running agent continues without them, with no restart. The shard is
-    rewritten next to the old files, so it needs room for a second copy. Remaining copies elsewhere are listed. After an
-    interruption, run it again without names. Earlier releases stay covered by their price.
+    rewritten next to the old files, so it needs room for a second copy. Remaining copies elsewhere are listed. Earlier
+    releases stay covered by their price.
+
+    After an interruption, give the same command again: it deletes what is left to delete. If it finds none of the
+    names, they are deleted already. Without names it only erases what an earlier deletion marked.
 
     Example: `labeler delete hospital-a.shard --persons leaving.txt`
     """
@@ -305,6 +308,8 @@ def delete(
         key=site_key,
     )
     said = f"{result['deleted']} records were deleted, {result['left']} are left in {shard}"
+    if persons is None and images is None and not result["erased"]:
+        said += "\nNo record was marked as deleted. If a deletion was interrupted, give it again with its names."
     remains = "".join(f"\n  {sentence}" for sentence in result["remains"])
     said += f"\nNo file of the shard holds a deleted record any more. What remains elsewhere:{remains}"
     tell(result, said, as_json=as_json)

@@ -164,7 +164,8 @@ def history(
         typer.echo(text, nl=False)
     else:
         out.write_text(text, encoding="utf-8")
-        typer.echo(f"{_rounds(len(rounds))} written to {out}")
+        said = f"{_rounds(len(rounds))} written to {out}"
+        tell({"rounds": len(rounds), "out": str(out)}, said, as_json=as_json)
 
 
 def desk(
@@ -206,7 +207,8 @@ def _known(digest: str, home: Path) -> str:
     asked = {str(task["task_id"]) for task in (*waiting_tasks(home), *decided_tasks(home))}
     found = [one for one in asked if digest and one.startswith(digest)]
     if len(found) != 1:
-        raise NotFound(f"{len(found)} tasks that were asked for begin with {digest!r}; see `labeler agent waiting`")
+        many = f"{len(found)} tasks here begin" if found else "no task here begins"
+        raise NotFound(f"{many} with {digest!r}; labeler agent waiting lists those that wait for approval")
     return found[0]
 
 

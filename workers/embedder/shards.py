@@ -381,7 +381,8 @@ def lines_of(path: Path) -> list[str]:
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSetting(f"{path} cannot be read as names, one a line in UTF-8 ({type(error).__name__})") from None
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InvalidSetting(f"{path} cannot be read as names, one a line: {why}") from None
     return [line for line in text.splitlines() if line.strip()]
 
 

@@ -81,14 +81,9 @@ def check_evidence(signed: SignedEvidence, *, verify_key: str | None = None, hom
     key = verify_key or (None if home is None else PartyKeys.load(home / KEYS_FILE).public.verify_key)
     try:
         signed.check(key)
-        whose = (
-            "the key given"
-            if verify_key
-            else "the home's key"
-            if home
-            else "the key in it, whose owner it cannot prove"
-        )
-        confirmed.append(f"it was signed with {whose} and not changed since")
+        whose = "the key given" if verify_key else "the home's key" if home else "the key in it"
+        unproven = "" if verify_key or home else "; the file alone cannot prove whose key that is"
+        confirmed.append(f"it was signed with {whose} and not changed since{unproven}")
     except Forged as error:
         wrong.append(f"the signature: {error}")
     document = signed.evidence

@@ -419,8 +419,8 @@ def _questions(job: LabelingJob, shard: Shard, *, images: int | None) -> int | N
         return (job.file.axes or shard.dimension) + 1
     if images is not None and chosen.strategy == "all" and chosen.count not in (None, images):
         raise InvalidSetting(
-            f"queries.count is {chosen.count}, and strategy 'all', which counts where none is named, asks about "
-            "every image; name strategy 'clustered', 'spectral' or 'random', or leave count out"
+            f"queries.count is {chosen.count}, and strategy 'all' (the default) asks about every image; "
+            "name strategy 'clustered', 'spectral' or 'random', or leave count out"
         )
     if images is not None and chosen.count is not None and chosen.count > images:
         raise InvalidSetting(f"queries.count asks about {chosen.count} of {images} public images; ask about fewer")

@@ -6,6 +6,7 @@ import io
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -19,6 +20,9 @@ from api.schema import EstimateRequest, Selection
 from feature_store.rows import quantize
 from labeler.errors import InvalidSetting
 from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
+from tests.command_line import Labeler, labeler
+
+__all__ = ["labeler"]
 
 Features = list[list[float]]
 
@@ -124,6 +128,34 @@ def test_a_name_in_a_form_comes_back_as_it_was_chosen(
     assert response.status_code == 202, response.text
     stored = pq.read_table(service.coordinator.config.home / "jobs" / response.json()["job_id"] / "upload.parquet")
     assert stored.column("name").to_pylist() == [meant]
+
+
+def test_the_same_command_with_the_same_key_is_the_same_job_although_its_file_makes_a_new_task(
+    service: Service, tmp_path: Path, labeler: Labeler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LABELER_URL", service.url)
+    monkeypatch.setenv("LABELER_TOKEN", service.tokens["requester"])
+    (tmp_path / "photos.zip").write_bytes(archive("one.png", "two.png"))
+    make = service.coordinator.create_task
+    told = {"backbone_fingerprint": FINGERPRINT}  # as agents report it, whom this service never heard
+    monkeypatch.setattr(
+        service.coordinator, "create_task", lambda request, *, by: make(request.model_copy(update=told), by=by)
+    )
+
+    def submit(sigma: str = "20.0", **changes: str) -> Any:
+        task = f'[task]\nname = "tools"\nmethod = "knn"\nk = 1\nsigma_votes = {sigma}\ndelta = 1e-5\n'
+        (tmp_path / "task.toml").write_text(task)
+        more = [word for name, value in changes.items() for word in (f"--{name}", value)]
+        named = [tmp_path / "photos.zip", "--task", tmp_path / "task.toml", "--json"]
+        return labeler("submit", *named, *(more or ["--key", "night"]))
+
+    first, again = submit(), submit()
+    assert first.code == 0, first.err
+    assert again.document["job_id"] == first.document["job_id"], again.err
+    assert submit(key="other").document["job_id"] != first.document["job_id"]
+    for changed in (submit("21.0"), submit(key="night", name="another name")):
+        assert changed.code == 1
+        assert "idempotency key belongs to another request" in changed.err
 
 
 def test_the_client_submits_a_folder_a_zip_and_files(service: Service, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from api import limits, server
 from api.coordinator.config import LimitsTable
-from api.limits import RateLimits, address_group, most_bytes
+from api.limits import RateLimits, address_group, most_bytes, too_large
 from tests.api.routes.conftest import ConfigOf, ServeIn, Service, eventually
 
 ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -327,3 +327,8 @@ def test_the_limit_of_open_files_leaves_room_for_ourselves(
         assert server._affordable(1000) == (1200 - server.FILES_FOR_OURSELVES) // server.BURST
     assert known[-1] == (1200, 1200)
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(("found", "said"), [(None, "more than 10 bytes"), (12, "12 bytes")])
+def test_a_body_that_is_too_large_is_told_the_limit(found: int | None, said: str) -> None:
+    assert str(too_large(10, found)).startswith(f"the body has {said}; at most 10 are taken.")

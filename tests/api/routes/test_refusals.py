@@ -120,7 +120,10 @@ def test_unknown_routes_and_methods_are_problem_documents_too(service: Service) 
             assert response.headers["Content-Type"] == "application/problem+json"
             assert response.json()["type"] == TYPE_PREFIX + name
             assert response.headers["X-Request-ID"]
-        assert "GET" in http.put("/v1/tasks").headers["Allow"]
+        put = http.put("/v1/tasks")
+        assert put.headers["Allow"] == "GET, HEAD, POST"
+        assert put.json()["detail"] == "this route takes GET, HEAD, POST; found PUT"
+        assert "/openapi.json lists them all" in http.get("/v1/nothing").json()["detail"]
 
 
 def test_a_request_that_does_not_fit_names_its_fields_and_not_their_values(service: Service) -> None:
@@ -131,6 +134,9 @@ def test_a_request_that_does_not_fit_names_its_fields_and_not_their_values(servi
     problem = response.json()
     assert problem["type"] == problems.INVALID_REQUEST
     assert {field["field"] for field in problem["fields"]} == {"body.k", "body.delta", "body.colour"}
+    assert [field["message"][:14] for field in problem["fields"] if field["field"] == "body.colour"] == [
+        "unknown field;"
+    ]
     assert "secret" not in response.text
 
 
