@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 HOST: Final = "127.0.0.1"
 
-READY_WITHIN_S: Final = 120.0
-"""Seconds that the parts may take to find each other before `up` gives up."""
+READY_WITHIN_S: Final = 300.0
+"""Seconds that the parts may take to find each other before `up` gives up. A busy machine may need a minute."""
 
 _INFRASTRUCTURE, _ROLES = 0, 1
 _REDIS = "redis"
@@ -318,8 +318,8 @@ def last_complaint(log_file: Path, since: datetime | None) -> str:
 def _usable_port(port: int) -> Iterator[int]:
     """Yield the port itself if it is free, or a free one for 0.
 
-    On Linux it stays bound while the block runs, so that no other program is given it before the coordinator listens,
-    which takes seconds. The coordinator can listen beside it, because both set SO_REUSEADDR.
+    On Linux it stays bound while the block runs. So no other program is given it in the seconds until the coordinator
+    listens. The coordinator can listen at it too, because both set SO_REUSEADDR.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

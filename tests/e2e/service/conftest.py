@@ -60,7 +60,8 @@ class Service:
         return f"{self.url}/dashboard#token={self.token}"
 
     def client(self, *, token: str | None = None) -> Client:
-        return Client(self.url, token or self.token)
+        """A client that promises nothing about time: labels are made beside other federations, on shared cores."""
+        return Client(self.url, token or self.token, patience_s=300.0)
 
     def pid(self, role: str) -> int:
         """Process id of a child now running: "coordinator", "redis", "agent-1" ..."""
