@@ -63,12 +63,23 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "workers.cli", *map(str, arguments)]
 
 
+PATIENT = """
+import sys
+from workers.up.supervisor import Supervisor
+Supervisor.stop.__kwdefaults__["grace_s"] = 240.0
+sys.argv[0] = "labeler"
+from workers.cli import main
+main()
+"""
+"""The program, which kills a role that does not stop by itself only after a time that a busy machine does not take."""
+
+
 @contextmanager
 def running(home: Path, *arguments: object) -> Iterator[Up]:
     """`labeler up` until the block ends."""
     with (home.parent / f"{home.name}.err").open("a") as errors:
         process = subprocess.Popen(
-            command("up", "--home", home, "--port", 0, "--json", *arguments),
+            [sys.executable, "-c", PATIENT, *map(str, ("up", "--home", home, "--port", 0, "--json", *arguments))],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
