@@ -18,6 +18,7 @@ import pytest
 
 from api.client import Client
 from feature_store.backbones import load_backbone
+from tests.ports import kept_port
 from workers.up.redis_server import RedisServer
 
 TALLIERS = ("registry", "university", "auditor")
@@ -32,12 +33,14 @@ class Place:
         folder: where commands run.
         run: the command line, run in this process.
         redis_url: of the server.
+        port: kept for the coordinator.
         running: processes by their names; each has a log of its name in the folder.
     """
 
     folder: Path
     run: Callable[..., Any]
     redis_url: str
+    port: int
     running: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
 
     def labeler(self, *arguments: object) -> str:
@@ -109,8 +112,8 @@ class Place:
 def place(tmp_path: Path, labeler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """An empty one, which is the working directory."""
     monkeypatch.chdir(tmp_path)
-    with RedisServer(tmp_path / "redis") as redis:
-        found = Place(tmp_path, labeler, redis.url)
+    with RedisServer(tmp_path / "redis") as redis, kept_port() as port:
+        found = Place(tmp_path, labeler, redis.url, port)
         try:
             yield found
         finally:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from tests.e2e.place import EMBED, TALLIERS, Place, free_port, is_ready, place
+from tests.e2e.place import EMBED, TALLIERS, Place, is_ready, place
 from tests.processes import has_caddy, wait_until
 from workers.digits import write_digits, zip_images
 
@@ -185,7 +185,7 @@ def test_links_and_files_on_the_page_exist(page: str) -> None:
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
 @pytest.mark.skipif(not has_caddy(), reason="there is no caddy; install the extra `edge`")
 def test_the_steps_of_the_page_lead_to_labels_over_tls(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    port = free_port()
+    port = place.port
     subprocess.run([ROOT / "deploy" / "make-certificate.sh", "tls", "localhost", "127.0.0.1"], check=True)
     parts = write_digits(place.folder, seed=0, agents=5)
     zip_images(parts["public"], place.folder / "scans.zip", count=60)

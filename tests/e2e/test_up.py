@@ -9,11 +9,10 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 import tomllib
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from labeler.ledger.database import open_database
 from labeler.ledger.tokens import TokenStore
 from tests.e2e.service.conftest import running as forked
 from tests.forked_command import run_forked
+from tests.ports import kept_port
 from tests.processes import is_gone, wait_until
 from workers.up import Plan
 from workers.up.home import FIRST_TOKEN, TOKEN_FILE, make_federation, prepare_journal
@@ -63,12 +63,23 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "workers.cli", *map(str, arguments)]
 
 
+PATIENT = """
+import sys
+from workers.up.supervisor import Supervisor
+Supervisor.stop.__kwdefaults__["grace_s"] = 240.0
+sys.argv[0] = "labeler"
+from workers.cli import main
+main()
+"""
+"""The program, which kills a role that does not stop by itself only after a time that a busy machine does not take."""
+
+
 @contextmanager
 def running(home: Path, *arguments: object) -> Iterator[Up]:
     """`labeler up` until the block ends."""
     with (home.parent / f"{home.name}.err").open("a") as errors:
         process = subprocess.Popen(
-            command("up", "--home", home, "--port", 0, "--json", *arguments),
+            [sys.executable, "-c", PATIENT, *map(str, ("up", "--home", home, "--port", 0, "--json", *arguments))],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -121,7 +132,7 @@ def children_of(pid: int) -> list[int]:
 def unfinished_upload(up: Up) -> socket.socket:
     """A request under way that will not end by itself."""
     host, port = up.told["url"].removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=60)
+    connection = socket.create_connection((host, int(port)), timeout=300)
     head = f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {up.told['token']}\r\n"
     head += "Content-Type: application/json\r\nContent-Length: 90000\r\nExpect: 100-continue\r\n\r\n"
     connection.sendall(head.encode())
@@ -174,9 +185,15 @@ def test_logs_are_json_lines_without_the_token(reachable: Up, labeler: Any) -> N
         assert reachable.told["token"] not in path.read_text()
 
 
+def holds(path: Path, secret: bytes) -> bool:
+    """Whether a file holds a secret; one that a running process has removed since it was listed holds nothing."""
+    with suppress(FileNotFoundError):
+        return path.is_file() and secret in path.read_bytes()
+    return False
+
+
 def test_a_home_is_private_and_holds_the_token_in_one_file_and_else_as_a_hash(up: Up) -> None:
-    secret = up.told["token"].encode()
-    holding = [path for path in up.home.rglob("*") if path.is_file() and secret in path.read_bytes()]
+    holding = [path for path in up.home.rglob("*") if holds(path, up.told["token"].encode())]
     assert holding == [up.home / TOKEN_FILE]
     assert stat.S_IMODE(holding[0].stat().st_mode) == 0o600
     assert stat.S_IMODE(up.home.stat().st_mode) & 0o077 == 0
@@ -292,11 +309,10 @@ def test_an_unaffordable_job_is_refused_with_account_level_and_what_is_left(
 
 
 def test_a_service_that_is_not_there_is_worth_another_try(labeler: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    result = labeler(
-        "keys", "token", "--name", "x", "--role", "viewer", "--url", f"http://127.0.0.1:{port}", "--token", "t"
-    )
+    with kept_port() as port:
+        result = labeler(
+            "keys", "token", "--name", "x", "--role", "viewer", "--url", f"http://127.0.0.1:{port}", "--token", "t"
+        )
     assert result.code == 75
     assert "nothing answers" in result.err
 
@@ -308,8 +324,11 @@ def test_ctrl_c_while_waiting_leaves_the_job_running(reachable: Up, labeler: Any
     try:
         arguments = command(*submission(reachable), "--wait")
         with subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as waiting:
-            wait_until(lambda: _unfinished(labeler))
-            time.sleep(5)  # the answer to the submission is on its way to the one who waits
+            assert waiting.stderr is not None
+            # Its first line about the job: the submission was answered, and it waits.
+            while not (line := waiting.stderr.readline()).startswith("queued"):
+                assert line, "it ended before it waited"
+            assert _unfinished(labeler)
             waiting.send_signal(signal.SIGINT)
             _, errors = waiting.communicate(timeout=300)
     finally:

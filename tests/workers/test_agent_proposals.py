@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +179,8 @@ def test_free_questions_about_the_budget_end_after_some(site: Site, monkeypatch:
 
 
 def test_killed_at_its_yes_it_says_the_same_and_sets_the_price_aside_once(site: Site, tmp_path: Path) -> None:
-    until = float(int(max(time.time(), NOW.timestamp()))) + 86_400
+    site.now = datetime.now(UTC)  # as the separate process sees it, so that the price is set aside for a day
+    until = float(int(site.now.timestamp())) + 86_400
     made = site.proposal(until=until)
     site.propose(made)
     site.killed_at("agent.willing")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from sklearn import datasets
 
 from api.coordinator.config import read_config
+from api.server import listen
 from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting, LabelerError, MixedShards
 from labeler.ledger.database import open_database
@@ -30,7 +32,7 @@ from workers.up import Plan
 from workers.up import home as home_module
 from workers.up.home import LocalFederation, make_federation, prepare_journal
 from workers.up.supervisor import Death
-from workers.up.up import Running, _Run, run_up
+from workers.up.up import Running, _Run, _usable_port, run_up
 
 URL, REDIS = "http://127.0.0.1:1234", "unix:///somewhere/redis.sock?db=0"
 
@@ -243,6 +245,19 @@ def test_everybody_is_enrolled_once_and_no_start_takes_other_keys_or_brings_back
     PartyKeys.generate().save(path)
     with pytest.raises(BadData, match="agent-1 cannot be enrolled: 'agent-1' is enrolled already"):
         prepare_journal(federation)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a bound port cannot be listened at")
+def test_the_port_it_chose_is_given_to_nobody_else_until_its_coordinator_listens_there() -> None:
+    """Seconds later, in which a program that asked for any free port was given the same one."""
+    with _usable_port(0) as port:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        for _ in range(2):  # and again where the coordinator is started again
+            with listen("127.0.0.1", port) as listening:
+                assert listening.getsockname()[1] == port
+                with pytest.raises(InvalidSetting, match=f"port {port} cannot be used"), _usable_port(port):
+                    pass
 
 
 # What it tells while it starts and runs

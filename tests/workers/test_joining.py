@@ -53,14 +53,9 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.url
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
 @contextmanager
-def speaking_tls(tls: tuple[Path, Path], port: int, upstream: int) -> Iterator[None]:
-    """An edge of a few lines: it ends TLS at `port` and hands every byte on to `upstream`."""
+def speaking_tls(tls: tuple[Path, Path], listening: socket.socket, upstream: int) -> Iterator[None]:
+    """An edge of a few lines: it ends TLS where it listens, and hands every byte on to the port `upstream`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*tls)
 
@@ -76,7 +71,7 @@ def speaking_tls(tls: tuple[Path, Path], port: int, upstream: int) -> Iterator[N
         await asyncio.gather(pump(reader, back), pump(to, writer))
 
     async def edge() -> None:
-        async with await asyncio.start_server(connected, "127.0.0.1", port, ssl=context):
+        async with await asyncio.start_server(connected, sock=listening, ssl=context):
             is_open.set()
             await ended.wait()
 
@@ -98,20 +93,24 @@ def speaking_tls(tls: tuple[Path, Path], port: int, upstream: int) -> Iterator[N
 def service(redis_url: str, authority: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     """A coordinator behind an edge with a private authority, without any enrolled party."""
     shutil.copytree(authority, tmp_path / "tls")
-    upstream, port = free_port(), free_port()
+    listening = socket.create_server(("127.0.0.1", 0))
     home = tmp_path / "coordinator"
     home.mkdir(mode=0o700)
     caps = CapsTable(instance_epsilon=5.0, agent_epsilon="unlimited")
     config = CoordinatorConfig(
         home=home,
         redis_url=redis_url,
-        public_url=f"https://127.0.0.1:{port}",
+        public_url=f"https://127.0.0.1:{listening.getsockname()[1]}",
         federation=caps,
         agents=caps,
         backbones={"backbone": "pixels"},
     )
     tls = (tmp_path / "tls" / "coordinator.pem", tmp_path / "tls" / "coordinator.key")
-    with running(config, is_filled=False, port=upstream) as started, speaking_tls(tls, port, upstream):
+    with (
+        listening,
+        running(config, is_filled=False) as started,
+        speaking_tls(tls, listening, int(started.url.rpartition(":")[2])),
+    ):
         monkeypatch.setenv("LABELER_URL", config.public_url)
         monkeypatch.setenv("LABELER_TOKEN", started.tokens["admin"])
         monkeypatch.setenv("LABELER_CA_FILE", str(tmp_path / "tls" / "ca.pem"))

@@ -17,6 +17,7 @@ from labeler.ledger.chain import EMPTY, Anchor, Head
 from labeler.messages import COORDINATOR, Message, frame
 from labeler.messages.bodies import Mail
 from labeler.system.keys import PartyKeys
+from tests.processes import wait_until
 from workers.party import coordinator
 from workers.party.coordinator import SYNC_EVERY_S, CoordinatorHttp, Seen, Unreachable
 
@@ -36,10 +37,12 @@ class Server:
 
     Attributes:
         requests: heads and bodies, by connection.
+        closed: how many connections it has closed.
     """
 
     def __init__(self, scripts: list[list[bytes]], *, reads_bodies: bool = True) -> None:
         self.requests: list[list[bytes]] = []
+        self.closed = 0
         self._scripts = scripts
         self._reads_bodies = reads_bodies
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -58,6 +61,7 @@ class Server:
                     for answer in script:
                         self.requests[-1].append(self._request(connection))
                         connection.sendall(answer)
+                self.closed += 1
 
     def _request(self, connection: socket.socket) -> bytes:
         data = b""
@@ -127,9 +131,10 @@ def test_many_requests_go_over_one_connection(serve: Serve) -> None:
 def test_an_answer_that_is_none_or_too_long_is_an_error_and_the_next_is_read_from_a_new_connection(
     serve: Serve, answer: bytes, error: type[Exception]
 ) -> None:
-    _, connection = serve([answer], [OK])
+    server, connection = serve([answer], [OK])
     with pytest.raises(error):
         post(connection)
+    wait_until(lambda: server.closed == 1, what="the end of the first connection")  # else it might be used again
     assert post(connection) == b"hello"
 
 

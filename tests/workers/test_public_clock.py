@@ -354,7 +354,7 @@ def real_waits(site: Site, *, has_clock: bool, rounds: int) -> list[float]:
             for number in range(rounds + 1):
                 begun = time.monotonic()
                 site.send(site.ask(nonce=f"round {number}", expires_at=time.time() + 3600, sigma_votes=4000.0))
-                end = begun + 60
+                end = begun + 300
                 while len(site.relay.received("answered")) <= number:
                     assert time.monotonic() < end
                     time.sleep(0.0005)
@@ -369,21 +369,24 @@ def real_waits(site: Site, *, has_clock: bool, rounds: int) -> list[float]:
 def test_one_record_more_is_not_seen_at_a_real_process_and_without_the_clock_it_is(
     tmp_path: Path, make_shard: MakeShard, relay: Any, has_clock: bool, is_found: bool
 ) -> None:
-    """A false alarm has a chance of 1e-3, the exact test of eight processes in each world, in turns.
+    """A false alarm has a chance of 1e-6: with the clock a difference counts once a second look shows it, too.
 
-    The unit is a process, not a round: each plans its ticks once, from a probe that a busy machine makes longer, so
-    rounds of one process are alike for a reason that is no record. Without the clock all of one world are slower.
+    One look is the exact test of eight processes in each world, in turns, at 1e-3. The unit is a process, not a round:
+    each plans its ticks once, from a probe that a busy machine makes longer, so rounds of one process are alike for a
+    reason that is no record. Without the clock all of one world are slower, which a busy machine may hide once.
     """
-    found = False
-    for again in range(3 if is_found else 1):  # a busy machine may hide a leak once
+
+    def look(again: int) -> bool:
         shortest: dict[int, list[float]] = {60: [], 61: []}
         for number, records in enumerate([60, 61, 61, 60] * 4):
             site = real_site(tmp_path / f"{again}-{number}", make_shard, relay, records)
             shortest[records].append(min(real_waits(site, has_clock=has_clock, rounds=9)))
-        found = bool(mannwhitneyu(shortest[60], shortest[61], method="exact").pvalue < 1e-3)
-        if found:
-            break
-    assert found is is_found, shortest
+        seen.append(shortest)
+        return bool(mannwhitneyu(shortest[60], shortest[61], method="exact").pvalue < 1e-3)
+
+    seen: list[dict[int, list[float]]] = []
+    found = any(map(look, range(3))) if is_found else all(map(look, range(2)))
+    assert found is is_found, seen
 
 
 def test_a_process_that_waits_for_a_far_tick_stops_before_it_and_loses_nothing(site: Site) -> None:

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -231,7 +232,8 @@ def test_a_role_writes_to_its_log_and_ends_with_the_code_of_its_command(tmp_path
 def test_a_role_leads_its_own_session_and_a_signal_that_kills_it_is_its_code(tmp_path: Path) -> None:
     home = tmp_path / "home"
     role = role_launcher("coordinator", ["serve", "--home", str(home)], output=tmp_path / "log")()
-    wait_until(lambda: role.poll() is not None or os.getsid(role.pid) == role.pid)
+    with suppress(ProcessLookupError):  # it may end between the two looks
+        wait_until(lambda: role.poll() is not None or os.getsid(role.pid) == role.pid)
     role.kill()
     assert role.wait() in (-signal.SIGKILL, 1, 2)  # it may have found that it has no home before it was killed
 

@@ -22,7 +22,7 @@ from types import TracebackType
 from labeler.errors import InvalidSetting, Unavailable
 from workers.up.supervisor import end_process
 
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
 MEMORY_BYTES = 2 * 1024**3
 """Beyond this it refuses writes, so that a flood of mail fails with a clear error instead of exhausting the machine."""

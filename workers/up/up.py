@@ -17,6 +17,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 
 HOST: Final = "127.0.0.1"
 
-READY_WITHIN_S: Final = 120.0
-"""Seconds that the parts may take to find each other before `up` gives up."""
+READY_WITHIN_S: Final = 300.0
+"""Seconds that the parts may take to find each other before `up` gives up. A busy machine may need a minute."""
 
 _INFRASTRUCTURE, _ROLES = 0, 1
 _REDIS = "redis"
@@ -91,8 +92,11 @@ def run_up(
     home = home.resolve()
     made = [one for one in (home, *home.parents) if not one.exists()]
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with exclusive(home / ".lock", f"the federation in {home}"), _nothing_left_empty(home, made):
-        port = _usable_port(port)
+    with (
+        exclusive(home / ".lock", f"the federation in {home}"),
+        _nothing_left_empty(home, made),
+        _usable_port(port) as port,
+    ):
         warm()
         # Imported here, while the roles import: a caller refused above has waited for none of it.
         from workers.up.home import make_federation, prepare_journal
@@ -310,8 +314,13 @@ def last_complaint(log_file: Path, since: datetime | None) -> str:
     return ""
 
 
-def _usable_port(port: int) -> int:
-    """Return the port itself if it is free, or a free one for 0."""
+@contextmanager
+def _usable_port(port: int) -> Iterator[int]:
+    """Yield the port itself if it is free, or a free one for 0.
+
+    On Linux it stays bound while the block runs. So no other program is given it in the seconds until the coordinator
+    listens. The coordinator can listen at it too, because both set SO_REUSEADDR.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -321,4 +330,6 @@ def _usable_port(port: int) -> int:
                 f"port {port} cannot be used ({error.strerror}); choose another with --port, or let `--port 0` choose"
             ) from None
         chosen: int = probe.getsockname()[1]
-    return chosen
+        if not sys.platform.startswith("linux"):
+            probe.close()
+        yield chosen

@@ -15,6 +15,7 @@ import pytest
 from api.limits import MAX_STRANGERS_BYTES
 from tests.api.routes.conftest import ConfigOf, ServeIn, Service, config_of, redis_url, serve_in
 from tests.api.routes.test_limits import answer, head
+from tests.ports import kept_port
 from tests.processes import has_caddy
 from workers.serve import Edge, running
 
@@ -102,10 +103,8 @@ HARMLESS = {
 @pytest.fixture(scope="module")
 def edged(serve_in: ServeIn, config_of: ConfigOf, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A coordinator whose address is its edge's."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     home = tmp_path_factory.mktemp("edged") / "home"
-    with serve_in(config_of(home, trusted_proxies=("127.0.0.1",))) as service:
+    with kept_port() as port, serve_in(config_of(home, trusted_proxies=("127.0.0.1",))) as service:
         edge = Edge("127.0.0.1", port, "off")
         upstream = service.url.removeprefix("http://")
         ended: list[str] = []
@@ -189,12 +188,13 @@ def test_trailers_without_end_are_ended(edged: Service) -> None:
     sent = head("/v1/jobs:estimate", token, length=None) + b"2\r\n{}\r\n0\r\n"
     with connected(edged) as connection:
         connection.sendall(hosted(edged, sent))
+        # More than the buffers of both ends hold: who sends waits for who reads, however slow that is.
         count = 0
         with contextlib.suppress(ConnectionError):
-            while count < 50_000:
+            while count < 2_000_000:
                 connection.sendall(b"X-Trailer: abcdefghijklmnop\r\n")
                 count += 1
-        assert count < 50_000
+        assert count < 2_000_000
     is_served(edged)
 
 
@@ -253,5 +253,5 @@ def test_streams_and_uploads_pass(edged: Service, tmp_path: Path) -> None:
 
         watching = threading.Thread(target=watch)
         watching.start()
-        watching.join(30)
+        watching.join(240)
         assert any(line.startswith("data:") for line in lines)

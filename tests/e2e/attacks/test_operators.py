@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from api.client import Client
 from api.client_http import ServiceProblem
+from api.schema import Check
 from tests.e2e.service.conftest import Service
 from tests.e2e.service.harm import EVERYBODY, QUERIES, new_task, paid_at_instance_level, paused, posted, submit
 from tests.processes import wait_until
@@ -34,6 +36,12 @@ def full_disk(pid: int) -> Iterator[None]:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
 
 
+def storage(client: Client) -> Check:
+    """What readiness says of the disk."""
+    (found,) = (one for one in client.readiness().checks if one.name == "storage")
+    return found
+
+
 def pictures(folder: Path) -> list[Path]:
     rng = np.random.default_rng(5)
     paths = [folder / f"{number}.png" for number in range(QUERIES)]
@@ -53,9 +61,8 @@ def test_a_full_disk_is_told_to_who_sends_and_costs_a_running_job_time_only(
             job = submit(client, new_task(client, "under way"), digit_features)
             wait_until(lambda: "agent-1" in client.job(job.job_id).stage, what="agent-1 to be awaited")
             with full_disk(pid):
-                wait_until(lambda: not client.readiness().ready, what="readiness to say so")
-                (storage,) = (one for one in client.readiness().checks if one.name == "storage")
-                assert "the disk is full" in storage.detail
+                wait_until(lambda: not storage(client).ok, what="readiness to say so")
+                assert "the disk is full" in storage(client).detail
                 with pytest.raises(ServiceProblem, match="the disk is full") as refused:
                     client.submit(waiting.task_id, images=pictures(tmp_path))
                 assert (refused.value.status, refused.value.type) == (507, "urn:labeler:problem:storage-full")

@@ -118,7 +118,7 @@ def chromium() -> Iterator[Browser]:
         pytest.skip(f"no browser: none of {', '.join(NAMES)} is on PATH")
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS, timeout=PATIENCE_MS)
         yield browser
         browser.close()
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from playwright.sync_api import expect
 
-from tests.e2e.place import EMBED, TALLIERS, Place, free_port, is_ready, place
+from tests.e2e.place import EMBED, TALLIERS, Place, is_ready, place
 from tests.processes import wait_until
 from workers.digits import write_digits, zip_images
 
@@ -47,7 +47,7 @@ def test_two_hospitals_join_decide_on_their_desks_and_see_what_was_spent(
 ) -> None:
     parts = write_digits(place.folder, seed=0, agents=3)
     zip_images(parts["public"], place.folder / "scans.zip", count=60)
-    url = f"http://127.0.0.1:{free_port()}"
+    url = f"http://127.0.0.1:{place.port}"
     monkeypatch.setenv("LABELER_URL", url)
     monkeypatch.setenv("LABELER_TOKEN", place.make_coordinator(url))
     told = place.start("coordinator", "serve", "--home", "coordinator", "--port", url.rsplit(":", 1)[1], told=True)

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser
 from feature_store.results.evidence import render_page as evidence_page
 from feature_store.results.report.page import write_report
 from labeler.evidence.derive import derive, software
-from tests.e2e.browser.conftest import OpenPage, in_both_widths_and_schemes
+from tests.e2e.browser.conftest import PATIENCE_MS, OpenPage, in_both_widths_and_schemes
 from tests.feature_store.results.report.conftest import ReportMaker
 from tests.feature_store.results.report.conftest import make_report as make_report
 from tests.labeler.evidence.conftest import facts_of, round_of, task_with
@@ -48,6 +48,7 @@ def test_a_page_fits_and_nothing_is_wrong_with_it(
 
 def test_evidence_prints_on_a4_in_black_on_white(pages: dict[str, Path], chromium: Browser, tmp_path: Path) -> None:
     page = chromium.new_page(color_scheme="dark")
+    page.set_default_timeout(PATIENCE_MS)
     page.goto(pages["evidence"].as_uri())
     data = page.pdf(path=tmp_path / "evidence.pdf", prefer_css_page_size=True)
     boxes = re.findall(rb"/MediaBox \[0 0 ([0-9.]+) ([0-9.]+)\]", data)

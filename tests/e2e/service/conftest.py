@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from api.client import Client
 from labeler.ledger.chain import Anchor
 from tests.e2e.conftest import SharedFederations
 from tests.forked_command import ForkedCommand
+from tests.ports import kept_port
 from tests.postgres_server import PostgresServer
 from tests.processes import wait_until
+from tests.stolen_keys import VARIABLE
 from workers.homes.journals import backup_home, verify_journal
 from workers.homes.new import set_line
 from workers.party.home import COORDINATOR_FILE
@@ -37,6 +39,7 @@ class Service:
         token: the first admin token.
         home: its folder.
         faults: the file that arms a fault point.
+        copies: the file of every key that a party has drawn (`tests/stolen_keys.py`).
         process: the supervisor.
     """
 
@@ -44,6 +47,7 @@ class Service:
     token: str
     home: Path
     faults: Path
+    copies: Path
     process: ForkedCommand
 
     @property
@@ -56,7 +60,8 @@ class Service:
         return f"{self.url}/dashboard#token={self.token}"
 
     def client(self, *, token: str | None = None) -> Client:
-        return Client(self.url, token or self.token)
+        """A client that promises nothing about time: labels are made beside other federations, on shared cores."""
+        return Client(self.url, token or self.token, patience_s=300.0)
 
     def pid(self, role: str) -> int:
         """Process id of a child now running: "coordinator", "redis", "agent-1" ..."""
@@ -87,14 +92,15 @@ def running(
             set_line(settings, "journal", journal)
         assert "[limits]" not in settings.read_text()
         settings.write_text(f"{settings.read_text()}\n[limits]\n{limits}\n")
-    faults, log = home.parent / f"{home.name}.fault", home.parent / f"{home.name}.log"
+    faults, copies, log = (home.parent / f"{home.name}.{what}" for what in ("fault", "keys", "log"))
     command = ("up", "--home", home, "--agents", agents, "--port", 0, "--json", *arguments)
-    process = ForkedCommand(*command, errors=log, environment={"LABELER_FAULTS": str(faults)})
+    environment = {"LABELER_FAULTS": str(faults), VARIABLE: str(copies)}
+    process = ForkedCommand(*command, errors=log, environment=environment)
     try:
         line = process.stdout.readline()
         assert line, log.read_text()
         told = json.loads(line)
-        yield Service(told["url"], told["token"], home, faults, process)
+        yield Service(told["url"], told["token"], home, faults, copies, process)
     finally:
         process.end()
 
@@ -149,10 +155,11 @@ def stopped(
 ) -> Stopped:
     """One federation of two agents that has completed a job of each of two tasks, and has ended."""
     folder = tmp_path_factory.mktemp("stopped")
-    return federations.get("stopped", lambda: nullcontext(_stopped(folder, digit_features)))
+    return federations.get("stopped", lambda: _stopped(folder, digit_features))
 
 
-def _stopped(folder: Path, digit_features: np.ndarray) -> Stopped:
+@contextmanager
+def _stopped(folder: Path, digit_features: np.ndarray) -> Iterator[Stopped]:
     from tests.e2e.service.harm import new_task, submit
 
     with running(folder / "federation", agents=len(AGENTS)) as service, service.client() as client:
@@ -168,7 +175,8 @@ def _stopped(folder: Path, digit_features: np.ndarray) -> Stopped:
         copied = verify_journal(folder / "older")["entries"]
         homes = [*(service.home / "agents").iterdir(), *(service.home / "talliers").iterdir()]
         wait_until(lambda: all(seen(home) > copied for home in homes), what="everybody's next poll")
-    return Stopped(service.home, service.url, service.token, folder / "older", int(paid[0] or 0))
+    with kept_port(int(service.url.rpartition(":")[2])):  # its parties look for the coordinator there
+        yield Stopped(service.home, service.url, service.token, folder / "older", int(paid[0] or 0))
 
 
 def seen(home: Path) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 from feature_store.shard import Shard
 from labeler.budget import Account
 from labeler.release import Release
-from labeler.system.erasable import keys_in
 from labeler.system.faults import FAULT_POINTS
 from labeler.tally import QueryBatch, round_of
 from labeler.task import ReleaseKind, parse_task
@@ -30,6 +28,7 @@ from tests.e2e.service.harm import (
 )
 from tests.one_round import run_round
 from tests.processes import wait_until
+from tests.stolen_keys import stolen_keys
 from workers.agent.agent import InMemoryLedger
 
 WINNER_STEPS = ("tallier.computed",)
@@ -60,38 +59,13 @@ QUICK = (
 pytestmark = pytest.mark.slow
 
 
-class Thief:
-    """Copies every agent's key of a round while the round is open, which is what it takes to know the answer later; and
-    every tallier's, where talliers add the noise."""
-
-    def __init__(self, home: Path) -> None:
-        self._home = home
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.keys: dict[tuple[str, str], set[bytes]] = {}
-
-    def __enter__(self) -> Thief:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.002):
-            for folder in (*self._home.glob("agents/*/erasable"), *self._home.glob("talliers/*/erasable")):
-                for name, key in keys_in(folder).items():
-                    self.keys.setdefault((folder.parent.name, name), set()).add(key)
-
-
-def expected_release(service: Service, thief: Thief, task_fields: dict[str, object], batch: QueryBatch) -> Release:
-    """What the parties' keys of this round determine, computed in this process."""
-    task = parse_task(task_fields)
+def expected_release(service: Service, task_fields: dict[str, object], batch: QueryBatch) -> Release:
+    """What the parties' keys of this round determine, computed in this process: a copy of each was made in time."""
+    task, keys = parse_task(task_fields), stolen_keys(service.copies)
     agents = []
     for home in sorted((service.home / "agents").iterdir()):
         shard = Shard.open(next(home.glob("*.shard")))
-        (key,) = thief.keys[home.name, round_of(task, batch).digest]
+        (key,) = keys[home.name, round_of(task, batch).digest]
         agents.append(
             AnsweringAgent(
                 home.name,
@@ -103,7 +77,7 @@ def expected_release(service: Service, thief: Thief, task_fields: dict[str, obje
     tallier_keys: list[bytes] = []
     if task.noise_by == "talliers":
         for number in range(task.talliers):
-            (key,) = thief.keys[f"tallier-{number}", round_of(task, batch).digest + ".shares"]
+            (key,) = keys[f"tallier-{number}", round_of(task, batch).digest + ".shares"]
             tallier_keys.append(key)
     return run_round(task, batch, agents, post_charge=lambda _: None, tallier_keys=tallier_keys)
 
@@ -153,7 +127,7 @@ def answered_through_a_kill(
 ) -> None:
     """One job, of other questions at each place; a process dies at a point of it."""
     features = digit_features[place * QUERIES : (place + 1) * QUERIES]
-    with Thief(service.home) as thief, service.client() as client:
+    with service.client() as client:
         task = new_task(client, f"{victim} {point} {place}", **fields)
         if victim == "redis":  # no job waits for it to be back after the kill before
             wait_until(lambda: client.readiness().ready, what="redis to be back")
@@ -169,7 +143,7 @@ def answered_through_a_kill(
         assert done.state == "completed"
         assert paid_at_instance_level(client, before) == dict.fromkeys(EVERYBODY, done.price.instance_charge_nano)
         table = pq.read_table(client.labels(job.job_id, folder / "labels.parquet", of="questions"))
-    expected = expected_release(service, thief, task.task, QueryBatch(features, first_query=0))
+    expected = expected_release(service, task.task, QueryBatch(features, first_query=0))
     assert table["label"].to_pylist() == expected.labels.tolist()
     if expected.noisy_votes is not None:
         assert np.array_equal(np.array(table["noisy_votes"].to_pylist()), expected.noisy_votes)

@@ -19,6 +19,7 @@ from tests.e2e.service.conftest import Service
 from tests.e2e.service.harm import (
     AGENTS,
     EVERYBODY,
+    journal_rows,
     new_task,
     paid_at_instance_level,
     paused,
@@ -98,7 +99,7 @@ def test_what_a_site_does_not_allow_ends_the_job_with_its_reason(
     service: Service, client: Client, digit_features: Any, pattern: str, line: str, reason: str
 ) -> None:
     task = new_task(client, "beyond a site's policy")
-    before, own = posted(client), spent_at_sites(service)
+    before, own, said = posted(client), spent_at_sites(service), words_of_the_others(service)
     with policy(service.home / "agents" / "agent-1", pattern, line):
         done = client.wait(submit(client, task, digit_features).job_id)
     assert done.state == "refused"
@@ -109,7 +110,15 @@ def test_what_a_site_does_not_allow_ends_the_job_with_its_reason(
     assert done.rounds[0].state == "not-asked"
     # Nobody was asked, so nobody is charged: not here, and at no site.
     assert paid_at_instance_level(client, before) == {}
+    # One no ends the job. Another site may say its yes behind that, and is told to give back what it has set aside.
+    later = [count + 1 for count in said]
+    wait_until(lambda: words_of_the_others(service) == later, what="the word of the other sites")
     wait_until(lambda: spent_at_sites(service) == own, what="the other sites to give back what they had set aside")
+
+
+def words_of_the_others(service: Service) -> list[int]:
+    """How many proposals each agent but the first has given its word on."""
+    return [journal_rows(service.home / "agents" / name, "proposal_answers") for name in AGENTS[1:]]
 
 
 def test_a_task_waits_for_the_person_at_one_site_and_is_answered_after_approval(

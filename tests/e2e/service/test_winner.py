@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,10 @@ from labeler.rounds.effects import FINISHED
 from labeler.tally import QueryBatch
 from tests.e2e.service.conftest import Service
 from tests.e2e.service.harm import EVERYBODY, paid_at_instance_level, posted
-from tests.e2e.service.test_crash_matrix import Thief, expected_release
+from tests.e2e.service.test_crash_matrix import expected_release
 from workers.tallier.peers import address_of, read_peers
 
 AT_ONCE = 8
-
-
-@pytest.fixture
-def thief(service: Service) -> Iterator[Thief]:
-    with Thief(service.home) as thief:
-        yield thief
 
 
 def make_task(client: Client, queries: int, **fields: Any) -> TaskView:
@@ -43,7 +36,7 @@ def submit(client: Client, task: TaskView, features: np.ndarray) -> str:
     return client.submit(task.task_id, features=features, backbone_fingerprint=fingerprint).job_id
 
 
-def expected(service: Service, thief: Thief, task: TaskView, job_id: str) -> list[int]:
+def expected(service: Service, task: TaskView, job_id: str) -> list[int]:
     """The labels of the reference, for the questions that the service made of what it was sent, batch by batch."""
     questions = load((service.home / "coordinator" / "jobs" / job_id / "questions.safetensors").read_bytes())
     with service.client() as client:
@@ -51,7 +44,7 @@ def expected(service: Service, thief: Thief, task: TaskView, job_id: str) -> lis
     labels: list[int] = []
     for size in sizes:
         batch = QueryBatch(questions["features"][len(labels) : len(labels) + size], first_query=len(labels))
-        labels += expected_release(service, thief, task.task, batch).labels.tolist()
+        labels += expected_release(service, task.task, batch).labels.tolist()
     return labels
 
 
@@ -69,7 +62,7 @@ JOBS = [
 
 @pytest.mark.parametrize(("queries", "fields"), JOBS, ids=["a threshold", "many questions", "reverse-knn"])
 def test_the_labels_are_those_of_the_reference_and_no_votes_come_with_them(
-    service: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path, queries: int, fields: dict[str, Any]
+    service: Service, digit_features: np.ndarray, tmp_path: Path, queries: int, fields: dict[str, Any]
 ) -> None:
     features = np.resize(digit_features[500:], (queries, digit_features.shape[1]))
     with service.client() as client:
@@ -77,7 +70,7 @@ def test_the_labels_are_those_of_the_reference_and_no_votes_come_with_them(
         job = submit(client, task, features)
         assert client.wait(job).state == "completed"
         table = labels_of(client, job, tmp_path)
-    reference = expected(service, thief, task, job)
+    reference = expected(service, task, job)
     assert table["label"].to_pylist() == reference
     assert table["status"].to_pylist() == ["abstained" if label < 0 else "answered" for label in reference]
     assert set(table["release"].to_pylist()) == {"winner"}
@@ -107,7 +100,7 @@ def is_seen_computing(client: Client, job: str, port: int) -> bool:
 
 @pytest.mark.long
 def test_a_tallier_killed_in_the_middle_of_the_computation_costs_time_and_nothing_else(
-    service: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
+    service: Service, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
     features = digit_features[:1500]
     peers = read_peers(service.home / "talliers" / "tallier-1")
@@ -129,7 +122,7 @@ def test_a_tallier_killed_in_the_middle_of_the_computation_costs_time_and_nothin
         assert done.state == "completed"
         assert paid_at_instance_level(client, before) == dict.fromkeys(EVERYBODY, done.price.instance_charge_nano)
         table = labels_of(client, job, tmp_path)
-        assert table["label"].to_pylist() == expected(service, thief, task, job)
+        assert table["label"].to_pylist() == expected(service, task, job)
         # The service stays up: the next job is answered.
         another = make_task(client, 5)
         assert client.wait(submit(client, another, digit_features[:5])).state == "completed"
@@ -148,15 +141,14 @@ def answered(
 
 @pytest.mark.long
 def test_eight_jobs_submitted_at_once_each_get_their_own_winners(
-    service: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
+    service: Service, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
     def one(number: int) -> tuple[TaskView, str, list[int]]:
         return answered(service, digit_features[20 * number : 20 * number + 20], 20.0 + number, tmp_path)
 
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         done = list(pool.map(one, range(AT_ONCE)))
-    # The references come afterwards: whoever copies keys while rounds are open shares this process.
-    references = [expected(service, thief, task, job) for task, job, _ in done]
+    references = [expected(service, task, job) for task, job, _ in done]
     # With this noise each list is as good as unique, so that an exchange of any two would show.
     assert len({tuple(labels) for labels in references}) == AT_ONCE
     assert [labels for *_, labels in done] == references

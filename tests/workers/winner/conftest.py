@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from numpy.typing import NDArray
 from labeler.errors import LabelerError
 from labeler.randomness import os_source
 from labeler.sharing import split
+from tests.ports import kept_port
 from workers.winner.certificates import issue_certificate
 from workers.winner.engine import Address, Outcome, WinnerEngine, WinnerJob, WinnerOrder
-from workers.winner.session import LOOPBACK, free_ports
+from workers.winner.session import LOOPBACK
 
 LOWEST, HIGHEST = -15_150, 19_350
 """Sums of three agents with k = 50 and sigma = 25 on the usual grid: 16 bits."""
@@ -47,9 +49,19 @@ def make_identities(folder: Path) -> Identities:
     return Identities(tuple(issue_certificate(path.stem, path=path, now=now) for path in paths), paths)
 
 
+_KEPT = ExitStack()
+
+
+@pytest.fixture(autouse=True)
+def _ports_are_kept() -> Iterator[None]:
+    """Give the ports of a test back behind it."""
+    yield
+    _KEPT.close()
+
+
 def free_addresses() -> tuple[Address, ...]:
-    """Three addresses on loopback nobody listens on."""
-    return tuple(Address(LOOPBACK, port) for port in free_ports(3))
+    """Three addresses on loopback that nobody else listens on until the test ends."""
+    return tuple(Address(LOOPBACK, _KEPT.enter_context(kept_port())) for _ in range(3))
 
 
 @pytest.fixture

@@ -446,12 +446,15 @@ def test_an_order_does_not_print_its_share(make_jobs: MakeJobs) -> None:
 
 
 def test_nothing_is_left_behind(make_jobs: MakeJobs) -> None:
-    before = open_files(), threading.active_count()
-    run_three(SecureEngine(), make_jobs(2, 3), [ZEROS] * 3)
+    jobs, stopped = make_jobs(2, 3), make_jobs(2, 3)  # their ports stay open files until the test ends
+    files, threads = open_files(), set(threading.enumerate())
+    run_three(SecureEngine(), jobs, [ZEROS] * 3)
     stop = threading.Event()
     stop.set()
-    run_three(SecureEngine(), make_jobs(2, 3), [ZEROS] * 3, stops=[stop] * 3)
-    assert (open_files(), threading.active_count()) == before
+    run_three(SecureEngine(), stopped, [ZEROS] * 3, stops=[stop] * 3)
+    # What earlier tests of this process have left may end meanwhile.
+    assert open_files() <= files
+    assert set(threading.enumerate()) <= threads
 
 
 def open_files() -> int:
