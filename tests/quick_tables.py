@@ -39,6 +39,11 @@ def _create_all(connection: Any, **how: Any) -> None:
             cursor.execute(statement)
 
 
+def undo() -> None:
+    """Compile the statements for every journal again: what they are made of may be a changed form of it."""
+    schema.metadata.create_all = _compiled_anew  # type: ignore[method-assign]
+
+
 _compiled_anew = schema.metadata.create_all
 schema.metadata.create_all = _create_all  # type: ignore[method-assign, assignment]
 _statements()  # before processes are forked, which then have them
