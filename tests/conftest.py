@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from labeler.errors import LabelerError
-from tests import quick_syncs  # noqa: F401  # nobody waits for a disk
+from tests import quick_syncs, quick_tables  # noqa: F401  # nobody waits for a disk or compiles tables
 from tests.forked_command import begin_server
 from tests.forks import Forks
 from tests.postgres_server import PostgresServer, postgres_running
@@ -23,9 +23,12 @@ from tests.postgres_server import PostgresServer, postgres_running
 # again, neither while they are loaded, which takes half as long without, nor beside every test.
 gc.disable()
 
-# No test may need an idle machine, so no example has to be quick.
+# No test may need an idle machine, so no example has to be quick; and what passed once passes again, so a change is not
+# told of what it has not caused. `--hypothesis-profile "other examples"` draws anew.
 SLOW = (hypothesis.HealthCheck.too_slow,)
-hypothesis.settings.register_profile("any machine", deadline=None, suppress_health_check=SLOW)
+ANY_MACHINE = hypothesis.settings(deadline=None, suppress_health_check=SLOW)
+hypothesis.settings.register_profile("other examples", ANY_MACHINE)
+hypothesis.settings.register_profile("any machine", ANY_MACHINE, derandomize=True, database=None)
 hypothesis.settings.load_profile("any machine")
 
 # A shell starts what runs in its background with Ctrl-C ignored, and every process started here would inherit that.

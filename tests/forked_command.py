@@ -43,7 +43,7 @@ def begin_server() -> None:
     if _server._forkserver_pid is None:
         for name in ONE_THREAD:
             os.environ.setdefault(name, "1")
-        names = ["tests.quick_syncs", "tests.stolen_keys", *WARMED, *_ONLY_UP]
+        names = ["tests.quick_syncs", "tests.quick_tables", "tests.stolen_keys", *WARMED, *_ONLY_UP]
         multiprocessing.get_context("forkserver").set_forkserver_preload(names)
         forkserver.ensure_running()
         os.register_at_fork(after_in_child=_trust_the_server)

@@ -130,7 +130,10 @@ class Runner:
             _few_examples(item)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        from tests import quick_tables  # not before the changed module can be loaded
+
         _journals_in_memory()
+        quick_tables.undo()
         gc.freeze()
         touched, seconds = self._touch(session)
         kills: Counter[str] = Counter()

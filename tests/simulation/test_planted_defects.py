@@ -67,8 +67,9 @@ def _dies(case: Case) -> bool:
     return bool(case.rates.kill and case.rates.arm)
 
 
-def _fills_up(case: Case) -> bool:
-    return bool(case.rates.full)
+def _fills_up_and_dies(case: Case) -> bool:
+    """A disk is full, and what ran ahead of the journal meanwhile is lost with a crash."""
+    return bool(case.rates.full and case.rates.kill) and case.way in ("neighbours", "attributes", "records")
 
 
 def _ends_early(case: Case) -> bool:
@@ -250,7 +251,7 @@ def _keep_promises_for_ever(patch: Patch) -> None:
     "goes on with what a full disk has not kept",
     *("stored before told", "settled last", "reserved before asked", "posted before opened", "contributors"),
     at=(CoordinatorDriver, "_commit"),
-    among=_fills_up,
+    among=_fills_up_and_dies,
 )
 def _go_on_with_a_full_disk(commit: Any, self: Any, plan: Any) -> None:
     with contextlib.suppress(StorageFull):

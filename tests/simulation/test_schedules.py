@@ -19,7 +19,7 @@ from tests.simulation.case import Rates, case_of
 from tests.simulation.seeds import comes_late, is_left_to_a_tallier, of, seeds_where
 from tests.simulation.ways import Way
 
-QUICK = 32
+QUICK = 24
 MANY = 1_200
 CHUNKS = 4
 

@@ -66,7 +66,7 @@ class Desk:
 
     def http(self, **headers: str) -> httpx2.Client:
         shown = {"Authorization": f"Bearer {self.token}"} | headers
-        return httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", headers=shown, trust_env=False, timeout=60)
+        return httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", headers=shown, trust_env=False, timeout=240)
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +82,10 @@ def desk() -> Iterator[Desk]:
         target=serve_desk, args=(site,), kwargs={"host": "127.0.0.1", "port": 0, "stop": stop, "on_ready": tell}
     )
     running.start()
-    assert ready.wait(60)
+    assert ready.wait(240)
     yield Desk(told[0], site)
     stop.set()
-    running.join(60)
+    running.join(240)
     assert not running.is_alive()
 
 
@@ -120,7 +120,7 @@ def test_without_the_token_nothing_is_told(desk: Desk, shown: str, path: str) ->
     with desk.http() as http:
         answer = http.get(path, headers=[(b"Authorization", shown.encode("latin-1"))])
     assert answer.status_code == 401
-    assert httpx2.get(f"http://127.0.0.1:{desk.port}{path}", trust_env=False).status_code == 401
+    assert httpx2.get(f"http://127.0.0.1:{desk.port}{path}", trust_env=False, timeout=240).status_code == 401
     assert "hospital" not in answer.text
     assert desk.token not in answer.text
 

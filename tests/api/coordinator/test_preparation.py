@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from labeler.driver.mail_redis import RedisMailbox
 from labeler.ledger.jobs import JobRecord
 from labeler.rounds.effects import AskedStrategy
 from tests.api.conftest import House
+from tests.processes import wait_until
 from workers.up.redis_server import RedisServer
 
 VECTORS = np.random.default_rng(3).normal(size=(30, 4))
@@ -115,13 +115,13 @@ def test_many_vectors_and_clusters_are_chosen_from_by_a_process(
     assert wanted == [clustered.job_id, many.job_id]
 
 
-@pytest.mark.parametrize("strategy", ["clustered", "spectral"])
+@pytest.mark.parametrize("strategy", ["clustered", pytest.param("spectral", marks=pytest.mark.long)])
 def test_clusters_are_chosen_in_a_process_and_the_conductor_is_told(
     house: House, prepare: Callable[..., Preparation], strategy: AskedStrategy
 ) -> None:
     told = threading.Event()
     job = ask(prepare(lambda _: told.set()), house, submit(house, strategy=strategy, count=5, seed=3))
-    assert told.wait(60)
+    assert told.wait(240)
     found = load_file(questions(house, job))
     expected = select_queries(quantize(VECTORS), strategy=strategy, count=5, seed=3)
     assert np.array_equal(found["features"], expected.features)
@@ -136,7 +136,7 @@ def test_choosing_that_takes_too_much_fails_the_job_with_what_to_do(
     monkeypatch.setattr(conductor, "_MODULE", "tests.api.coordinator.endless")
     told = threading.Event()
     job = ask(prepare(lambda _: told.set()), house, submit(house, strategy="clustered", count=5))
-    assert told.wait(60)
+    assert told.wait(240)
     assert "more memory or time than one job is given" in (questions(house, job).parent / "failed.json").read_text()
 
 
@@ -165,11 +165,8 @@ def test_a_process_that_chooses_is_ended_when_its_job_is(
     view = submit(house, strategy="clustered", count=5)
     job = ask(prepare(lambda _: told.set()), house, view)
     marker = questions(house, job).parent / "began"
-    end = time.monotonic() + 60
-    while not marker.exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(marker.exists, what="its beginning")
     submission.cancel(view.job_id, stores=house.stores)
-    assert told.wait(60)
+    assert told.wait(240)
     assert not (questions(house, job).parent / "failed.json").exists()
     assert not Path(f"/proc/{marker.read_text()}").exists()

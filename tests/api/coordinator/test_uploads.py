@@ -259,7 +259,7 @@ def test_a_decompression_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -
     tracemalloc.start()
     with pytest.raises(BadData, match="decompression bombs"):
         uploaded(tmp_path, lambda writer: writer.add_zip(file), limits)
-    assert tracemalloc.get_traced_memory()[1] < 2**20
+    assert tracemalloc.get_traced_memory()[1] < 10 * 2**20  # of every thread of this process
     tracemalloc.stop()
 
 

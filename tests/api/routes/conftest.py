@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class Service:
     def connect(self, *, source: str = "127.0.0.1") -> socket.socket:
         """A bare connection to it."""
         host, port = self.url.removeprefix("http://").split(":")
-        return socket.create_connection((host, int(port)), timeout=60, source_address=(source, 0))
+        return socket.create_connection((host, int(port)), timeout=240, source_address=(source, 0))
 
     def polling(self, who: str, number: int, *, keys: PartyKeys | None = None, **changes: Any) -> Message:
         """A poll that a party signs."""
@@ -108,7 +108,7 @@ class Service:
         return {"task_id": self.task().task_id, "features": features, "backbone_fingerprint": FINGERPRINT} | more
 
 
-def eventually(holds: Callable[[], bool], *, seconds: float = 120.0) -> None:
+def eventually(holds: Callable[[], bool], *, seconds: float = 240.0) -> None:
     """Wait until something holds."""
     end = time.monotonic() + seconds
     while not holds():
@@ -159,12 +159,12 @@ def running(
     thread = threading.Thread(target=run, name="server")
     thread.start()
     try:
-        assert ready.wait(60), "the server did not start"
+        assert ready.wait(240), "the server did not start"
         yield Service(urls[0], coordinator, tokens, keys)
     finally:
         if servers:
             servers[0].should_exit = True
-        thread.join(30)
+        thread.join(240)
         assert not thread.is_alive()
 
 
@@ -199,6 +199,12 @@ def service(config_of: ConfigOf, tmp_path_factory: pytest.TempPathFactory) -> It
         yield started
 
 
+def of_new_requester(service: Service) -> Service:
+    """The same service with a requester who has no jobs yet: each of another's keeps its place for ten seconds."""
+    _, secret = service.coordinator.tokens.create("a new requester", "requester")
+    return replace(service, tokens=service.tokens | {"requester": secret})
+
+
 @pytest.fixture
 def own(config_of: ConfigOf, tmp_path: Path) -> Iterator[Service]:
     """A service of one test, beside which none has mail or jobs."""
@@ -208,10 +214,15 @@ def own(config_of: ConfigOf, tmp_path: Path) -> Iterator[Service]:
 
 @contextmanager
 def alone(config_of: ConfigOf, folder: Path) -> Iterator[Service]:
-    """A service with mail of its own: that of all tests goes on asking agents of equal names, and has a queue."""
+    """A service with mail of its own: that of all tests goes on asking agents of equal names.
+
+    It asks nobody twice, so that mail which is counted is the same on a slow machine.
+    """
     with ExitStack() as stack:
         server = stack.enter_context(RedisServer(folder / "redis"))
-        config = config_of(folder / "home").model_copy(update={"redis_url": server.url})
+        config = config_of(folder / "home")
+        once = config.timing.model_copy(update={"ask_again_s": 3600.0})
+        config = config.model_copy(update={"redis_url": server.url, "timing": once})
         yield stack.enter_context(running(config))
 
 

@@ -76,7 +76,7 @@ def test_head_is_answered_where_get_is_with_its_headers_and_no_body(service: Ser
 def test_head_of_a_stream_ends_and_is_counted_as_head(service: Service) -> None:
     with service.http("requester") as http:
         job_id = http.post("/v1/jobs", json=service.vectors()).json()["job_id"]
-        head = http.head(f"/v1/jobs/{job_id}/events", timeout=20)
+        head = http.head(f"/v1/jobs/{job_id}/events")
         assert (head.status_code, head.headers["Content-Type"].partition(";")[0]) == (200, "text/event-stream")
         status = http.head(f"/v1/jobs/{job_id}")
         assert int(status.headers["Content-Length"]) > 100

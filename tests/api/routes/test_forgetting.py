@@ -9,10 +9,15 @@ import pytest
 
 from api.client import Client, ServiceProblem
 from api.schema import JobView
-from tests.api.routes.conftest import FINGERPRINT, Service, eventually
+from tests.api.routes.conftest import FINGERPRINT, Service, eventually, of_new_requester
 from tests.api.routes.test_labels import complete
 
 FEATURES = np.eye(3, 8).tolist()
+
+
+@pytest.fixture
+def service(service: Service) -> Service:
+    return of_new_requester(service)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from feature_store.results.pseudo_labels import SCHEMA
 from feature_store.rows import quantize
 from labeler.budget import NANO
 from labeler.release import Release, release_to_bytes
-from tests.api.routes.conftest import AGENTS, CLASSES, FINGERPRINT, TALLIERS, ConfigOf, Service, alone, eventually
+from tests.api.routes.conftest import AGENTS, CLASSES, FINGERPRINT, TALLIERS, Service, eventually, of_new_requester
 from tests.command_line import Labeler, labeler
 from tests.job_steps import take_step
 
@@ -35,10 +34,8 @@ Features = list[list[float]]
 
 
 @pytest.fixture(scope="module")
-def service(config_of: ConfigOf, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Other tests' jobs of the same requester would each keep their place for ten seconds."""
-    with alone(config_of, tmp_path_factory.mktemp("labels")) as started:
-        yield started
+def service(service: Service) -> Service:
+    return of_new_requester(service)
 
 
 def complete(service: Service, job_id: str, features: Features) -> None:
@@ -83,7 +80,7 @@ def completed(service: Service, task: TaskView) -> JobView:
         watcher = threading.Thread(target=lambda: client.wait(job.job_id, seen.append))
         watcher.start()
         complete(service, job.job_id, features)
-        watcher.join(60)
+        watcher.join(240)
         assert not watcher.is_alive()
         versions = [one.version for one in seen]
         assert versions == sorted(set(versions))
@@ -161,7 +158,7 @@ def test_without_further_words_every_image_is_labelled_in_every_format(
 
 
 def test_a_small_question_is_answered_at_once(service: Service, task: TaskView, features: Features) -> None:
-    request = LabelsRequest(task_id=task.task_id, features=features, backbone_fingerprint=FINGERPRINT, wait_s=20)
+    request = LabelsRequest(task_id=task.task_id, features=features, backbone_fingerprint=FINGERPRINT, wait_s=60)
     before = {job.job_id for job in service.coordinator.stores.jobs.unfinished()}
 
     def answer() -> None:
@@ -173,6 +170,6 @@ def test_a_small_question_is_answered_at_once(service: Service, task: TaskView, 
     helper.start()
     with Client(service.url, service.tokens["requester"]) as client:
         view = client.ask(request)
-    helper.join(60)
+    helper.join(240)
     assert view.state == "completed"
     assert [row.label_name for row in view.labels] == ["backpack", "keyboard"]

@@ -33,7 +33,7 @@ def _command(process: int) -> str:
         return ""
 
 
-def wait_until_gone(processes: set[int], *, patience_s: float = 30.0) -> set[int]:
+def wait_until_gone(processes: set[int], *, patience_s: float = 240.0) -> set[int]:
     """Those of some processes that are still there after a while."""
     until = time.monotonic() + patience_s
     left = processes

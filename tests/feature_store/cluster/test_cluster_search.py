@@ -278,7 +278,7 @@ def test_who_has_the_token_gets_in_and_nobody_else(two_workers: Driver) -> None:
             env=os.environ | settings | {"RAY_AUTH_TOKEN": shown},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             check=False,
         )
         said[name] = asked.stdout.strip()

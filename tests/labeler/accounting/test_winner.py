@@ -44,7 +44,7 @@ def _epsilon(pair: Pair, delta: float) -> float:
 @pytest.mark.parametrize(
     ("change", "mu", "queries", "delta", "most", "histogram"),
     [
-        (ONE_BIT, 1 / 25, 500, 1e-3, 2.14, 2.735),
+        pytest.param(ONE_BIT, 1 / 25, 500, 1e-3, 2.14, 2.735, marks=pytest.mark.long),
         (ONE_BIT, 1 / 10, 50, 1e-5, 2.61, 2.943),
         (SWAP, math.sqrt(2) / 25, 206, 1e-4, 2.69, 2.976),
     ],

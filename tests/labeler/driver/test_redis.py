@@ -61,7 +61,7 @@ def test_what_came_together_with_the_awaited_message_comes_with_it_within_the_bo
     box: Box, admin: redis.Redis
 ) -> None:
     async def wait(mailbox: RedisMailbox) -> list[int]:
-        task = asyncio.create_task(mailbox.receive("site-1", "", 10.0, max_bytes=1000))
+        task = asyncio.create_task(mailbox.receive("site-1", "", 30.0, max_bytes=1000))
         await asyncio.sleep(0.1)
         with admin.pipeline(transaction=True) as steps:
             for size in (400, 500, 200):
@@ -77,7 +77,7 @@ def test_who_waits_is_handed_all_that_one_turn_sends_and_not_its_first_letter_al
     letters = [Letter("site-1", b"x" * 5000, f"coordinator:{number}") for number in range(200)]
 
     async def wait(mailbox: RedisMailbox) -> int:
-        task = asyncio.create_task(mailbox.receive("site-1", "", 10.0, max_messages=256))
+        task = asyncio.create_task(mailbox.receive("site-1", "", 30.0, max_messages=256))
         await asyncio.sleep(0.1)
         await asyncio.to_thread(mailbox.send_all, letters)
         return len(await task)
@@ -164,7 +164,7 @@ def test_redis_killed_and_started_again_serves_the_same_mailbox(server: RedisSer
     async def live(mailbox: RedisMailbox) -> None:
         send(mailbox, "site-1", b"lost", message_id="c:1")
         ((after, _),) = await mailbox.receive("site-1", "", 0.0)
-        waiter = asyncio.create_task(mailbox.receive("site-1", after, 20.0))
+        waiter = asyncio.create_task(mailbox.receive("site-1", after, 30.0))
         await asyncio.sleep(0.1)
         os.kill(server.process.pid, 9)
         start = time.monotonic()

@@ -152,4 +152,4 @@ class LedgerModel(stateful.RuleBasedStateMachine):
 
 
 TestLedgerModel = LedgerModel.TestCase
-TestLedgerModel.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestLedgerModel.settings = settings(max_examples=15, stateful_step_count=25)

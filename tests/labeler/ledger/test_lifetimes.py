@@ -50,7 +50,7 @@ def test_spends_add_up_and_outlive_the_process(place: Place) -> None:
     assert again.rounds() == 3
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(rounds=st.lists(st.dictionaries(st.integers(0, 5), st.integers(0, 2**40), max_size=6), max_size=6))
 def test_any_order_of_rounds_is_the_sum_in_unlimited_integers(
     rounds: list[dict[int, int]], tmp_path_factory: pytest.TempPathFactory

@@ -23,7 +23,7 @@ from labeler.ledger import database
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.errors import JournalInUse
-database.PATIENCE_S = 0.0
+database.PATIENCE_S = float(sys.argv[3])
 try:
     with open_database(sys.argv[1]) as database:
         ledger = Ledger(database, clock=lambda: datetime.now(UTC), anchored=False)
@@ -53,8 +53,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("labeler.ledger.database.PATIENCE_S", 0.0)
 
 
-def rival(target: str, name: str = "rival") -> subprocess.Popen[str]:
-    return program(RIVAL, target, name)
+def rival(target: str, name: str = "rival", *, patience_s: float = 0.0) -> subprocess.Popen[str]:
+    return program(RIVAL, target, name, patience_s)
 
 
 def told(process: subprocess.Popen[str]) -> str:
@@ -64,7 +64,7 @@ def told(process: subprocess.Popen[str]) -> str:
 def cut(stranger: psycopg.Connection) -> None:
     """End the session that holds the owner's lock, as a network or an administrator may."""
     found = stranger.execute(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s",
+        "SELECT pg_terminate_backend(pid, 240000) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s",
         (POSTGRESQL_OWNER & 0xFFFFFFFF,),
     ).fetchall()
     assert found == [(True,)]
@@ -93,8 +93,11 @@ def ledger(database: Database, clock: Clock) -> Ledger:
 
 @contextmanager
 def taken_over(target: str, name: str = "rival") -> Iterator[subprocess.Popen[str]]:
-    """Another process owns the journal meanwhile, and has charged for something."""
-    other = rival(target, name)
+    """Another process owns the journal meanwhile, and has charged for something.
+
+    PostgreSQL frees the lock of a process that was killed when it notices, a moment later.
+    """
+    other = rival(target, name, patience_s=240.0)
     assert told(other) == "owns it"
     yield other
     other.communicate()
@@ -188,9 +191,9 @@ def test_an_owner_that_is_cut_off_before_it_ever_wrote_does_not_write_over_anoth
 def test_of_many_processes_that_open_one_new_journal_one_gets_it(url: str, clock: Clock) -> None:
     with open_database(url) as database:
         filled(database, clock)
-    rivals = [rival(url, f"rival-{number}") for number in range(4)]
+    rivals = [rival(url, f"rival-{number}") for number in range(3)]
     answers = [told(process) for process in rivals]
-    assert sorted(answer == "owns it" for answer in answers) == [False, False, False, True]
+    assert sorted(answer == "owns it" for answer in answers) == [False, False, True]
     for process in rivals:
         process.communicate()
     with open_database(url) as database:
@@ -201,10 +204,10 @@ def test_a_server_that_ends_idle_sessions_does_not_end_the_owners(
     url: str, stranger: psycopg.Connection, clock: Clock, impatient: None
 ) -> None:
     name = url.rsplit("/", 1)[1]
-    stranger.execute(f'ALTER DATABASE "{name}" SET idle_session_timeout = 100')
+    stranger.execute(f'ALTER DATABASE "{name}" SET idle_session_timeout = 1000')
     with open_database(url) as database:
         ledger = filled(database, clock)
         before = stranger.execute("SELECT pid FROM pg_locks WHERE locktype = 'advisory'").fetchall()
-        time.sleep(0.4)
+        time.sleep(2.5)
         assert stranger.execute("SELECT pid FROM pg_locks WHERE locktype = 'advisory'").fetchall() == before != []
         ledger.reserve("job", CHARGES)

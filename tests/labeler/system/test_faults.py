@@ -45,12 +45,12 @@ def test_a_process_kills_itself_at_the_named_point_and_only_once(tmp_path: Path)
 def test_another_process_is_killed_where_one_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = tmp_path / "fault"
     monkeypatch.setenv("LABELER_FAULTS", str(fault))
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as victim:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as victim:
         replace_file(fault, f"agent.sent\n{victim.pid}\n".encode())
         fault_point("agent.charged")
         assert victim.poll() is None
         fault_point("agent.sent")
-        assert victim.wait(60) == -signal.SIGKILL
+        assert victim.wait(240) == -signal.SIGKILL
     assert not fault.exists()
 
 
@@ -58,7 +58,7 @@ def test_a_victim_that_is_gone_already_is_no_error(tmp_path: Path, monkeypatch: 
     fault = tmp_path / "fault"
     monkeypatch.setenv("LABELER_FAULTS", str(fault))
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
-        gone.wait(60)
+        gone.wait(240)
     replace_file(fault, f"agent.sent\n{gone.pid}\n".encode())
     fault_point("agent.sent")
     assert not fault.exists()

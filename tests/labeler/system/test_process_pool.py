@@ -7,37 +7,25 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from labeler.system.process_pool import Frames, UnsoundProcess, start_process
+from tests.processes import is_gone, wait_until
 
 EXAMPLE = "tests.labeler.system.process_example"
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory and handles are looked at on Linux")
 
 
-def frames_of(process: subprocess.Popen[bytes], silence_s: float = 60.0) -> Frames:
+def frames_of(process: subprocess.Popen[bytes], silence_s: float = 240.0) -> Frames:
     return Frames(process.stdout, most_head_bytes=2**16, silence_s=silence_s)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.communicate()
-
-
-def wait_until_gone(pid: int) -> None:
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-                return
-        except FileNotFoundError:
-            return
-        time.sleep(0.02)
-    raise AssertionError("waited a minute for its end")
 
 
 @linux
@@ -69,7 +57,7 @@ def test_the_system_ends_one_that_takes_more_than_it_was_given(how: str, codes: 
     frames.exactly(6)
     with pytest.raises(UnsoundProcess):
         frames.head()
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert process.returncode in codes
 
 
@@ -101,7 +89,7 @@ def test_one_is_killed_while_others_go_on_and_a_look_that_raises_ends_the_wait()
         assert one.returncode == -signal.SIGKILL
         assert other.poll() is None
         with pytest.raises(Over):
-            Frames(other.stdout, most_head_bytes=0, silence_s=60, look=look).exactly(7)
+            Frames(other.stdout, most_head_bytes=0, silence_s=240, look=look).exactly(7)
     finally:
         end(other)
 
@@ -112,7 +100,7 @@ def test_it_ends_with_its_caller() -> None:
 import time
 from labeler.system.process_pool import Frames, start_process
 process = start_process({EXAMPLE!r}, "hangs", answers=True)
-print(Frames(process.stdout, most_head_bytes=2**16, silence_s=60).head()["pid"], flush=True)
+print(Frames(process.stdout, most_head_bytes=2**16, silence_s=240).head()["pid"], flush=True)
 time.sleep(600)
 """
     environment: dict[str, Any] = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
@@ -120,4 +108,4 @@ time.sleep(600)
         assert caller.stdout is not None
         pid = int(caller.stdout.readline())
         caller.kill()
-    wait_until_gone(pid)
+    wait_until(lambda: is_gone(pid), what="its end")

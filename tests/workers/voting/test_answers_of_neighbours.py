@@ -328,7 +328,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Task], list[Sha
 
 def whatever_a_requester_may_ask(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """All that a task can say of training, this number of times."""
-    bounds = settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    bounds = settings(
+        max_examples=examples, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    )
     return lambda test: bounds(ASKED(test))
 
 

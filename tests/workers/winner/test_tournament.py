@@ -90,7 +90,7 @@ last one is as wide as a word."""
     st.integers(0, 2**32 - 1),
 )
 # The fixture only makes jobs; nothing is left in it from one example to the next.
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_winners_are_numpys_argmax_whatever_the_sums_and_the_threshold_are(
     make_jobs: MakeJobs, bounds: tuple[int, int], queries: int, classes: int, kind: str, asked: str | None, seed: int
 ) -> None:

@@ -74,7 +74,7 @@ EDGES = (0, 2**BITS, -(2**BITS), 2 ** (BITS + 1), FIELD.modulus // 2, -FIELD.mod
 
 
 @given(st.lists(st.sampled_from(EDGES), min_size=2, max_size=6), st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_talliers_open_what_the_rule_of_void_says(make_jobs: MakeJobs, edges: list[int], seed: int) -> None:
     """Sums next to the edges of ranges and fields; the mask is next to none of them but with a chance of 2^-40."""
     rng = np.random.default_rng(seed)
