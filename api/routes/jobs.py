@@ -32,7 +32,7 @@ from api.documentation import (
     body,
     problem,
 )
-from api.exports import EXPORTS, ROWS_PER_CHUNK
+from api.exports import EXPORTS
 from api.job_intake import JobIntake, Received
 from api.limits import Slots, TooManyRequests
 from api.request_context import unless_stopping, until_stopping
@@ -57,6 +57,7 @@ from api.schema import (
     ThumbnailsRequest,
     ThumbnailsView,
 )
+from feature_store.results.exports import ROWS_PER_CHUNK
 
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator

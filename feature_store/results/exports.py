@@ -15,7 +15,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -25,11 +25,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feature_store.results import EXPORT_FORMATS, ExportFormat
-from feature_store.results.image_labels import FILE_HEADINGS, LABEL, ImageStamp, are_attributes, stamp_of
+from feature_store.results.image_labels import FILE_HEADINGS, LABEL, SEVERAL, ImageStamp, are_attributes, stamp_of
 from feature_store.results.questions import write_parquet
 from labeler.budget import short_epsilon
 from labeler.errors import BadData, InvalidSetting
 from labeler.system.files import replace_file, replacing, sync_folder
+
+ROWS_PER_CHUNK: Final = 1024
 
 
 @dataclass(frozen=True)
@@ -92,26 +94,48 @@ def label_studio_config(table: pa.Table) -> bytes:
 
 
 def write_csv(wanted: Wanted) -> Path:
-    """`file_name,label,confidence,origin`: as metadata.csv among the images, `datasets` and AutoML tools read it.
-
-    Of attributes `file` and a column of 1 and 0 for each, as `labeler embed --attributes` reads them.
-    """
+    """`file_name,label,confidence,origin`, or a column for each attribute; see `image_folder_csv`."""
     check_new(wanted.out)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    if are_attributes(wanted.table):
-        columns = [name for name in wanted.table.schema.names if name.startswith(LABEL)]
-        writer.writerow([FILE_HEADINGS[0], *(name.removeprefix(LABEL) for name in columns)])
-        has = [wanted.table[name].to_pylist() for name in columns]
-        for source, *row in zip(wanted.table["source"].to_pylist(), *has, strict=True):
-            writer.writerow([source, *(int(one) for one in row)])
-    else:
+    if not are_attributes(wanted.table):
         stamp_of(wanted.table)
-        writer.writerow(["file_name", "label", "confidence", "origin"])
-        for row in wanted.table.to_pylist():
-            writer.writerow([row["source"], row["label_name"], f"{row['confidence']:.4f}", row["origin"]])
-    replace_file(wanted.out, text.getvalue().encode())
+    replace_file(wanted.out, b"".join(image_folder_csv(wanted.table)))
     return wanted.out
+
+
+def image_folder_csv(table: pa.Table) -> Iterator[bytes]:
+    """Yield `file_name,label` and, for images, `confidence,origin`: saved as metadata.csv next to the images, the
+    imagefolder builder of `datasets` and AutoML tools read it. Attributes give `file` and a column of 1 and 0 for each,
+    as `labeler embed --attributes` reads them.
+
+    Cells are not escaped. A spreadsheet may read a cell that starts with "=" as a formula. But file names must match
+    the requester's files byte for byte, and a prefix would break the loaders that read this file.
+    """
+    columns = [name for name in table.column_names if name.startswith(LABEL)] if SEVERAL in table.column_names else []
+    heading = ["file_name", "label", *(name for name in ("confidence", "origin") if name in table.column_names)]
+    if columns:
+        heading = [FILE_HEADINGS[0], *(name.removeprefix(LABEL) for name in columns)]
+    yield _csv([heading])
+    for rows in chunks(table):
+        yield _csv(
+            [row["source"], *(int(row[name]) for name in columns)] if columns else _labelled(row) for row in rows
+        )
+
+
+def _labelled(row: Mapping[str, Any]) -> list[Any]:
+    beside = [f"{row['confidence']:.4f}", row["origin"]] if "confidence" in row else []
+    return [row["source"] or row["query_id"], row["label_name"] or "", *beside]
+
+
+def _csv(rows: Iterable[Iterable[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def chunks(table: pa.Table) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of a table, `ROWS_PER_CHUNK` at a time."""
+    for batch in table.to_batches(max_chunksize=ROWS_PER_CHUNK):
+        yield batch.to_pylist()
 
 
 def write_label_studio(wanted: Wanted) -> Path:
@@ -126,7 +150,7 @@ def write_label_studio(wanted: Wanted) -> Path:
     check_new(config)
     replace_file(config, label_studio_config(wanted.table))
     rows = sorted(wanted.table.to_pylist(), key=lambda row: row["confidence"])
-    tasks = [_task(row, wanted.image_root, stamp) for row in rows]
+    tasks = [label_studio_task(row, stamp.task_name, image_root=wanted.image_root) for row in rows]
     replace_file(wanted.out, json.dumps(tasks, ensure_ascii=False, indent=1).encode())
     return wanted.out
 
@@ -167,23 +191,24 @@ def _free(path: Path) -> Path:
     return path
 
 
-def _task(row: dict[str, Any], image_root: str, stamp: ImageStamp) -> dict[str, Any]:
-    choice = {
-        "from_name": LABEL_STUDIO_CHOICES,
-        "to_name": LABEL_STUDIO_IMAGE,
-        "type": "choices",
-        "value": {"choices": [row["label_name"]]},
-        "score": round(row["confidence"], 4),
-    }
-    prediction = {
-        "model_version": f"private-labeler {stamp.job_id}",
-        "score": round(row["confidence"], 4),
-        "result": [choice],
-    }
+def label_studio_task(row: Mapping[str, Any], task_name: str, *, image_root: str = "") -> dict[str, Any]:
+    """Return a row of labels as a task of Label Studio: its names are a prediction; an unanswered query has none."""
+    score = {"score": round(row["confidence"], 4)} if "confidence" in row else {}
+    names = row[SEVERAL] if SEVERAL in row else [row["label_name"]] if row["label_name"] is not None else None
+    predictions = []
+    if names is not None:
+        choice = {
+            "from_name": LABEL_STUDIO_CHOICES,
+            "to_name": LABEL_STUDIO_IMAGE,
+            "type": "choices",
+            "value": {"choices": names},
+        }
+        named = {"model_version": f"private-labeler {row['job_id']}", "result": [choice | score]}
+        predictions.append(named | score)
     root = image_root if not image_root or image_root.endswith(("/", "=")) else image_root + "/"
-    data = {"image": root + row["source"], "origin": row["origin"], "task": stamp.task_name}
-    data["task_digest"] = row["task_digest"]
-    return {"data": data, "predictions": [prediction]}
+    data = {"image": root + (row["source"] or row["query_id"])}
+    data |= {field: row[field] for field in ("query_id", "status", "origin") if field in row}
+    return {"data": data | {"task": task_name, "task_digest": row["task_digest"]}, "predictions": predictions}
 
 
 def picture(root: Path, name: str) -> Path:

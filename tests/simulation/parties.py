@@ -1,4 +1,6 @@
-"""Agents and talliers of a simulated federation: the real ones, wired as their processes wire them.
+"""Agents and talliers of a simulated federation: the real ones, made as their processes make them.
+
+Their journals lie in memory, which is allowed here and nowhere else: a simulated crash loses no page of it.
 
 A turn is one poll and all that follows from it, by the very loop of the process (`workers.party.link.converse`).
 Where the process would wait for the coordinator in the middle of its work, it tries again at once a few times. Then it
@@ -10,38 +12,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from feature_store.shard import claim
 from labeler.errors import LabelerError
-from labeler.ledger.agent_memory import AgentMemory, JournalRounds
-from labeler.ledger.backup import check_home, mark_home
-from labeler.ledger.database import Database, open_database
-from labeler.ledger.ledger import Ledger
-from labeler.ledger.lifetimes import LifetimeSpends
-from labeler.ledger.promises import PromiseStore
 from labeler.messages import Message
-from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
-from labeler.system.keys import PartyKeys
 from tests.oracles.winner_reference import ReferenceEngine
 from tests.simulation.contract import VirtualClock
-from workers.agent.decisions import Admission
-from workers.agent.driver import AgentDriver
-from workers.agent.ledger import DurableLedger
 from workers.agent.policy import Policy
 from workers.agent.public_clock import PublicClock
-from workers.agent.service import _Records, account_of
+from workers.agent.service import open_agent
 from workers.party.coordinator import CoordinatorDoor
-from workers.party.home import (
-    ANCHOR_FILE,
-    JOURNAL_FILE,
-    KEYS_FILE,
-    read_agent_config,
-    read_tallier_config,
-)
 from workers.party.link import Handler, Outgoing, PartyLink, converse
-from workers.tallier.peers import read_group
-from workers.tallier.service import TallierDriver, TallierJournal
+from workers.tallier.service import open_tallier
 from workers.tallier.winners import WinnerRounds
 from workers.winner.engine import Outcome, WinnerOrder
 
@@ -151,62 +135,26 @@ def _journal_of(agent_id: str) -> str:
     return agent_id.encode().hex()
 
 
-def boot_agent(
-    home: Path,
-    *,
-    door: CoordinatorDoor,
-    policy: Callable[[], Policy],
-    clock: VirtualClock,
-    keys: PartyKeys | None = None,
-) -> Party:
-    """An agent as `workers.agent.service.run_agent` makes it from its home."""
-    config = read_agent_config(home)
-    stop = TurnStop()
-    with ExitStack() as owned:
-        database, ledger, erasable = _opened(home, owned, clock)
-        memory, promises = AgentMemory(database, ledger), PromiseStore(database, ledger)
-        rounds = JournalRounds(database, erasable)
-        account = account_of(config.agent_id)
-        site = DurableLedger(database, memory, ledger, promises, account=account, read_policy=policy, clock=clock.utc)
-        site.open_accounts()
-        mark_home(database, erasable)
-        rounds.sweep()
-        records = _Records(home, config, LifetimeSpends(database), journal=_journal_of(config.agent_id))
-        link = PartyLink(
-            url=URL,
-            party_id=config.agent_id,
-            keys=keys or PartyKeys.load(home / KEYS_FILE),
-            coordinator_key=policy().coordinator.verify_key,
-            home=home,
-            ledger=ledger,
-            clock=clock.utc,
-            facts=records.facts,
-            stop=stop,
-            wait_s=0.0,
-            door=door,
-        )
-        admission = Admission(
+def boot_agent(home: Path, *, door: CoordinatorDoor, policy: Callable[[], Policy], clock: VirtualClock) -> Party:
+    """An agent as its process makes it from its home."""
+    stop, owned = TurnStop(), ExitStack()
+    link, driver, records = owned.enter_context(
+        open_agent(
             home,
-            memory,
-            read_policy=policy,
-            coordinator_key=link.coordinator_key,
+            stop=stop,
             clock=clock.utc,
-        )
-        driver = AgentDriver(
-            link.mail,
-            coordinator_key=link.coordinator_key,
-            records=records,
-            database=database,
-            rounds=rounds,
-            promises=promises,
-            ledger=site,
-            admission=admission,
-            clock=clock.utc,
+            wait_s=0.0,
+            ticks=clock.steady_s,
+            read=policy,
+            door=door,
             public_clock=PublicClock(
                 tick_s=0.1, estimate_s=lambda _: 0.0, started=clock.steady_s, ticks=clock.steady_s
             ),
+            journal=_journal_of(home.name),
+            allow_unsynced=True,
         )
-        return Party(link, driver, stop, owned.pop_all(), records.look)
+    )
+    return Party(link, driver, stop, owned, records.look)
 
 
 class MeetingRoom(ReferenceEngine):
@@ -241,48 +189,17 @@ class PromptWinners(WinnerRounds):
 
 
 def boot_tallier(home: Path, *, door: CoordinatorDoor, room: MeetingRoom, clock: VirtualClock) -> Party:
-    """A tallier as `workers.tallier.service.run_tallier` makes it from its home."""
-    config = read_tallier_config(home)
-    stop = TurnStop()
-    with ExitStack() as owned:
-        database, ledger, erasable = _opened(home, owned, clock)
-        journal = TallierJournal(database, erasable, ledger)
-        mark_home(database, erasable)
-        journal.sweep()
-        keys = PartyKeys.load(home / KEYS_FILE)
-        winners = PromptWinners(
-            read_group(home, own_verify_key=keys.public.verify_key), keys, engine=room, patience_s=0.0
-        )
-        owned.callback(winners.close)
-        link = PartyLink(
-            url=URL,
-            party_id=config.tallier_id,
-            keys=keys,
-            coordinator_key=config.coordinator_verify_key,
-            home=home,
-            ledger=ledger,
-            clock=clock.utc,
-            facts=lambda: winners.facts,
+    """A tallier as its process makes it from its home."""
+    stop, owned = TurnStop(), ExitStack()
+    link, driver = owned.enter_context(
+        open_tallier(
+            home,
             stop=stop,
+            clock=clock.utc,
             wait_s=0.0,
             door=door,
+            winners_of=partial(PromptWinners, engine=room, patience_s=0.0),
+            allow_unsynced=True,
         )
-        driver = TallierDriver(
-            link.mail,
-            coordinator_key=link.coordinator_key,
-            coordinator_seal_key=config.coordinator_seal_key,
-            agents=config.agents,
-            journal=journal,
-            winners=winners,
-            clock=clock.utc,
-        )
-        return Party(link, driver, stop, owned.pop_all())
-
-
-def _opened(home: Path, owned: ExitStack, clock: VirtualClock) -> tuple[Database, Ledger, KeyFolder]:
-    # A file system in memory is allowed here and nowhere else: a simulated crash loses no page of it.
-    database = open_database(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE, allow_unsynced=True)
-    owned.callback(database.close)
-    ledger, erasable = Ledger(database, clock=clock.utc), KeyFolder(home / ERASABLE_FOLDER)
-    check_home(database, erasable, has_entries=ledger.verify().seq > 0)
-    return database, ledger, erasable
+    )
+    return Party(link, driver, stop, owned)

@@ -36,7 +36,7 @@ from tests.simulation.subject import StepwiseCoordinator
 from tests.simulation.ways import Way, questions, sizes_of
 from tests.simulation.witness import Violation, Witness
 from workers.agent.policy import Policy
-from workers.party.home import create_tallier_home, read_tallier_config
+from workers.party.home import KEYS_FILE, create_tallier_home, read_tallier_config
 
 COORDINATOR = "coordinator"
 SETTLE_S = 2 * 3600.0
@@ -62,7 +62,7 @@ T = TypeVar("T")
 class _Agent:
     """The simulation's knowledge of an agent, apart from its home."""
 
-    keys: PartyKeys | None = None
+    is_rekeyed: bool = False
     is_open: bool = True
     is_capped: bool = False
     is_absent: bool = False
@@ -352,13 +352,14 @@ class World:
 
     def _change_keys(self, name: str) -> None:
         agent, keys = self._agents[name], self.template.spare[name]
-        if agent.keys is keys:
+        if agent.is_rekeyed:
             return
         self._counts.faults["rekeyed"] += 1
         self._note(f"{name} gets other keys")
         new = keys.public
         if self._as_coordinator(lambda coordinator: coordinator.enrol_anew(name, new.verify_key, new.seal_key)):
-            agent.keys = keys
+            agent.is_rekeyed = True
+            keys.save(self.folder / name / KEYS_FILE)
             self._bury(name)
 
     def _as_coordinator(self, action: Callable[[StepwiseCoordinator], None]) -> bool:
@@ -415,8 +416,7 @@ class World:
             return StepwiseCoordinator(home, self.mailbox, self.clock)
         door = Door(self._network, name, self._moment)
         if name in self._agents:
-            keys = self._agents[name].keys
-            return boot_agent(home, door=door, policy=lambda: self._policy(name), clock=self.clock, keys=keys)
+            return boot_agent(home, door=door, policy=lambda: self._policy(name), clock=self.clock)
         return boot_tallier(home, door=door, room=self._room, clock=self.clock)
 
     def _policy(self, name: str) -> Policy:

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +50,18 @@ def shard_of_rows(
     *,
     classes: tuple[str, ...] = ("a", "b", "c"),
     fingerprint: str = "f",
+    public: bool = False,
+    names: Sequence[str] | None = None,
     persons: np.ndarray | None = None,
     image_digests: np.ndarray | None = None,
     **options: Any,
 ) -> Shard:
-    """A shard of these rows, 0.png and so on: private, or public where they have no labels."""
-    is_public = labels is None
+    """A shard of these rows, 0.png and so on: private, but public where that is said or they have no labels."""
     with ShardWriter(
-        path, classes=() if is_public else classes, fingerprint=fingerprint, dimension=features.shape[1],
-        public=is_public, **options,
+        path, classes=() if labels is None else classes, fingerprint=fingerprint, dimension=features.shape[1],
+        public=public or labels is None, **options,
     ) as writer:  # fmt: skip
-        names = [f"{row}.png" for row in range(len(features))]
+        names = names or [f"{row}.png" for row in range(len(features))]
         told = np.full(len(features), -1, np.int16) if labels is None else labels
         writer.append(features, told, names, persons=persons, image_digests=image_digests)
         writer.finish()

@@ -21,7 +21,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from feature_store.shard import Shard
-from feature_store.shard_writer import ShardWriter
 from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
 from labeler.messages.bodies import AnswerSent, Mail, OpenRound, Poll, SumRequest
 from labeler.randomness import seeded_source
@@ -30,6 +29,7 @@ from labeler.tally import QueryBatch, Round
 from tests.command_line import labeler
 from tests.processes import wait_until
 from tests.workers.agent_site import Site
+from tests.workers.builders import shard_of_rows
 from workers.party.home import TallierConfig, create_tallier_home
 
 __all__ = ["labeler"]
@@ -58,19 +58,12 @@ def make_shard(tmp_path: Path) -> MakeShard:
         centres = np.random.default_rng(7).normal(size=(len(classes), DIMENSION))
         labels = (np.arange(records) % len(classes)).astype(np.int16)
         features = centres[labels] + 0.3 * rng.normal(size=(records, DIMENSION))
-        with ShardWriter(
-            tmp_path / name,
-            classes=classes,
-            fingerprint=fingerprint,
-            dimension=DIMENSION,
-            public=public,
-            backbone={"kind": "pixels"},
+        return shard_of_rows(
+            tmp_path / name, features, labels, classes=classes, fingerprint=fingerprint, public=public,
+            names=[f"{name}/{number}.png" for number in range(records)], backbone={"kind": "pixels"},
             random_bytes=seeded_source(f"ids {name} {seed}".encode("utf-8", "surrogateescape")).bytes,
             max_records=None if public else max_records,
-        ) as writer:
-            writer.append(features, labels, [f"{name}/{number}.png" for number in range(records)])
-            writer.finish()
-        return Shard.open(tmp_path / name)
+        )  # fmt: skip
 
     return make
 

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -23,31 +23,20 @@ from typing import Any, Final
 from feature_store.shard import MANIFEST_NAME, MARK_NAME, Shard, check_served, claim
 from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, PolicyRefusal, Unavailable
 from labeler.ledger.agent_memory import AgentMemory, JournalRounds
-from labeler.ledger.backup import check_home, mark_home
-from labeler.ledger.database import open_database
-from labeler.ledger.ledger import Ledger
+from labeler.ledger.backup import mark_home
 from labeler.ledger.lifetimes import LifetimeSpends
 from labeler.ledger.promises import PromiseStore
 from labeler.system.clock import Clock, now_utc
-from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
 from labeler.system.keys import PartyKeys
 from workers.agent.agent import Agent
 from workers.agent.decisions import Admission
 from workers.agent.driver import AgentDriver
 from workers.agent.ledger import DurableLedger
-from workers.agent.policy import read_policy
+from workers.agent.policy import Policy, read_policy
 from workers.agent.public_clock import TICK_S, DrawnProbe, Padding, PublicClock
-from workers.party.home import (
-    ANCHOR_FILE,
-    JOURNAL_FILE,
-    KEYS_FILE,
-    POLICY_FILE,
-    AgentConfig,
-    path_in_home,
-    read_agent_config,
-    witness_of,
-)
-from workers.party.link import PartyLink, cause, converse, said
+from workers.party.coordinator import CoordinatorDoor
+from workers.party.home import KEYS_FILE, POLICY_FILE, AgentConfig, path_in_home, read_agent_config, witness_of
+from workers.party.link import PartyLink, cause, converse, open_journal, said
 
 LOOK_EVERY_S: Final = 1.0
 """Seconds between two checks that the shard is unchanged."""
@@ -73,19 +62,47 @@ def run_agent(
     Raises:
         LabelerError: the home, the shard, the policy or the journal cannot be used.
     """
-    clock = clock or now_utc
+    with open_agent(home, stop=stop, clock=clock or now_utc, wait_s=wait_s, ticks=ticks) as (link, driver, records):
+        log.info("agent ready", extra={"agent": link.party_id})
+        with records.watched():
+            converse(link, driver, stop, held_s=driver.held_s)
+            link.mail.settle()
+    log.info("agent stopped", extra={"agent": link.party_id})
+
+
+@contextmanager
+def open_agent(
+    home: Path,
+    *,
+    stop: threading.Event,
+    clock: Clock,
+    wait_s: float,
+    ticks: Callable[[], float],
+    read: Callable[[], Policy] | None = None,
+    door: CoordinatorDoor | None = None,
+    public_clock: PublicClock | None = None,
+    journal: str | None = None,
+    allow_unsynced: bool = False,
+) -> Iterator[tuple[PartyLink, AgentDriver, _Records]]:
+    """Make an agent from its home: its link, its driver, and its records.
+
+    The optional parts are for simulations.
+
+    Args:
+        stop, wait_s, ticks: see `run_agent`.
+        read: returns the site's policy; reads the file in the home by default.
+        door: see PartyLink.
+        public_clock: by default the clock of the settings, with a probe of drawn rows.
+        journal: the id of the journal that the shard answers for; this home's by default.
+        allow_unsynced: see `open_database`.
+    """
     config = read_agent_config(home)
-    read = partial(read_policy, home / POLICY_FILE)
+    read = read or partial(read_policy, home / POLICY_FILE)
     policy = read()
-    with ExitStack() as owned:
-        database = open_database(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
-        owned.callback(database.close)
-        ledger = Ledger(database, clock=clock, elsewhere=witness_of(home, config))
-        keys = KeyFolder(home / ERASABLE_FOLDER)
-        has_entries = ledger.verify().seq > 0
+    opened = open_journal(home, clock=clock, elsewhere=witness_of(home, config), allow_unsynced=allow_unsynced)
+    with opened as (database, ledger, keys):
         spends = LifetimeSpends(database)
         spends.verify()
-        check_home(database, keys, has_entries=has_entries)
         memory, promises = AgentMemory(database, ledger), PromiseStore(database, ledger)
         rounds = JournalRounds(database, keys)
         site = DurableLedger(
@@ -103,7 +120,7 @@ def run_agent(
             log.warning("the policy promises less than what was spent; nothing new is answered", extra=said(error))
         mark_home(database, keys)
         rounds.sweep()
-        records = _Records(home, config, spends, journal=ledger.journal_id())
+        records = _Records(home, config, spends, journal=journal or ledger.journal_id())
         link = PartyLink(
             url=config.coordinator_url,
             party_id=config.agent_id,
@@ -115,39 +132,32 @@ def run_agent(
             stop=stop,
             ca_file=path_in_home(home, config.ca_file),
             wait_s=wait_s,
+            door=door,
+            clock=clock,
             ticks=ticks,
         )
-        owned.callback(link.close)
-        probe = DrawnProbe(records.shard, engine=config.engine, memory_limit_bytes=config.memory_limit_bytes)
-        log.info("agent ready", extra={"agent": config.agent_id})
-        admission = Admission(
-            home,
-            memory,
-            read_policy=read,
-            coordinator_key=link.coordinator_key,
-            clock=clock,
-        )
-        driver = AgentDriver(
-            link.mail,
-            coordinator_key=link.coordinator_key,
-            records=records,
-            database=database,
-            rounds=rounds,
-            promises=promises,
-            ledger=site,
-            admission=admission,
-            clock=clock,
-            public_clock=PublicClock(
-                tick_s=TICK_S if config.tick_s is None else config.tick_s,
-                estimate_s=lambda ask: (2 if config.pad else 1) * probe.seconds(ask),
-                started=lambda: link.polled_at,
-                ticks=ticks,
-            ),
-        )
-        owned.enter_context(records.watched())
-        converse(link, driver, stop, held_s=driver.held_s)
-        link.mail.settle()
-    log.info("agent stopped", extra={"agent": config.agent_id})
+        with closing(link):
+            probe = DrawnProbe(records.shard, engine=config.engine, memory_limit_bytes=config.memory_limit_bytes)
+            admission = Admission(home, memory, read_policy=read, coordinator_key=link.coordinator_key, clock=clock)
+            driver = AgentDriver(
+                link.mail,
+                coordinator_key=link.coordinator_key,
+                records=records,
+                database=database,
+                rounds=rounds,
+                promises=promises,
+                ledger=site,
+                admission=admission,
+                clock=clock,
+                public_clock=public_clock
+                or PublicClock(
+                    tick_s=TICK_S if config.tick_s is None else config.tick_s,
+                    estimate_s=lambda ask: (2 if config.pad else 1) * probe.seconds(ask),
+                    started=lambda: link.polled_at,
+                    ticks=ticks,
+                ),
+            )
+            yield link, driver, records
 
 
 def account_of(agent_id: str) -> str:

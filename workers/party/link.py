@@ -23,6 +23,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,16 +40,18 @@ from labeler.errors import (
     Unavailable,
     WrongVersion,
 )
+from labeler.ledger.backup import check_home
 from labeler.ledger.chain import EMPTY, Head
-from labeler.ledger.database import Connection, Database
+from labeler.ledger.database import Connection, Database, open_database
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.sequences import Sequences
 from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
 from labeler.messages.bodies import Mail, Poll
 from labeler.system.clock import Clock, now_utc
+from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
 from labeler.system.keys import PartyKeys, verify
 from workers.party.coordinator import CoordinatorDoor, CoordinatorHttp, Seen, Unreachable
-from workers.party.home import SEEN_FILE
+from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, SEEN_FILE
 from workers.service_process import tell_ready
 
 log = logging.getLogger("labeler.party")
@@ -513,6 +516,22 @@ class Handler(Protocol):
     def sent(self, letters: Sequence[Outgoing], errors: Sequence[LabelerError | None]) -> None:
         """Handle the fate of the letters: each was taken unless it has an error, and need not come again."""
         ...
+
+
+@contextmanager
+def open_journal(
+    home: Path, *, clock: Clock, elsewhere: Path | None = None, allow_unsynced: bool = False
+) -> Iterator[tuple[Database, Ledger, KeyFolder]]:
+    """Open a party's journal, its ledger and its erasable keys; refuse a home that was restored.
+
+    Args:
+        elsewhere: see Ledger.
+        allow_unsynced: see `open_database`.
+    """
+    with open_database(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE, allow_unsynced=allow_unsynced) as database:
+        ledger, keys = Ledger(database, clock=clock, elsewhere=elsewhere), KeyFolder(home / ERASABLE_FOLDER)
+        check_home(database, keys, has_entries=ledger.verify().seq > 0)
+        yield database, ledger, keys
 
 
 def converse(

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -39,8 +39,8 @@ from labeler.errors import (
     Unavailable,
     WrongDigest,
 )
-from labeler.ledger.backup import check_home, mark_home
-from labeler.ledger.database import Connection, Database, open_database
+from labeler.ledger.backup import mark_home
+from labeler.ledger.database import Connection, Database
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.tallier_memory import KeptShare, TallierMemory
 from labeler.messages import COORDINATOR, SEALED_KINDS, Kind, Message
@@ -59,12 +59,13 @@ from labeler.rounds import tallier as machine
 from labeler.rounds.tallier import TallierEffect, TallierEvent, TallierRound
 from labeler.sharing import Winner
 from labeler.system.clock import Clock, now_utc
-from labeler.system.erasable import ERASABLE_FOLDER, ErasableKeys, KeyFolder
+from labeler.system.erasable import ErasableKeys
 from labeler.system.faults import fault_point
 from labeler.system.keys import PartyKeys
-from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, KEYS_FILE, path_in_home, read_tallier_config
-from workers.party.link import Draft, Outgoing, PartyLink, PartyMail, converse, log_fates, said
-from workers.tallier.peers import read_group
+from workers.party.coordinator import CoordinatorDoor
+from workers.party.home import KEYS_FILE, path_in_home, read_tallier_config
+from workers.party.link import Draft, Outgoing, PartyLink, PartyMail, converse, log_fates, open_journal, said
+from workers.tallier.peers import WinnerGroup, read_group
 from workers.tallier.rounds import Changes, Share, TallierRounds
 from workers.tallier.winners import WinnerRounds, refusal_of
 from workers.winner.session import SecureEngine
@@ -404,45 +405,66 @@ def run_tallier(home: Path, *, stop: threading.Event, clock: Clock | None = None
     Raises:
         LabelerError: the home or the journal cannot be used.
     """
-    clock = clock or now_utc
+    with open_tallier(home, stop=stop, clock=clock or now_utc, wait_s=wait_s) as (link, driver):
+        log.info("tallier ready", extra={"tallier": link.party_id})
+        converse(link, driver, stop)
+        link.mail.settle()
+    log.info("tallier stopped", extra={"tallier": link.party_id})
+
+
+@contextmanager
+def open_tallier(
+    home: Path,
+    *,
+    stop: threading.Event,
+    clock: Clock,
+    wait_s: float,
+    door: CoordinatorDoor | None = None,
+    winners_of: Callable[[WinnerGroup | None, PartyKeys], WinnerRounds] | None = None,
+    allow_unsynced: bool = False,
+) -> Iterator[tuple[PartyLink, TallierDriver]]:
+    """Make a tallier from its home: its link and its driver.
+
+    The optional parts are for simulations.
+
+    Args:
+        stop, wait_s: see `run_tallier`.
+        door: see PartyLink.
+        winners_of: makes what finds winners with the two other talliers.
+        allow_unsynced: see `open_database`.
+    """
     config = read_tallier_config(home)
-    with ExitStack() as owned:
-        database = open_database(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
-        owned.callback(database.close)
-        ledger = Ledger(database, clock=clock)
-        erasable = KeyFolder(home / ERASABLE_FOLDER)
-        check_home(database, erasable, has_entries=ledger.verify().seq > 0)
+    with open_journal(home, clock=clock, allow_unsynced=allow_unsynced) as (database, ledger, erasable):
         journal = TallierJournal(database, erasable, ledger)
         mark_home(database, erasable)
         for round_digest in journal.sweep():
             log.warning("round given up: the key of what was held is gone", extra={"round_digest": round_digest})
         keys = PartyKeys.load(home / KEYS_FILE)
         group = read_group(home, own_verify_key=keys.public.verify_key)
-        winners = WinnerRounds(group, keys, engine=SecureEngine())
-        owned.callback(winners.close)
-        link = PartyLink(
-            url=config.coordinator_url,
-            party_id=config.tallier_id,
-            keys=keys,
-            coordinator_key=config.coordinator_verify_key,
-            home=home,
-            ledger=ledger,
-            facts=lambda: winners.facts,
-            stop=stop,
-            ca_file=path_in_home(home, config.ca_file),
-            wait_s=wait_s,
-        )
-        owned.callback(link.close)
-        driver = TallierDriver(
-            link.mail,
-            coordinator_key=link.coordinator_key,
-            coordinator_seal_key=config.coordinator_seal_key,
-            agents=config.agents,
-            journal=journal,
-            winners=winners,
-            clock=clock,
-        )
-        log.info("tallier ready", extra={"tallier": config.tallier_id})
-        converse(link, driver, stop)
-        link.mail.settle()
-    log.info("tallier stopped", extra={"tallier": config.tallier_id})
+        winners = winners_of(group, keys) if winners_of else WinnerRounds(group, keys, engine=SecureEngine())
+        with closing(winners):
+            link = PartyLink(
+                url=config.coordinator_url,
+                party_id=config.tallier_id,
+                keys=keys,
+                coordinator_key=config.coordinator_verify_key,
+                home=home,
+                ledger=ledger,
+                facts=lambda: winners.facts,
+                stop=stop,
+                ca_file=path_in_home(home, config.ca_file),
+                wait_s=wait_s,
+                door=door,
+                clock=clock,
+            )
+            with closing(link):
+                driver = TallierDriver(
+                    link.mail,
+                    coordinator_key=link.coordinator_key,
+                    coordinator_seal_key=config.coordinator_seal_key,
+                    agents=config.agents,
+                    journal=journal,
+                    winners=winners,
+                    clock=clock,
+                )
+                yield link, driver

@@ -15,13 +15,13 @@ from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 from feature_store.rows import quantize
-from feature_store.shard_writer import ShardWriter
 from feature_store.students import NoisyAnswers
 from feature_store.students.answers import sharpened
 from feature_store.students.labeling import expect_on, label_images, propose_radius, temperatures
 from labeler.errors import InvalidSetting
 from labeler.randomness import seeded_source
 from labeler.task import Task, parse_task
+from tests.workers.builders import shard_of_rows
 from workers.commands.catalog import app
 from workers.plan import PlanRequest, make_plan, solve_request, with_radius
 
@@ -66,12 +66,7 @@ def request(**changes: object) -> PlanRequest:
 
 
 def public(path: Path) -> Path:
-    with ShardWriter(
-        path, classes=CLASSES, fingerprint="b", dimension=8, public=True, random_bytes=seeded_source(b"ids").bytes
-    ) as writer:
-        writer.append(groups(200), np.full(200, -1, np.int16), [f"{number}.png" for number in range(200)])
-        writer.finish()
-    return path
+    return shard_of_rows(path, groups(200), fingerprint="b", random_bytes=seeded_source(b"ids").bytes).path
 
 
 def test_a_plan_proposes_a_radius_and_solves_the_noise_of_a_whole_agent_for_it(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 import workers.run.publishing
 from feature_store.shard import Shard
-from feature_store.shard_writer import ShardWriter
 from labeler.randomness import seeded_source
+from tests.workers.builders import shard_of_rows
 from workers.progress import StageClock
 from workers.run.labeling import run_job
 from workers.run.preparation import LabelingJob
@@ -42,19 +42,11 @@ def _write(path: Path, *, records: int, far: int = 0, seed: int = 0, public: boo
     labels = (np.arange(records) % len(CLASSES)).astype(np.int16)
     features = centres[labels] + 0.3 * rng.normal(size=(records, DIMENSION))
     away = -(5 + np.random.default_rng(11).normal(size=(far, DIMENSION)))
-    with ShardWriter(
-        path,
-        classes=CLASSES,
-        fingerprint="backbone",
-        dimension=DIMENSION,
-        public=public,
-        backbone={"kind": "pixels"},
-        random_bytes=seeded_source(str(path).encode()).bytes,
-    ) as writer:
-        every = np.concatenate([labels, (np.arange(far) % len(CLASSES)).astype(np.int16)])
-        writer.append(np.concatenate([features, away]), every, [f"{number}.png" for number in range(len(every))])
-        writer.finish()
-    return path
+    every = np.concatenate([labels, (np.arange(far) % len(CLASSES)).astype(np.int16)])
+    return shard_of_rows(
+        path, np.concatenate([features, away]), every, classes=CLASSES, fingerprint="backbone", public=public,
+        backbone={"kind": "pixels"}, random_bytes=seeded_source(str(path).encode()).bytes,
+    ).path  # fmt: skip
 
 
 def _published(folder: Path, *, far: int, agents: int = 2) -> dict[str, bytes]:

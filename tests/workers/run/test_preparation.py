@@ -19,11 +19,11 @@ from api.coordinator.labels import read_names
 from feature_store.results.job_process import QuestionRequest, write_questions
 from feature_store.results.questions import QUESTIONS, UPLOAD, read_stored_questions
 from feature_store.shard import Shard
-from feature_store.shard_writer import ShardWriter
 from labeler.errors import BadData, BudgetExceeded, DamagedShard, InvalidSetting, InvalidTask, LabelerError, MixedShards
 from labeler.ledger.jobs import JobRecord
 from labeler.randomness import seeded_source
 from labeler.rounds.effects import AskedStrategy
+from tests.workers.builders import shard_of_rows
 from workers.run.folder import open_job_folder
 from workers.run.labeling import run_job
 from workers.run.preparation import LabelingJob, prepare
@@ -105,13 +105,10 @@ def test_names_that_cannot_be_written_down_are_refused_before_anybody_is_asked(t
 def images_seen_several_times(folder: Path) -> Shard:
     """Public images of three directions, each image three times: whichever copy lies nearest is a tie."""
     once = np.random.default_rng(3).normal(size=(12, 16)) + 6 * np.repeat(np.eye(16)[:3], 4, axis=0)
-    with ShardWriter(
-        folder, classes=("cat", "dog", "eel"), fingerprint="backbone", dimension=16, public=True,
-        backbone={"kind": "pixels"}, random_bytes=seeded_source(b"public").bytes,
-    ) as writer:  # fmt: skip
-        writer.append(np.tile(once, (3, 1)), np.full(36, -1), [f"{number}.png" for number in range(36)])
-        writer.finish()
-    return Shard.open(folder)
+    return shard_of_rows(
+        folder, np.tile(once, (3, 1)), np.full(36, -1), classes=("cat", "dog", "eel"), fingerprint="backbone",
+        public=True, backbone={"kind": "pixels"}, random_bytes=seeded_source(b"public").bytes,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("strategy", ["clustered", "spectral"])

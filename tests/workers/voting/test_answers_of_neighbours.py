@@ -12,7 +12,6 @@ import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,26 +29,21 @@ from feature_store.rows import quantize
 from feature_store.shard import Shard
 from labeler.budget import Account
 from labeler.errors import LabelerError
-from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.database import open_database
-from labeler.ledger.ledger import Ledger
-from labeler.ledger.promises import PromiseStore
 from labeler.messages.bodies import share_to_bytes
 from labeler.methods import METHODS
 from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import seeded_source
 from labeler.records import ModelStore, Records
 from labeler.release import input_shares
-from labeler.system.erasable import KeysInMemory
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
 from tests.scored import scored
 from tests.workers.answer import answer as answer_of
 from tests.workers.builders import policy_of, shard_of_rows
-from tests.workers.journal_store import ChargingLedger, JournalStore
+from tests.workers.journal_store import DurableSite, JournalStore
 from workers.agent.agent import InMemoryLedger
-from workers.agent.ledger import DurableLedger
 from workers.learning.learner import Trainer
 from workers.voting import NeighborIndexes
 
@@ -416,29 +410,22 @@ def test_a_full_disk_is_met_by_neighbours_at_the_same_byte(tmp_path: Path, way: 
         with closing(
             open_database(tmp_path / f"{number}" / f"{step}.db", anchor=None, allow_unsynced=True)
         ) as database:
-            journal = Ledger(database, clock=lambda: NOW)
-            rounds = JournalRounds(database, KeysInMemory())
-            site = DurableLedger(
-                database, AgentMemory(database, journal), journal, PromiseStore(database, journal),
-                account="agent:a", read_policy=lambda: POLICY, clock=lambda: NOW,
-            )  # fmt: skip
-            site.open_accounts()
+            site = DurableSite(database, POLICY)
             largest = max(file.stat().st_size for file in (tmp_path / f"{number}").glob(f"{step}.db*"))
-            store, ledger = JournalStore(database, rounds), ChargingLedger(database, rounds, site)
-            agent = AnsweringAgent("a", shard, rounds=store, ledger=ledger, is_seeded=True, engine="numpy")
+            store = JournalStore(database, site.rounds)
+            agent = AnsweringAgent("a", shard, rounds=store, ledger=site.ledger, is_seeded=True, engine="numpy")
             batch = batch_of(task)
             try:
                 with files_of_at_most(largest + step):
                     found: tuple[Any, ...] = tuple(seen(share.share) for share in agent.answer(task, batch))
             except Exception as error:
                 found = (type(error), str(error))
-            met[number].append((step, found, journal.balance("agent:a", "instance").spent))
+            met[number].append((step, found, site.spent()))
     assert met[0] == met[1]
     # All are met: a disk full before the charge, full after it, and not full.
     assert {(len(found), spent > 0) for _, found, spent in met[0]} >= {(2, False), (3, True)}
 
 
-NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 POLICY = policy_of(methods=list(METHODS))
 
 
