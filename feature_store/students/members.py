@@ -22,7 +22,8 @@ Two public priors, each half beforehand.
 * **balanced**: every class is one component, all C! bijections alike. What all counts of a class have in common then
   cancels. P(pi(k) = c | n) is a ratio of permanents of exp(L), computed exactly by sums over sets of classes, in
   2^C C^2 steps, up to EXACT_CLASSES classes. Beyond, exp(L) is scaled to the doubly stochastic matrix, the least
-  assuming one with these odds, and its permanent taken as small as it can be (C! / C^C);
+  assuming one with these odds, and its permanent taken as small as it can be (C! / C^C). Of more classes than
+  BALANCED_CLASSES this prior is left out;
 * **free**: each component is each class alike, whatever the others are: a class may have several or none. Then
   P(pi(k) = c | n) is the softmax of row k. That is exact where no question stands for images of two components. Where
   one does, two components of one class explain its counts together, which is left out: they are trusted a little too
@@ -462,6 +463,8 @@ def votes_of_classes(counts: NDArray[np.float64], noise: float) -> NDArray[np.fl
 
 
 EXACT_CLASSES: Final = 12
+BALANCED_CLASSES: Final = 256
+"""Of more classes only the second prior is left: to scale a matrix of 1,000 classes takes a minute each time."""
 _SCALINGS: Final = 200
 _NEWTON_STEPS: Final = 8
 
@@ -491,6 +494,8 @@ def match(log_likelihood: NDArray[np.float64], supported: NDArray[np.bool_]) -> 
         # Where nothing speaks for any, nothing speaks against any either.
         possible = supported | (not supported.any())
         return _free(np.where(possible, log_likelihood, -np.inf))
+    if len(log_likelihood) > BALANCED_CLASSES:
+        return _free(log_likelihood)
     exact = len(log_likelihood) <= EXACT_CLASSES
     balanced, log_permanent = (_permanents if exact else _scaled)(log_likelihood)
     log_balanced, free = log_permanent - float(gammaln(len(log_likelihood) + 1)), _free(log_likelihood)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from feature_store.students.members import _free, _permanents, _scaled, match
+from feature_store.students.members import BALANCED_CLASSES, _free, _permanents, _scaled, match
 
 
 def _brute(odds: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
@@ -97,3 +97,12 @@ def test_of_simulated_releases_as_many_are_matched_right_as_the_posterior_says(i
         # Components of one release hang together: errors are as of a fifth of them.
         error = math.sqrt(0.25 * size / max(int(band.sum()), 1))
         assert abs(float(hits[band].mean()) - float(said[band].mean())) < 4 * error
+
+
+def test_of_a_thousand_classes_each_component_is_read_by_itself() -> None:
+    """To scale that matrix takes a minute, and a student does so dozens of times."""
+    odds = np.random.default_rng(4).standard_normal((1000, 1000))
+    found = match(odds, np.ones(1000, dtype=np.bool_))
+    np.testing.assert_array_equal(found.chances, _free(odds).chances)
+    at_most = odds[:BALANCED_CLASSES, :BALANCED_CLASSES]
+    assert not np.array_equal(match(at_most, np.ones(BALANCED_CLASSES, dtype=np.bool_)).chances, _free(at_most).chances)
