@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,6 +147,22 @@ def refuse_other_probe(first: str, other: str, dimension: int, *, first_name: st
             f"{PROBE_SLACK}: they are not of one backbone, whatever it is called. Embed with the same one, fitted once "
             "and handed to all"
         )
+
+
+def refuse_other_probes(probes: Sequence[tuple[str, str]], dimension: int) -> None:
+    """Compare the probes of several parties, each with each: two that are near a third one may be twice as far apart.
+
+    Args:
+        probes: name of each party and its features; see `refuse_other_probe`.
+
+    Raises:
+        BadData: see `refuse_other_probe`; the sentence names both.
+    """
+    seen: dict[str, str] = {}
+    for name, probe in probes:
+        for known, of in seen.items() or [(probe, name)]:  # the first with itself, since it may be none
+            refuse_other_probe(known, probe, dimension, first_name=of, other_name=name)
+        seen.setdefault(probe, name)
 
 
 class GatheredRows:

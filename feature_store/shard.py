@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from feature_store.decode import Skipped
-from feature_store.rows import largest_square_length, quantize, refuse_other_probe
+from feature_store.rows import largest_square_length, quantize, refuse_other_probes
 from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards, OutputInUse
 from labeler.system.files import exclusive, keep_private, replace_file
 from labeler.system.site_key import DIGEST_WORDS
@@ -354,7 +354,6 @@ def check_compatible(shards: Sequence[Shard]) -> None:
     private = [shard for shard in shards if not shard.is_public]
     has_attributes = any(shard.has_attributes for shard in private or shards)
     named = next((shard for shard in shards if shard.classes), first)
-    seen: dict[str, str] = {first.probe or "": first.path.name}
     for shard in shards:
         # Public images without attributes can be asked about, only not scored.
         if shard.has_attributes != has_attributes and (shard.has_attributes or not shard.is_public):
@@ -375,25 +374,16 @@ def check_compatible(shards: Sequence[Shard]) -> None:
             )
         if shard.dimension != first.dimension:
             raise MixedShards(f"{pair} have different dimensions: {first.dimension} and {shard.dimension}")
-        if first.probe is not None or shard.probe is not None:
-            # With each other, since two that are near a third one may be twice as far apart.
-            for probe, of in seen.items():
-                try:
-                    refuse_other_probe(
-                        probe,
-                        shard.probe or "",
-                        first.dimension,
-                        first_name=f"shard {of!r}",
-                        other_name=f"shard {shard.path.name!r}",
-                    )
-                except BadData as error:
-                    raise MixedShards(str(error)) from None
-            seen.setdefault(shard.probe or "", shard.path.name)
         if shard.classes and shard.classes != named.classes:
             raise MixedShards(
                 f"shards {named.path.name!r} and {shard.path.name!r} have different class lists "
                 f"({len(named.classes)} and {len(shard.classes)} names, or another order); embed both with one list"
             )
+    if any(shard.probe is not None for shard in shards):
+        try:
+            refuse_other_probes([(f"shard {one.path.name!r}", one.probe or "") for one in shards], first.dimension)
+        except BadData as error:
+            raise MixedShards(str(error)) from None
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from api.coordinator.config import CoordinatorConfig
 from api.schema import BalanceView, BudgetView, LedgerEntryView, LedgerPage
 from feature_store.results.evidence import SignedEvidence, sign_evidence
-from labeler.budget import LEAST_DELTA_OF_WINNERS, budget_for, epsilon_spent
+from labeler.budget import LEAST_DELTA_OF_WINNERS, budget_for, epsilon_spent, short_epsilon
 from labeler.errors import BudgetExceeded, InvalidSetting, NotFound
 from labeler.evidence.derive import derive, software
 from labeler.ledger.database import Database
@@ -82,7 +82,7 @@ def cap_as_written(cap: int, delta: float) -> float | None:
 def epsilon_text(nano: int, delta: float) -> str:
     """Return a charge in words: "epsilon 0.41"."""
     epsilon = epsilon_spent(nano, delta)
-    return "no finite epsilon" if epsilon is None else f"epsilon {epsilon:.4g}"
+    return "no finite epsilon" if epsilon is None else f"epsilon {short_epsilon(epsilon, digits=4)}"
 
 
 def balance_view(balance: Balance, delta: float, *, is_bounded: bool = True, for_life: int = 0) -> BalanceView:

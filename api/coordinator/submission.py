@@ -30,7 +30,7 @@ from api.coordinator.views import read_view, read_views
 from api.problems import KeptRefusal, problem_of
 from api.schema import FINISHED, JobRequest, JobView, Selection
 from feature_store.results.job_process import given_features
-from feature_store.rows import refuse_other_probe
+from feature_store.rows import refuse_other_probes
 from labeler.batching import batch_queries_of, check_round_fits, round_sizes
 from labeler.errors import (
     BadData,
@@ -330,7 +330,7 @@ def _check_dimension(upload: Upload, record: TaskRecord, parties: PartyStore) ->
 
 
 def _check_probe(request: JobRequest, upload: Upload, record: TaskRecord, parties: PartyStore) -> None:
-    """Compare the probe features of the requester and of each agent, if any of them sent some.
+    """Compare the probe features of the requester and of all agents, each with each, if any of them sent some.
 
     Raises:
         InvalidSetting: one sent none, or used a different backbone of the same name.
@@ -340,22 +340,15 @@ def _check_probe(request: JobRequest, upload: Upload, record: TaskRecord, partie
     told = {name: facts for name, facts in told.items() if facts.backbone_fingerprint in (None, wanted)}
     if request.probe is None and all(facts.probe is None for facts in told.values()):
         return
-    ours, whose, dimension = request.probe or "", "the request", upload.dimension
-    if record.task.traits.evaluates and request.probe is None:
-        # A model that a job released: its requester was checked then, and sends no features now.
-        first = next(name for name, facts in told.items() if facts.probe is not None)
-        ours, whose, dimension = told[first].probe or "", f"agent {first!r}", told[first].dimension
-    for name, facts in told.items():
-        try:
-            refuse_other_probe(
-                ours,
-                facts.probe or "",
-                dimension or facts.dimension or 1,
-                first_name=whose,
-                other_name=f"agent {name!r}",
-            )
-        except BadData as error:
-            raise InvalidSetting(f"probe: {error}") from None
+    dimension = upload.dimension or next((facts.dimension for facts in told.values() if facts.dimension), 1)
+    probes = [(f"agent {name!r}", facts.probe or "") for name, facts in told.items()]
+    if request.probe is not None or not record.task.traits.evaluates:
+        probes.insert(0, ("the request", request.probe or ""))
+    # Else it asks about a model, which each agent compares with its own.
+    try:
+        refuse_other_probes(probes, dimension)
+    except BadData as error:
+        raise InvalidSetting(f"probe: {error}") from None
 
 
 def _known(order: _Order, stores: Stores, *, connection: Connection | None = None) -> Idempotency | None:

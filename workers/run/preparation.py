@@ -25,7 +25,7 @@ from feature_store.results.pseudo_labels import QuestionNames, query_rows
 from feature_store.shard import Shard, check_compatible
 from feature_store.students import Student
 from labeler.batching import BATCH_QUERIES, check_round_fits, round_sizes, total_charges
-from labeler.budget import budget_for
+from labeler.budget import budget_for, short_epsilon
 from labeler.errors import BadData, BudgetExceeded, InvalidSetting, InvalidTask, MixedShards
 from labeler.expectation import assumed_records
 from labeler.methods import METHODS
@@ -333,7 +333,7 @@ def prepare_evaluation(job: LabelingJob, folder: JobFolder) -> PricedJob:
     folder.check_same({"shards": [shard.version for shard in shards], "seed": job.seed})
     model, own = read_model_bytes(job.queries), shards[0]
     released_model(model, name=job.queries.name)
-    Trainer().check_model(model, classes=own.classes, fingerprint=own.fingerprint, dimension=own.dimension)
+    Trainer(own.probe).check_model(model, classes=own.classes, fingerprint=own.fingerprint, dimension=own.dimension)
     wanted = job.file.evaluation
     one = settle(job, shards, questions=1)
     question = question_of(
@@ -459,7 +459,11 @@ def _priced(job: LabelingJob, shards: Sequence[Shard], questions: int) -> tuple[
         statement = cost.statement(level)
         too_much = level not in charges or charges[level] > budget_for(cap, task.delta)
         if too_much or not statement.epsilon <= cap:
-            asked = f"epsilon {statement.epsilon:.4g}" if math.isfinite(statement.epsilon) else "no finite epsilon"
+            asked = (
+                f"epsilon {short_epsilon(statement.epsilon, digits=4)}"
+                if math.isfinite(statement.epsilon)
+                else "no finite epsilon"
+            )
             raise BudgetExceeded(
                 f"the job costs {asked} at {level} level (delta {task.delta:g}) and its budget allows {cap:g}; nothing "
                 "was asked. Ask fewer queries, add noise (sigma_votes), or raise the budget in the task file"
