@@ -357,11 +357,15 @@ def _print_embed(result: dict[str, Any], backbone: str, *, as_json: bool) -> Non
         typer.echo(note)
     if passed := result["passed_over"]:
         shown = ", ".join(passed[:_SHOWN]) + (f" and {len(passed) - _SHOWN} more" if len(passed) > _SHOWN else "")
-        tell_warning(f"{len(passed)} files are no images and were passed over: {shown}")
+        tell_warning(
+            f"passed over {len(passed)} files that are no images: {shown}"
+            if len(passed) > 1
+            else f"passed over {shown}, which is no image"
+        )
     for skipped in result["skipped"]:
         typer.echo(f"skipped {escaped(skipped['source'])}: {skipped['reason']}", err=True)
     if result["skipped"]:
-        typer.echo(f"{len(result['skipped'])} images could not be read and were skipped", err=True)
+        typer.echo(f"Images that could not be read and were skipped: {len(result['skipped'])}", err=True)
 
 
 _SHOWN = 5
