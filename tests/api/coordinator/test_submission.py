@@ -138,10 +138,11 @@ def test_vectors_of_a_length_that_no_agent_has_are_refused_as_soon_as_one_has_to
 
 def test_a_probe_names_the_agent_that_has_another_backbone_and_nothing_is_charged(house: House) -> None:
     """Features of the requester, and of two agents, of which one is 3 grid units away; 2 are rounding."""
-    ours, near, far = ([[2048, moved, 0], [0, 2048, 0]] for moved in (0, 2, 3))
-    ours, near, far = (base64.b64encode(np.array(one, dtype="<i2").tobytes()).decode() for one in (ours, near, far))
+    rows = ([[2048, moved, 0], [0, 2048, 0]] for moved in (0, 2, 3, -2))
+    ours, near, far, beyond = (base64.b64encode(np.array(one, dtype="<i2").tobytes()).decode() for one in rows)
     house.enrol("near", dimension=3, probe=near)
     house.enrol("far", dimension=3, probe=far)
+    house.enrol("beyond", dimension=3, probe=beyond)
     house.enrol("silent", dimension=3)
     both = house.task(agents=["near", "far"])
     head, files = house.ledger.head(), house.files()
@@ -150,6 +151,8 @@ def test_a_probe_names_the_agent_that_has_another_backbone_and_nothing_is_charge
         (both, {}, "probe: the request embedded no probe"),
         (house.task(agents=["near", "silent"]), {"probe": ours}, "probe: agent 'silent' embedded no probe"),
         (both, {"probe": "AAAA"}, "this is no probe of features of 3 entries"),
+        # Both are near the request, and not near each other.
+        (house.task(agents=["near", "beyond"]), {"probe": ours}, "embedded the probe 4 grid units from agent 'near'"),
     ):
         with pytest.raises(InvalidSetting, match=re.escape(said)):
             house.submit(record, 3, key="once", **fields)
