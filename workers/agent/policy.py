@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import lru_cache
 from math import floor, isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -320,12 +321,18 @@ def read_policy(path: Path) -> Policy:
         PolicyRefusal: it cannot be read, so nothing is allowed; the message says why.
     """
     try:
-        return SettingsText.of(read_named(path, most_bytes=MAX_POLICY_BYTES), path.name).check(Policy)
+        return _policy_of(read_named(path, most_bytes=MAX_POLICY_BYTES), path.name)
     except OSError as error:
         reason = f"it cannot be read ({error.strerror})"
     except InvalidSetting as error:
         reason = str(error)
     raise PolicyRefusal(f"the site's policy {path.name} allows nothing as it is: {reason}")
+
+
+@lru_cache(maxsize=4)
+def _policy_of(data: bytes, name: str) -> Policy:
+    """Return the policy that a file of these bytes says; the file is read at every ask, and parsed when it differs."""
+    return SettingsText.of(data, name).check(Policy)
 
 
 def policy_toml(policy: Policy) -> str:
