@@ -85,7 +85,8 @@ def _other_version(what: str, found: object, expected: str) -> ProtocolViolation
     ours = _FORMAT.fullmatch(expected)
     if said is None or ours is None or said[1] != ours[1]:
         return ProtocolViolation(
-            f"{what} must have version {expected!r}; sender and receiver must run matching versions"
+            f"{what} must have version {expected!r}: this is something else, or was written by a program of another "
+            "version"
         )
     is_newer = int(said[2]) > int(ours[2])
     older, newer = ("this party", "its sender") if is_newer else ("its sender", "this party")

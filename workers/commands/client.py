@@ -481,7 +481,7 @@ def _lines(console: Console) -> Iterator[Callable[[JobView], None]]:
         line = f"{now.state}: {now.stage}" if now.stage else now.state
         if line != said:
             said = line
-            done = f" ({now.queries_done} of {now.queries} questions answered)"
+            done = "" if _is_over(now) else f" ({now.queries_done} of {now.queries} questions answered)"
             console.print(escaped(line + done), markup=False, emoji=False, soft_wrap=True)
 
     yield show
