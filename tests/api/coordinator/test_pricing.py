@@ -104,7 +104,7 @@ def test_a_job_that_is_not_covered_is_refused_in_words(house: House) -> None:
     view = estimated(house.with_caps(federation=(0.1, "unlimited"), agents=(5.0, "unlimited")), record, 100)
     assert not view.affordable
     assert view.jobs_left == 0
-    assert "account 'federation', instance level: a job of 100 queries costs epsilon 1.356 " in view.refusal
+    assert "account 'federation', instance level: a job of 100 queries costs epsilon 1.357 " in view.refusal
     assert [one.account for one in view.accounts if not one.enough] == ["federation"]
 
 
