@@ -96,7 +96,7 @@ def read_view(job_id: str, stores: Stores) -> JobView:
 
 
 class ViewCache:
-    """The last views of unfinished jobs, each until its job's version changes, for those who look again and again.
+    """A cache of the views of unfinished jobs: a view is kept until its job's version changes.
 
     Whatever a view shows of an unfinished job raises its version in the same transaction (`labeler.driver.storing`).
 
@@ -111,7 +111,7 @@ class ViewCache:
         self._lock = threading.Lock()
 
     def view(self, job: JobRecord, *, connection: Connection | None = None) -> JobView:
-        """Return the view of a job, as it was just read, never within a transaction that writes."""
+        """Return the view of a job that was just read; not for a transaction that writes, as it may be undone."""
         with self._lock:
             known = self._views.get(job.job_id)
         if known is not None and known.version == job.version and not job.is_finished:

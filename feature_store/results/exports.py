@@ -94,7 +94,7 @@ def label_studio_config(table: pa.Table) -> bytes:
 
 
 def write_csv(wanted: Wanted) -> Path:
-    """`file_name,label,confidence,origin`, or a column for each attribute; see `image_folder_csv`."""
+    """Write the labels as CSV; see `image_folder_csv`."""
     check_new(wanted.out)
     if not are_attributes(wanted.table):
         stamp_of(wanted.table)
@@ -103,9 +103,10 @@ def write_csv(wanted: Wanted) -> Path:
 
 
 def image_folder_csv(table: pa.Table) -> Iterator[bytes]:
-    """Yield `file_name,label` and, for images, `confidence,origin`: saved as metadata.csv next to the images, the
-    imagefolder builder of `datasets` and AutoML tools read it. Attributes give `file` and a column of 1 and 0 for each,
-    as `labeler embed --attributes` reads them.
+    """Yield the labels as CSV: `file_name,label`, and for images `confidence,origin` too.
+
+    Save it as metadata.csv next to the images, where the imagefolder builder of `datasets` and AutoML tools read it.
+    Attributes give `file` and a column of 1 and 0 for each, as `labeler embed --attributes` reads them.
 
     Cells are not escaped. A spreadsheet may read a cell that starts with "=" as a formula. But file names must match
     the requester's files byte for byte, and a prefix would break the loaders that read this file.

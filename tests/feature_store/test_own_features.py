@@ -225,6 +225,19 @@ def test_a_job_with_another_backbone_of_the_same_name_is_refused_before_anything
     assert not (tmp_path / "job").exists() or not list((tmp_path / "job").glob("*.parquet"))
 
 
+def test_an_evaluation_at_sites_with_another_backbone_of_the_same_name_is_refused_before_its_folder_is_begun(
+    tmp_path: Path,
+) -> None:
+    a, b, public = federation(tmp_path, (PROBE, PROBE, PROBE))
+    job = labeler.run([a, b], public, tmp_path / "job", epsilon=5, colluding_agents=0, quiet=True)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    far = federation(elsewhere, (PROBE[:, ::-1],) * 3)[:2]
+    with pytest.raises(MixedShards, match="this site embedded the probe"):
+        job.evaluate([one.path for one in far], tmp_path / "measured", epsilon=1.0)
+    assert not (tmp_path / "measured" / ".job" / "journal.db").exists()
+
+
 def test_two_sites_that_are_near_a_third_are_compared_with_each_other(tmp_path: Path) -> None:
     probes = (PROBE, turned(PROBE_SLACK), turned(-PROBE_SLACK))
     shards = [Shard.open(one.path) for one in federation(tmp_path, probes)]
