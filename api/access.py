@@ -84,6 +84,20 @@ ACCESS: dict[tuple[str, str], Need] = {
 and jobs, and what a viewer sees of them, is decided behind the gate (api.coordinator.ownership). A price is free, so a
 viewer may ask for it."""
 
+LISTS: Final = frozenset(
+    {
+        ("GET", "/metrics"),
+        ("GET", "/v1/budget"),
+        ("GET", "/v1/budget/agents/{agent_id}"),
+        ("GET", "/v1/ledger"),
+        ("GET", "/v1/jobs"),
+        ("GET", "/v1/tasks"),
+        ("GET", "/v1/parties"),
+        ("GET", "/v1/tokens"),
+    }
+)
+"""Lists and sums, which anybody may read again and again: they take turns (api.limits.Turns), and nobody else waits."""
+
 VERSIONED: Final = "/v1/"
 """Prefix of the paths that programs call."""
 JSON: Final = "application/json"
@@ -211,7 +225,11 @@ class Route(APIRoute):
                 media_type(request, JSON)
                 request = _StrictRequest(request.scope, request.receive)
             try:
-                return await handle(request)
+                if (request.method, self.path) not in LISTS:
+                    return await handle(request)
+                token: TokenRecord | None = request.state.token
+                async with request.app.state.lists.hold(client_address(request) if token is None else token.token_id):
+                    return await handle(request)
             except HTTPException as error:
                 # FastAPI turns any error during the reading of a body into "400"; restore the real one.
                 if isinstance(error.__cause__, LabelerError):

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from api import problems
 from api.access import PARSED_AT_ONCE, Gate
 from api.documentation import document
-from api.limits import Limits, RateLimits
+from api.limits import LISTS_AT_ONCE, LISTS_EACH, Limits, RateLimits, Turns
 from api.metrics import Metrics
 from api.request_context import RequestContext, Shutdown
 from api.routes.administration import invitation_routes, party_routes, token_routes
@@ -62,6 +62,7 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     )
     limits = RateLimits(requests_per_minute=coordinator.config.limits.max_requests_per_minute)
     app.state.limits = limits
+    app.state.lists = Turns("lists", each=LISTS_EACH, at_once=LISTS_AT_ONCE)
     app.state.parsing = asyncio.Semaphore(PARSED_AT_ONCE)
     app.state.gate = Gate(coordinator.tokens, limits, is_metrics_open=coordinator.config.metrics == "open")
     app.state.delta = coordinator.config.delta

@@ -12,6 +12,7 @@ requests a minute, one token   `max_requests_per_minute` (settings)    429
 failures a minute, one client  600                                     429
 enrolments a minute, one client 30                                     429
 what lasts (streams, exports)  `Slots`, beside each route              429
+lists and sums, one token      `LISTS_EACH` at once                    429; `LISTS_AT_ONCE` are read, others in turn
 idle connections               `api.server`                            the longest idle ones are closed
 ============================== ======================================= ==================================
 
@@ -28,8 +29,8 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -69,6 +70,10 @@ BODIES_EACH: Final[dict[Sender, int]] = {"token": 16, "party": 64, "stranger": 4
 """Most bodies in progress of one token, or of one client without a token. For tokens and parties only those above
 `SMALL_BYTES` count: smaller ones mostly come with their head, and the limits on requests bound them."""
 BODIES_TOTAL: Final[dict[Sender, int]] = {"token": 128, "party": 512, "stranger": 64}
+
+LISTS_EACH: Final = 8
+LISTS_AT_ONCE: Final = 2
+"""Lists and sums that are read at once. Each takes a processor, and whoever waits for a job needs the others."""
 
 RETRY_S: Final = 2
 SLOT_WAIT_S: Final = 5
@@ -172,6 +177,31 @@ class Slots:
             yield
         finally:
             self.give_back(name)
+
+
+class Turns:
+    """Turns at what many ask for: a few at once, the others in the order in which they came, each name a few of them.
+
+    Args:
+        what: one of them in words, plural.
+        each: most per name, waiting or in progress.
+        at_once: most in progress.
+    """
+
+    def __init__(self, what: str, *, each: int, at_once: int) -> None:
+        self._slots = Slots(what, each=each, total=2**62)
+        self._places = asyncio.Semaphore(at_once)
+
+    @asynccontextmanager
+    async def hold(self, name: str) -> AsyncIterator[None]:
+        """Wait for a turn, and hold it until the block ends.
+
+        Raises:
+            TooManyRequests: this name waits for too many already.
+        """
+        with self._slots.hold(name):
+            async with self._places:
+                yield
 
 
 class RateLimits:

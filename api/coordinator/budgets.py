@@ -7,7 +7,8 @@ runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.metadata import version
 
@@ -17,7 +18,8 @@ from feature_store.results.evidence import SignedEvidence, sign_evidence
 from labeler.budget import LEAST_DELTA_OF_WINNERS, budget_for, epsilon_spent, short_epsilon
 from labeler.errors import BudgetExceeded, InvalidSetting, NotFound
 from labeler.evidence.derive import derive, software
-from labeler.ledger.database import Database
+from labeler.ledger.chain import Head
+from labeler.ledger.database import Connection, Database
 from labeler.ledger.evidence import Wanted, coordinator_facts
 from labeler.ledger.ledger import Balance, Ledger
 from labeler.ledger.lifetimes import all_set_aside, set_aside
@@ -26,6 +28,7 @@ from labeler.methods.sensitivity import least_delta
 from labeler.setting import LEVELS
 from labeler.system.clock import Clock
 from labeler.system.keys import PartyKeys
+from labeler.task import Level
 
 FEDERATION = "federation"
 """The account of the whole federation."""
@@ -108,31 +111,62 @@ def balance_view(balance: Balance, delta: float, *, is_bounded: bool = True, for
     )
 
 
-def budget_view(ledger: Ledger, delta: float, *, account: str | None = None) -> BudgetView:
-    """Return every account, or both levels of one.
+class Budgets:
+    """Every account as of one head of the ledger: read once, for all who ask until an entry is written.
 
-    Raises:
-        NotFound: there is no such account.
+    Accounts change only together with an entry.
     """
-    balances = [one for one in ledger.balances() if account is None or one.account == account]
-    if account is not None and not balances:
-        raise NotFound(f"there is no account {account[:100]!r}; agents have one from the moment they are enrolled")
-    head = ledger.head()
-    unpriced, aside = ledger.charged_without(), all_set_aside(ledger.database)
-    return BudgetView(
-        accounts=tuple(
+
+    def __init__(self, ledger: Ledger, delta: float) -> None:
+        self._ledger, self._delta = ledger, delta
+        self._lock = threading.Lock()
+        self._known: tuple[BudgetView, Mapping[tuple[str, Level], Balance]] | None = None
+
+    def balances(self) -> Mapping[tuple[str, Level], Balance]:
+        """Return the balance of every account, by name and level. For estimates; a charge reads the journal itself."""
+        return self._read()[1]
+
+    def view(self, *, account: str | None = None) -> BudgetView:
+        """Return every account, or both levels of one.
+
+        Raises:
+            NotFound: there is no such account.
+        """
+        view = self._read()[0]
+        if account is None:
+            return view
+        found = tuple(one for one in view.accounts if one.account == account)
+        if not found:
+            raise NotFound(f"there is no account {account[:100]!r}; agents have one from the moment they are enrolled")
+        return view.model_copy(update={"accounts": found})
+
+    def _read(self) -> tuple[BudgetView, Mapping[tuple[str, Level], Balance]]:
+        with self._lock, self._ledger.database.read() as connection:
+            head = self._ledger.head(connection=connection)
+            if self._known is None or self._known[0].head_hash != head.hash:
+                self._known = self._as_of(head, connection)
+            return self._known
+
+    def _as_of(self, head: Head, connection: Connection) -> tuple[BudgetView, Mapping[tuple[str, Level], Balance]]:
+        balances = self._ledger.balances(connection=connection)
+        unpriced = self._ledger.charged_without(connection=connection)
+        aside = all_set_aside(self._ledger.database, connection=connection)
+        views = tuple(
             balance_view(
                 one,
-                delta,
+                self._delta,
                 is_bounded=one.account not in unpriced[one.level],
                 for_life=aside.get(one.account, 0) if one.level == "instance" else 0,
             )
             for one in balances
-        ),
-        head_seq=head.seq,
-        head_hash=head.hash,
-        delta=delta,
-    )
+        )
+        view = BudgetView(accounts=views, head_seq=head.seq, head_hash=head.hash, delta=self._delta)
+        return view, {(one.account, one.level): one for one in balances}
+
+
+def budget_view(ledger: Ledger, delta: float, *, account: str | None = None) -> BudgetView:
+    """Return `Budgets.view` of this moment."""
+    return Budgets(ledger, delta).view(account=account)
 
 
 def refusal(error: BudgetExceeded, *, queries: int, delta: float) -> BudgetExceeded:

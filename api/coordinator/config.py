@@ -81,9 +81,9 @@ class LimitsTable(_Table):
         max_requests_per_minute: of one token.
         max_connections: open at once, from all clients; a few more are reserved for health checks.
         max_connections_per_address: open at once, from one client address. Behind a trusted proxy it bounds requests.
-        max_unasked_jobs_per_day: of one token: jobs that ended after agents replied to the proposal and before any was
-            asked. Such a job costs nothing but leaves permanent entries in every site's ledger. The sites themselves
-            bound what it reveals of their budgets (labeler.ledger.promises).
+        max_unasked_jobs_per_day: of one token: jobs that ended before any agent was asked, however they ended. Such a
+            job costs nothing but stays in the journal for ever, and in those of the sites that had replied. The sites
+            themselves bound what it reveals of their budgets (labeler.ledger.promises).
     """
 
     max_images: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
@@ -95,7 +95,7 @@ class LimitsTable(_Table):
     max_requests_per_minute: Annotated[int, Field(ge=1, le=1_000_000)] = 600
     max_connections: Annotated[int, Field(ge=16, le=100_000)] = 1000
     max_connections_per_address: Annotated[int, Field(ge=1, le=100_000)] = 256
-    max_unasked_jobs_per_day: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    max_unasked_jobs_per_day: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
 
 
 class TimingTable(_Table):

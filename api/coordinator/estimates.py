@@ -10,11 +10,12 @@ second request for the same setting, or a retry after a refusal, is immediate.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from api.coordinator.budgets import Budgets
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.ownership import Owners, Reader
 from api.coordinator.pricing import estimate
@@ -24,10 +25,8 @@ from api.fair_pool import FairPool
 from api.limits import Slots
 from api.schema import EstimateRequest, EstimateView
 from labeler.errors import Unavailable
-from labeler.ledger.chain import Head
-from labeler.ledger.ledger import Balance
 from labeler.methods import METHODS, MethodName, ReleaseKind
-from labeler.task import Level, Task
+from labeler.task import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,12 +142,14 @@ def _numbers(task: Task, queries: int, sizes: tuple[int, ...]) -> tuple[object, 
 class Estimates:
     """Answers requests for the price of a job."""
 
-    def __init__(self, config: CoordinatorConfig, stores: Stores, owners: Owners, prices: Prices) -> None:
+    def __init__(
+        self, config: CoordinatorConfig, stores: Stores, owners: Owners, prices: Prices, budgets: Budgets
+    ) -> None:
         self._config = config
         self._stores = stores
         self._owners = owners
         self._prices = prices
-        self._known: tuple[Head | None, Mapping[tuple[str, Level], Balance]] = (None, {})
+        self._budgets = budgets
 
     async def price(self, request: EstimateRequest, *, reader: Reader) -> EstimateView:
         """Return the price of a job when the reader's turn comes; charges nothing.
@@ -177,19 +178,7 @@ class Estimates:
             task, participants = describe_task(request.task, config=self._config, parties=self._stores.parties)
         queries = request.queries or task.max_queries
         view = estimate(
-            task, participants, queries, self._balances(), delta=self._config.delta, records=request.records
+            task, participants, queries, self._budgets.balances(), delta=self._config.delta, records=request.records
         )
         self._prices.note(task, queries)
         return view
-
-    def _balances(self) -> Mapping[tuple[str, Level], Balance]:
-        """Return the balance of every account; read them again when the ledger has grown.
-
-        Only estimates depend on this cache, never a charge.
-        """
-        head = self._stores.ledger.head()  # read first, so that the balances cached under it are no older
-        known_at, known = self._known
-        if known_at != head:
-            known = {(one.account, one.level): one for one in self._stores.ledger.balances()}
-            self._known = (head, known)
-        return known

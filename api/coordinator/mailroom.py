@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 
 from api.coordinator.roster import check_facts
 from api.coordinator.stores import Stores
@@ -63,11 +63,17 @@ class Waiting(Protocol):
 
 
 class InLoop:
-    """Waiting in a server: long work runs in threads while the event loop continues."""
+    """Waiting in a server: long work runs in threads while the event loop continues.
+
+    The threads are parties' alone, so that no party waits for requests of people.
+    """
+
+    def __init__(self) -> None:
+        self._threads = CapacityLimiter(THREADS)
 
     async def aside(self, work: Callable[[], T]) -> T:
         """See Waiting."""
-        return await to_thread.run_sync(work)
+        return await to_thread.run_sync(work, limiter=self._threads)
 
     async def told(self, ask: Callable[[Callable[[T], None]], None]) -> T:
         """See Waiting."""
@@ -95,6 +101,9 @@ MAX_POLL_MESSAGES = 2
 
 MAX_MAIL = 200
 """Most messages delivered at once; parties read 256, including the coordinator's own."""
+
+THREADS = 16
+"""Threads for what parties send."""
 
 CONTACT_S = 5.0
 """A party's last contact is stored at most this often."""

@@ -6,7 +6,9 @@ A job is charged per round at two levels: for one record (instance) and for one 
 participant and the federation have an account at each level. A level without a finite price may only be used if its
 account has no cap. It is recorded there as `UNBOUNDED_NANO`, so that nobody can claim a bound later.
 
-    submitted        JOB/proposed reserves the worst case: every round, the federation and every agent of the task.
+    submitted        JOB/proposed reserves the worst case: every round, the federation and every agent of the task. Only
+                     the federation's charges have entries; those of the agents are held, so a job that ends unasked
+                     leaves few.
     settled          In one transaction it is given back, and JOB/0, JOB/1, ... reserve one round each, for the
                      federation and the agents that are asked. An agent that declined is charged nothing.
     round asked      From here on nobody can prove that no answer left.

@@ -20,7 +20,7 @@ from functools import partial
 from anyio import to_thread
 
 from api.coordinator import labels, submission
-from api.coordinator.budgets import agent_account, budget_view, ledger_page, open_accounts, signed_evidence
+from api.coordinator.budgets import Budgets, agent_account, ledger_page, open_accounts, signed_evidence
 from api.coordinator.conductor import Conductor
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.estimates import Estimates, Prices
@@ -132,7 +132,8 @@ class Coordinator:
         self._owners = Owners(stores.tasks, stores.jobs)
         self.prices = Prices()
         self._submissions = submission.Submissions(config, stores, self._owners, self.prices, self._taken)
-        self.estimates = Estimates(config, stores, self._owners, self.prices)
+        self._budgets = Budgets(stores.ledger, config.delta)
+        self.estimates = Estimates(config, stores, self._owners, self.prices, self._budgets)
         self.invitations = Invitations(
             config,
             stores.database,
@@ -410,7 +411,7 @@ class Coordinator:
             NotFound: there is no such agent.
         """
         account = None if agent_id is None else agent_account(agent_id)
-        return budget_view(self.ledger, self.config.delta, account=account)
+        return self._budgets.view(account=account)
 
     def ledger_page(
         self, after: int, limit: int, account: str | None, search: str | None, *, reader: Reader

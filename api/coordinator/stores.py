@@ -75,7 +75,9 @@ class Stores:
 
     @classmethod
     def open(cls, config: CoordinatorConfig, *, clock: Clock = utc_now) -> Stores:
-        """Open the journal and check it from its first entry to its last.
+        """Open the journal and check its last entries and every balance (labeler.ledger.verification.verify_recent).
+
+        `labeler journal verify` reads it from its first entry.
 
         Raises:
             JournalBroken, JournalBehind, UnsafeStorage, JournalInUse: see labeler.ledger.
@@ -84,7 +86,7 @@ class Stores:
         database = open_database(config.journal_target, anchor=config.home / "journal.head")
         try:
             stores = cls.over(database, clock=clock)
-            stores.ledger.verify()
+            stores.ledger.verify(is_whole=False)
             check_delta(stores.tasks, config.delta)
             open_accounts(stores.ledger, config, [one.party_id for one in stores.parties.list(role="agent")])
         except BaseException:

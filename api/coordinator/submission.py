@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 
-from api.coordinator.budgets import refusal
+from api.coordinator.budgets import FEDERATION, refusal
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.estimates import Prices
 from api.coordinator.ownership import Owners, Reader, own_spenders
@@ -27,6 +27,7 @@ from api.coordinator.roster import facts_of
 from api.coordinator.stores import INCOMING, Stores
 from api.coordinator.uploads import Upload, upload_of_features
 from api.coordinator.views import read_view, read_views
+from api.limits import TooManyRequests
 from api.problems import KeptRefusal, problem_of
 from api.schema import FINISHED, JobRequest, JobView, Selection
 from feature_store.results.job_process import given_features
@@ -40,7 +41,6 @@ from labeler.errors import (
     InvalidTask,
     NotFound,
     NotReady,
-    PrivacyRefusal,
 )
 from labeler.ledger.database import Connection
 from labeler.ledger.jobs import Idempotency, JobRecord, RoundRecord
@@ -100,8 +100,8 @@ class Submissions:
             InvalidSetting, InvalidTask, TooLarge, BadData: the request does not fit the task.
             IdempotencyMismatch: the key was used for another request.
             BudgetExceeded: an account does not cover it. The job is stored as "refused", and `problem_of` gives its id.
-            PrivacyRefusal: too many jobs of this token ended before any agent was asked.
-            TooManyRequests, PricesWait: its price takes seconds, and others are before it.
+            TooManyRequests: too many jobs of this token ended before any agent was asked.
+            TooManyRequests, PricesWait: or its price takes seconds, and others are before it.
         """
         try:
             upload = _only_upload(request, upload, self.config)
@@ -409,7 +409,8 @@ def _accept(order: _Order, stores: Stores, *, most: int, prices: Prices | None =
             following += size
         stores.ledger.reserve(
             proposed_id(job.job_id),
-            worst,
+            [charge for charge in worst if charge.account == FEDERATION],
+            held_back=[charge for charge in worst if charge.account != FEDERATION],
             detail={"job": job.job_id, "task": record.digest, "queries": job.num_queries, "by": job.created_by},
             connection=connection,
         )
@@ -434,17 +435,20 @@ def _worst_case(order: _Order, prices: Prices | None) -> list[Charge]:
 
 
 def _check_unasked(job: JobRecord, most: int, stores: Stores, connection: Connection) -> None:
-    """Refuse another job if many of the requester's ended unasked: each leaves entries in the ledgers of all sites.
+    """Refuse another job if many of the requester's ended unasked: each stays in this journal for ever for nothing, and
+    in those of the sites that had replied.
 
-    Cancelled jobs count against their own token only.
+    A job counts however it ended, and against its own token only.
 
     Raises:
-        PrivacyRefusal: too many of the token's jobs of the last 24 hours ended before any agent was asked.
+        TooManyRequests: too many of the token's jobs of the last 24 hours ended before any agent was asked.
     """
-    found = stores.jobs.willingness.unasked_lately(job.created_by, job.created_at, connection=connection)
-    if found >= most:
-        raise PrivacyRefusal(
-            f"{found} jobs of this token ended in the last 24 hours after agents replied to the proposal and before "
-            f"anybody was asked; at most {most} may, since each leaves entries in the ledgers of all sites. Submit "
-            "again tomorrow, or ask the operator to raise limits.max_unasked_jobs_per_day"
+    free_at = stores.jobs.willingness.unasked_until(job.created_by, job.created_at, most=most, connection=connection)
+    if free_at is not None:
+        wait_s = max(1, math.ceil((free_at - job.created_at).total_seconds()))
+        raise TooManyRequests(
+            f"{most} jobs of this token ended in the last 24 hours before anybody was asked, by being cancelled, "
+            f"refused, expired or failed; no more may, since each stays in the ledger for nothing. Submit the next in "
+            f"{wait_s} s, or ask the operator to raise limits.max_unasked_jobs_per_day",
+            retry_after_s=wait_s,
         )

@@ -6,6 +6,7 @@ import mimetypes
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as PathParameter
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse
@@ -31,6 +32,7 @@ _REFERENCE = "The documentation is at /api\n"
 def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
     """Build the routes outside /v1. Dashboard files that are added later are not served."""
     router = APIRouter(tags=["operations"], route_class=Route)
+    probes = CapacityLimiter(1)  # a thread of their own, so that a probe waits for no other request
     made: dict[str, bytes] = {}  # cached, because strangers may request these documents any number of times
     assets = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
 
@@ -61,8 +63,9 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
             },
         ),
     )
-    def readyz(request: Request, response: Response) -> ReadinessView:
-        view, token = coordinator.health.readiness(), request.state.token
+    async def readyz(request: Request, response: Response) -> ReadinessView:
+        view = await to_thread.run_sync(coordinator.health.readiness, limiter=probes)
+        token = request.state.token
         response.status_code = 200 if view.ready else 503
         return view if token is not None and token.role == "admin" else for_strangers(view)
 

@@ -52,15 +52,15 @@ from sqlalchemy import (
     Select,
     Table,
     Update,
-    and_,
     bindparam,
     create_engine,
     delete,
     event,
     insert,
-    or_,
+    literal,
     select,
     text,
+    tuple_,
     update,
 )
 from sqlalchemy import Connection as Connection
@@ -657,7 +657,8 @@ def before(cursor: str, at: Column[datetime], row_id: Column[str]) -> ColumnElem
         raise InvalidSetting(
             "after: not a position in this list; pass on `next` of the page before unchanged, or leave it out"
         ) from None
-    return or_(at < moment, and_(at == moment, row_id < last))
+    # As one comparison: so an index of both begins at the cursor.
+    return tuple_(at, row_id) < tuple_(literal(moment, at.type), literal(last, row_id.type))
 
 
 def check_limit(limit: int) -> int:

@@ -34,6 +34,7 @@ from labeler.ledger.database import (
 from labeler.ledger.rounds import UNFINISHED, live_round, read_release, set_batches
 from labeler.ledger.schema import (
     FINISHED,
+    JOB_STATES,
     aggregate_shares,
     forgotten_jobs,
     idempotency_keys,
@@ -368,12 +369,18 @@ class JobStore:
         query = select(jobs).order_by(jobs.c.created_at.desc(), jobs.c.job_id.desc()).limit(check_limit(limit))
         if after is not None:
             query = query.where(before(after, jobs.c.created_at, jobs.c.job_id))
-        if states is not None:
-            query = query.where(jobs.c.state.in_(sorted(states)))
         if created_by is not None:
             query = query.where(jobs.c.created_by == created_by)
+        # One query a state, each of them a stretch of an index; a list of all jobs has an index of its own.
+        every = states is None and created_by is None
+        of = (
+            [query]
+            if every
+            else [query.where(jobs.c.state == one) for one in sorted(JOB_STATES if states is None else states)]
+        )
         with self._database.read() as connection:
-            return [JobRecord(**row._mapping) for row in connection.execute(query)]
+            found = [JobRecord(**row._mapping) for one in of for row in connection.execute(one)]
+        return sorted(found, key=lambda job: (job.created_at, job.job_id), reverse=True)[:limit]
 
 
 class WillingnessStore:
@@ -442,24 +449,31 @@ class WillingnessStore:
             if known is None:
                 insert_rows(joined, job_asked, {"job_id": job_id, "agents": list(agents)})
 
-    def unasked_lately(self, token_id: str, now: datetime, *, connection: Connection | None = None) -> int:
-        """Count jobs of a token in the last 24 hours that got replies of agents and ended before any agent was asked.
+    def unasked_until(
+        self, token_id: str, now: datetime, *, most: int, connection: Connection | None = None
+    ) -> datetime | None:
+        """Return when fewer than `most` jobs of a token in 24 hours have ended before any agent was asked.
 
         Args:
             now: when the next one is submitted.
+
+        Returns:
+            None if that is so now.
         """
-        got_replies = select(job_answers.c.job_id).where(job_answers.c.job_id == jobs.c.job_id).exists()
         was_asked = (
             select(rounds.c.job_id).where(rounds.c.job_id == jobs.c.job_id, rounds.c.state != "waiting").exists()
         )
         query = (
-            select(func.count())
-            .select_from(jobs)
+            select(jobs.c.created_at)
             .where(jobs.c.created_by == token_id, jobs.c.created_at >= now - _DAY, jobs.c.state.in_(_UNPAID))
-            .where(got_replies, ~was_asked)
+            .where(~was_asked)
+            .order_by(jobs.c.created_at.desc())
+            .offset(most - 1)
+            .limit(1)
         )
         with self._database.reading(connection) as joined:
-            return int(joined.execute(query).scalar_one())
+            found: datetime | None = joined.execute(query).scalar()
+        return None if found is None else found + _DAY
 
 
 class ForgottenJobs:
@@ -474,6 +488,8 @@ class ForgottenJobs:
     def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
         self._database = database
         self._clock = clock
+        self._none_before: datetime | None = None
+        """Every job that ended before this moment is forgotten: jobs that end later end after it."""
 
     def forget(self, job_id: str, because: Because, *, connection: Connection | None = None) -> None:
         """Record permanently that a job is forgotten, and drop what its rounds no longer need; idempotent.
@@ -509,15 +525,22 @@ class ForgottenJobs:
 
     def due(self, ended_before: datetime, *, limit: int = 100) -> list[str]:
         """Return jobs that ended before a moment and are not forgotten, the oldest first."""
+        unfinished = sorted(set(JOB_STATES) - FINISHED)
         query = (
             select(jobs.c.job_id)
-            .where(jobs.c.state.in_(sorted(FINISHED)), jobs.c.updated_at < ended_before)
-            .where(jobs.c.job_id.not_in(select(forgotten_jobs.c.job_id)))
+            # NOT IN, so that the index by time is taken: almost all jobs are finished.
+            .where(jobs.c.updated_at < ended_before, jobs.c.state.not_in(unfinished))
+            .where(~select(forgotten_jobs.c.job_id).where(forgotten_jobs.c.job_id == jobs.c.job_id).exists())
             .order_by(jobs.c.updated_at, jobs.c.job_id)
             .limit(limit)
         )
+        if self._none_before is not None:
+            query = query.where(jobs.c.updated_at >= self._none_before)
         with self._database.read() as connection:
-            return list(connection.execute(query).scalars())
+            found = list(connection.execute(query).scalars())
+        if not found:
+            self._none_before = ended_before
+        return found
 
 
 def no_such_job(job_id: str) -> NotFound:

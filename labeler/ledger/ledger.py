@@ -5,6 +5,8 @@
 
 A reservation charges all its accounts or none. It counts from the moment it is durable. It stops counting only when
 somebody proves that nothing left its owner (`NothingLeft`). Running a step twice has the effect of running it once.
+A reservation may hold further charges without an entry for each. They count as much, and become entries when somebody
+makes them final.
 
 Entries never change, and the hash of the last entry covers all earlier ones (`chain`). A separate file (`anchor`)
 remembers the last entry, so a journal that was cut, edited or replaced by an older copy is refused. Ledger time never
@@ -15,13 +17,26 @@ More than 600 lines: one class is the whole interface of a ledger, and its metho
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
-from sqlalchemy import Connection, bindparam, case, func, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    bindparam,
+    case,
+    func,
+    insert,
+    literal,
+    literal_column,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 
 from labeler.budget import NothingLeft
@@ -50,8 +65,8 @@ from labeler.ledger.chain import (
     time_text,
 )
 from labeler.ledger.database import MAX_PAGE, Database, insert_rows, select_rows, update_rows
-from labeler.ledger.schema import ledger_accounts, ledger_entries, ledger_reservations
-from labeler.ledger.verification import verify_ledger
+from labeler.ledger.schema import ledger_accounts, ledger_entries, ledger_reservations, ledger_sums
+from labeler.ledger.verification import verify_ledger, verify_recent
 from labeler.setting import LEVELS
 from labeler.system.clock import Clock
 from labeler.task import Level
@@ -73,6 +88,12 @@ MAX_NAME_LENGTH = 256
 
 MAX_CHARGES = 10_000
 """The most charges of one reservation."""
+
+SUMS_EVERY: Final = 2048
+"""Entries after which every account's sums are kept (`ledger_sums`)."""
+
+LOOKED_THROUGH: Final = 20_000
+"""Most entries that one page of a search looks through."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +125,7 @@ class Balance:
 
     Attributes:
         cap: None if the account is not limited, only recorded.
-        reserved: charged for work that is not finished.
+        reserved: charged or held for work that is not finished.
         posted: charged permanently.
     """
 
@@ -163,12 +184,14 @@ class _Known:
         first_seq: sequence number of its first "reserve" entry; the others follow it.
         charges: number of its entries.
         settled_seq: sequence number of its first "post" or "void" entry.
+        held: its charges without an entry.
     """
 
     state: State
     first_seq: int
     charges: int
     settled_seq: int | None
+    held: tuple[Row, ...]
 
     @property
     def settled_at(self) -> int:
@@ -176,18 +199,19 @@ class _Known:
         return cast(int, self.settled_seq)  # a CHECK of the table: a settled reservation has one
 
 
-_entry, _account, _reservation = ledger_entries.c, ledger_accounts.c, ledger_reservations.c
-_BALANCES = select(_account.account, _account.level, _account.cap, _account.spent, _account.posted)
+_entry, _account, _reservation, _sums = ledger_entries.c, ledger_accounts.c, ledger_reservations.c, ledger_sums.c
+_BALANCES = select(_account.account, _account.level, _account.cap, _account.spent, _account.posted, _account.held)
 _LAST = select(_entry.seq, _entry.at, _entry.hash).order_by(_entry.seq.desc()).limit(1)
 _CHARGED = (
     select(_entry.account, _entry.level, _entry.amount)
     .where(_entry.seq.between(bindparam("first"), bindparam("last")))
     .order_by(_entry.seq)
 )
+_MOVED: Final = ("spent", "posted", "held", "alone", "written_off")
 _MOVE = (
     update(ledger_accounts)
     .where(_account.account == bindparam("of_account"), _account.level == bindparam("of_level"))
-    .values(spent=_account.spent + bindparam("more_spent"), posted=_account.posted + bindparam("more_posted"))
+    .values({name: _account[name] + bindparam(f"more_{name}") for name in _MOVED})
 )
 
 
@@ -269,37 +293,35 @@ class Ledger:
         with self._database.reading(connection) as held:
             found = select_rows(held, ledger_accounts, account=sorted(accounts))
             return {
-                (row.account, row.level): _balance(row.account, row.level, row.cap, row.spent, row.posted)
+                (row.account, row.level): _balance(row.account, row.level, row.cap, row.spent, row.posted, row.held)
                 for row in found
             }
 
-    def balances(self) -> list[Balance]:
+    def balances(self, *, connection: Connection | None = None) -> list[Balance]:
         """Return every account, by name and level."""
-        with self._database.read() as held:
+        with self._database.reading(connection) as held:
             rows = held.execute(_BALANCES.order_by(_account.account, _account.level)).all()
         return [_balance(*row) for row in rows]
 
-    def charged_without(self) -> dict[Level, frozenset[str]]:
+    def charged_without(self, *, connection: Connection | None = None) -> dict[Level, frozenset[str]]:
         """Return, for each level, the accounts that have a standing reservation without a charge at this level.
 
         A reservation stands unless it was voided. It normally charges both levels. All write-offs of an account count
         as one. So if charges may have been forgotten, and this level was not written off because it is not limited,
-        then nobody knows what was spent at it.
+        then nobody knows what was spent at it. The facts are kept with the accounts.
         """
-        together = case((_entry.reservation_id.like(f"{WRITTEN_OFF}%"), WRITTEN_OFF), else_=_entry.reservation_id)
-        query = (
-            select(_entry.account)
-            .join(ledger_reservations, _reservation.reservation_id == _entry.reservation_id)
-            .where(_entry.kind == "reserve", _reservation.state != "void")
-            .group_by(_entry.account, together)
-        )
-        with self._database.read() as held:
-            return {
-                level: frozenset(
-                    held.execute(query.having(func.sum(case((_entry.level == level, 1), else_=0)) == 0)).scalars()
-                )
-                for level in LEVELS
-            }
+        query = select(_account.account, _account.level, _account.alone, _account.written_off)
+        with self._database.reading(connection) as held:
+            rows = {(row.account, row.level): row for row in held.execute(query)}
+        off = {key for key, row in rows.items() if row.written_off}
+        return {
+            level: frozenset(
+                account
+                for (account, other), row in rows.items()
+                if other != level and (row.alone or (row.written_off and (account, level) not in off))
+            )
+            for level in LEVELS
+        }
 
     def entries(
         self,
@@ -315,7 +337,8 @@ class Ledger:
             after: the last sequence number already seen.
             limit: 1 to MAX_PAGE.
             account: only its entries.
-            search: only entries with this text in the account, the reservation, the kind or the detail.
+            search: only entries with this text in the account, the reservation, the kind or the detail, among the
+                next LOOKED_THROUGH.
         """
         if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
             raise InvalidSetting(f"a page has 1 to {MAX_PAGE} entries, found {limit!r}")
@@ -324,16 +347,16 @@ class Ledger:
         if search is not None and not (type(search) is str and search.isprintable() and len(search) <= 256):
             raise InvalidSetting("a search is a printable text of at most 256 characters")
         query = select(ledger_entries).where(_entry.seq > after).order_by(_entry.seq).limit(limit)
-        if account is not None:
-            query = query.where(_entry.account == account)
         if search:
             # Skip the salt: its digits would match any short number.
             said = func.substr(_entry.detail, len(SALTED) + 2 * SALT_BYTES + 1)
             detail = case((_entry.detail.startswith(SALTED), said), else_=_entry.detail)
             columns = (_entry.account, _entry.reservation_id, _entry.kind, detail)
             query = query.where(or_(*(column.icontains(search, autoescape=True) for column in columns)))
+            query = query.where(_entry.seq <= min(after + LOOKED_THROUGH, MAX_AMOUNT))
         with self._database.read() as held:
-            rows = held.execute(query).mappings().all()
+            rows = [row for of in _of_account(account) for row in held.execute(query.where(*of)).mappings()]
+        rows = sorted(rows, key=lambda row: int(row["seq"]))[:limit]
         try:
             return [entry_of(dict(row)) for row in rows]
         except (ValueError, TypeError):
@@ -342,12 +365,17 @@ class Ledger:
     def spent_at(self, seq: int, *, account: str | None = None) -> dict[tuple[str, str], int]:
         """Return the amount that each account had reserved or posted right after entry `seq`, by account and level."""
         change = case((_entry.kind == "reserve", _entry.amount), (_entry.kind == "void", -_entry.amount), else_=0)
-        query = select(_entry.account, _entry.level, func.sum(change)).where(_entry.seq <= seq)
+        query = select(_entry.account, _entry.level, func.sum(change))
+        kept = select(_sums.account, _sums.level, _sums.spent)
         if account is not None:
-            query = query.where(_entry.account == account)
+            kept = kept.where(_sums.account == account)
+        found: Counter[tuple[str, str]] = Counter()
         with self._database.read() as held:
-            rows = held.execute(query.group_by(_entry.account, _entry.level))
-            return {(name, level): int(spent) for name, level, spent in rows}
+            since = held.execute(select(func.max(_sums.seq)).where(_sums.seq <= seq)).scalar() or 0
+            query = query.where(_entry.seq > since, _entry.seq <= seq).group_by(_entry.account, _entry.level)
+            for one in (kept.where(_sums.seq == since), *(query.where(*of) for of in _of_account(account))):
+                found.update({(name, level): int(spent) for name, level, spent in held.execute(one)})
+        return dict(found)
 
     # Changes.
 
@@ -383,18 +411,19 @@ class Ledger:
                     cap=cap,
                     last_spenders=_last_spenders(held, account, level),
                 )
+            self._append(held, "open" if known is None else "cap", "", [(account, level, cap or 0)], detail)
             if known is None:
                 row = {"account": account, "level": level, "cap": cap, "spent": 0, "posted": 0}
                 insert_rows(held, ledger_accounts, row)
             else:
                 update_rows(held, ledger_accounts, {"cap": cap}, account=account, level=level)
-            self._append(held, "open" if known is None else "cap", "", [(account, level, cap or 0)], detail)
 
     def reserve(
         self,
         reservation_id: str,
         charges: Sequence[Charge],
         *,
+        held_back: Sequence[Charge] = (),
         detail: Mapping[str, Any] | None = None,
         connection: Connection | None = None,
     ) -> int:
@@ -403,6 +432,7 @@ class Ledger:
         Args:
             reservation_id: chosen by the caller; repeating it with the same charges changes nothing.
             charges: at most one per account and level.
+            held_back: further charges of the same kind, without an entry: what is voided again then leaves little.
             detail: JSON that is kept in each entry; must hold nothing private.
 
         Returns:
@@ -417,24 +447,29 @@ class Ledger:
         """
         check_name("a reservation id", reservation_id)
         asked = distinct_charges(charges)
+        if held_back:
+            asked = distinct_charges([*charges, *held_back])
         written = detail_text(detail or {})
         with self._writing(connection) as held:
             known = _reservation_of(held, reservation_id)
             if known is not None:
-                self._check_repeated(held, reservation_id, known, asked)
+                # What was held is forgotten once the reservation is settled.
+                still = asked if known.state == "reserved" else distinct_charges(charges)
+                self._check_repeated(held, reservation_id, known, still)
                 return known.first_seq
-            balances = self.balances_of({charge.account for charge in charges}, connection=held)
-            for charge in charges:
+            balances = self.balances_of({account for account, _ in asked}, connection=held)
+            for charge in (*charges, *held_back):
                 balance = balances.get((charge.account, charge.level))
                 if balance is None:
                     raise _never_opened(charge.account, charge.level)
                 if charge.amount > _room(balance):
                     raise self.overdrawn(charge, connection=held)
-            rows = [(charge.account, charge.level, charge.amount) for charge in charges]
+            rows, without = _rows_of(charges), _rows_of(held_back)
             seq = self._append(held, "reserve", reservation_id, rows, written)
             row = {"reservation_id": reservation_id, "state": "reserved", "first_seq": seq, "charges": len(rows)}
-            insert_rows(held, ledger_reservations, row)
-            _move(held, rows, spent=1, posted=0)
+            insert_rows(held, ledger_reservations, row | {"held": without or None})
+            _move(held, reservation_id, rows, spent=1, stands=1)
+            _move(held, reservation_id, without, held_back=1)
             return seq
 
     def post(
@@ -445,6 +480,8 @@ class Ledger:
         connection: Connection | None = None,
     ) -> int:
         """Make a reservation final: the answer is about to be released.
+
+        What it holds without an entry becomes a final reservation of its own, ID/held.
 
         Returns:
             The sequence number of its first "post" entry.
@@ -463,7 +500,13 @@ class Ledger:
                 )
             if known.state == "posted":
                 return known.settled_at
-            return self._settle(held, reservation_id, known, "posted", written)
+            seq = self._settle(held, reservation_id, known, "posted", written)
+            if known.held:
+                rest = f"{reservation_id}/held"
+                charges = [Charge(account, cast(Level, level), amount) for account, level, amount in known.held]
+                self.reserve(rest, charges, detail=detail, connection=held)
+                self.post(rest, detail=detail, connection=held)
+            return seq
 
     def answer(self, reservation_id: str, detail: Mapping[str, Any], *, connection: Connection) -> int:
         """Note that the result of a final charge was stored, in the transaction that stores it. It costs nothing.
@@ -530,8 +573,12 @@ class Ledger:
 
     # Checks.
 
-    def verify(self) -> Head:
+    def verify(self, *, is_whole: bool = True) -> Head:
         """Read the whole ledger again: the chain from the first entry, every transition, every balance.
+
+        Args:
+            is_whole: if False, read the last entries and every balance (`labeler.ledger.verification.verify_recent`),
+                as a start does; so it takes as long however old the ledger is.
 
         Returns:
             The head that was reached.
@@ -541,7 +588,13 @@ class Ledger:
             JournalBehind: the ledger ends before the entry that its anchor remembers.
         """
         with self._database.read() as held:
-            head = verify_ledger(held)
+            head = verify_ledger(held) if is_whole else verify_recent(held)
+            _check_held(held)
+            if is_whole and self.charged_without(connection=held) != _charged_without(held):
+                raise JournalBroken(
+                    "the accounts that paid for something without a charge at one level are stored otherwise than the "
+                    "entries say. Keep the file as evidence and restore the newest backup"
+                )
         self._check_anchors()
         return head
 
@@ -638,6 +691,10 @@ class Ledger:
             }  # fmt: skip
             head = Head(head.seq + 1, entry_hash(entry))
             entries.append(entry | {"hash": head.hash})
+        if (first - 1) // SUMS_EVERY < head.seq // SUMS_EVERY:
+            # The accounts are still as the entry before left them.
+            kept = select(literal(first - 1), *(_account[column.name] for column in list(_sums)[1:]))
+            held.execute(insert(ledger_sums).from_select([column.name for column in _sums], kept))
         insert_rows(held, ledger_entries, *entries)
 
         def remember() -> None:
@@ -651,9 +708,13 @@ class Ledger:
     def _settle(self, held: Connection, reservation_id: str, known: _Known, state: State, detail: str) -> int:
         rows = _charged(held, known)
         seq = self._append(held, "post" if state == "posted" else "void", reservation_id, rows, detail)
-        settled = {"state": state, "settled_seq": seq}
+        settled = {"state": state, "settled_seq": seq, "held": None}
         update_rows(held, ledger_reservations, settled, reservation_id=reservation_id)
-        _move(held, rows, spent=0 if state == "posted" else -1, posted=1 if state == "posted" else 0)
+        if state == "posted":
+            _move(held, reservation_id, rows, posted=1)
+        else:
+            _move(held, reservation_id, rows, spent=-1, stands=-1)
+        _move(held, reservation_id, known.held, held_back=-1)
         return seq
 
     def _known(self, held: Connection, reservation_id: str) -> _Known:
@@ -672,7 +733,7 @@ class Ledger:
     def _check_repeated(
         self, held: Connection, reservation_id: str, known: _Known, asked: Mapping[tuple[str, str], int]
     ) -> None:
-        before = {(account, level): amount for account, level, amount in _charged(held, known)}
+        before = {(account, level): amount for account, level, amount in (*_charged(held, known), *known.held)}
         if before != asked:
             named = [f"{account} ({level}) {amount}" for (account, level), amount in list(before.items())[:_NAMED]]
             more = len(before) - len(named)
@@ -709,8 +770,8 @@ def _room(balance: Balance) -> int:
     return MAX_AMOUNT - balance.spent if balance.left is None else balance.left
 
 
-def _balance(account: str, level: Level, cap: int | None, spent: int, posted: int) -> Balance:
-    return Balance(account, level, cap, spent - posted, posted)
+def _balance(account: str, level: Level, cap: int | None, spent: int, posted: int, held_back: int) -> Balance:
+    return Balance(account, level, cap, spent - posted + held_back, posted)
 
 
 def _never_opened(account: str, level: str) -> NotFound:
@@ -719,7 +780,7 @@ def _never_opened(account: str, level: str) -> NotFound:
 
 def _balance_of(held: Connection, account: str, level: str) -> Balance | None:
     row = select_rows(held, ledger_accounts, account=account, level=level).first()
-    return None if row is None else _balance(row.account, row.level, row.cap, row.spent, row.posted)
+    return None if row is None else _balance(row.account, row.level, row.cap, row.spent, row.posted, row.held)
 
 
 def _tail(held: Connection) -> tuple[Head, str]:
@@ -738,7 +799,7 @@ def hash_at(held: Connection, seq: int) -> str:
 
 def _reservation_of(held: Connection, reservation_id: str) -> _Known | None:
     row = select_rows(held, ledger_reservations, reservation_id=reservation_id).first()
-    return None if row is None else _Known(row.state, row.first_seq, row.charges, row.settled_seq)
+    return None if row is None else _Known(row.state, row.first_seq, row.charges, row.settled_seq, _held(row))
 
 
 def _charged(held: Connection, known: _Known) -> list[Row]:
@@ -748,22 +809,99 @@ def _charged(held: Connection, known: _Known) -> list[Row]:
     return [(row.account, row.level, row.amount) for row in found]
 
 
+def _held(row: Any) -> tuple[Row, ...]:
+    """Return a reservation's charges without an entry."""
+    return tuple((str(account), str(level), int(amount)) for account, level, amount in row.held or ())
+
+
+def _of_account(account: str | None) -> list[tuple[ColumnElement[bool], ...]]:
+    """Return the conditions of the queries for an account's entries: one a level, as their index has them."""
+    return [()] if account is None else [(_entry.account == account, _entry.level == level) for level in LEVELS]
+
+
+def _rows_of(charges: Sequence[Charge]) -> list[Row]:
+    return [(charge.account, charge.level, charge.amount) for charge in charges]
+
+
 def _last_spenders(held: Connection, account: str, level: str) -> tuple[tuple[str, int], ...]:
     """Return reservation and amount of an account's last few charges that were not voided, oldest first."""
-    query = (
-        select(_entry.reservation_id, _entry.amount)
-        .join(ledger_reservations, _reservation.reservation_id == _entry.reservation_id)
-        .where(_entry.account == account, _entry.level == level, _entry.kind == "reserve")
-        .where(_reservation.state != "void")
+    last = (
+        select(_entry.seq, _entry.kind, _entry.reservation_id, _entry.amount)
+        .where(_entry.account == account, _entry.level == level)
         .order_by(_entry.seq.desc())
+        .limit(MAX_PAGE)
+        .subquery()
+    )
+    query = (
+        select(last.c.seq, last.c.reservation_id, last.c.amount)
+        .join(ledger_reservations, _reservation.reservation_id == last.c.reservation_id)
+        .where(last.c.kind == "reserve", _reservation.state != "void")
+        .order_by(last.c.seq.desc())
         .limit(_NAMED)
     )
-    return tuple((row.reservation_id, row.amount) for row in reversed(held.execute(query).all()))
+    found = [(row.seq, row.reservation_id, row.amount) for row in held.execute(query)]
+    for row in held.execute(_HOLDING):
+        found += [(row.first_seq, row.reservation_id, amount) for *key, amount in _held(row) if key == [account, level]]
+    return tuple((name, amount) for _, name, amount in sorted(found)[-_NAMED:])
 
 
-def _move(held: Connection, rows: Sequence[Row], *, spent: int, posted: int) -> None:
-    moves = [
-        {"of_account": account, "of_level": level, "more_spent": spent * amount, "more_posted": posted * amount}
-        for account, level, amount in rows
-    ]
-    held.execute(_MOVE, moves)
+def _move(
+    held: Connection,
+    reservation_id: str,
+    rows: Sequence[Row],
+    *,
+    spent: int = 0,
+    posted: int = 0,
+    held_back: int = 0,
+    stands: int = 0,
+) -> None:
+    """Add a reservation's amounts to the sums of its accounts, or take them off; `stands` changes when it begins or
+    ends to stand.
+    """
+    levels = Counter(account for account, _, _ in rows)
+    is_written_off = reservation_id.startswith(WRITTEN_OFF)
+    moves = []
+    for account, level, amount in rows:
+        more = (spent * amount, posted * amount, held_back * amount)
+        alone = stands * (levels[account] == 1)
+        facts = (0, alone) if is_written_off else (alone, 0)
+        named = {f"more_{name}": value for name, value in zip(_MOVED, (*more, *facts), strict=True)}
+        moves.append({"of_account": account, "of_level": level, **named})
+    if moves:
+        held.execute(_MOVE, moves)
+
+
+# Few reservations are open at any time, and an index has those.
+_HOLDING = select(_reservation.reservation_id, _reservation.first_seq, _reservation.held).where(
+    _reservation.state == literal_column("'reserved'"), _reservation.held.is_not(None)
+)
+
+
+def _check_held(held: Connection) -> None:
+    """Refuse accounts that hold another amount than their open reservations do."""
+    sums: Counter[tuple[str, str]] = Counter()
+    for row in held.execute(_HOLDING):
+        for account, level, amount in _held(row):
+            sums[account, level] += amount
+    stored = held.execute(select(_account.account, _account.level, _account.held).where(_account.held != 0))
+    if {(account, level): amount for account, level, amount in stored} != dict(sums):
+        raise JournalBroken(
+            "the accounts hold another amount than their open reservations do. Keep the file as evidence and restore "
+            "the newest backup"
+        )
+
+
+def _charged_without(held: Connection) -> dict[Level, frozenset[str]]:
+    """Return `Ledger.charged_without` as the entries say, which reads all of them."""
+    is_write_off = func.substr(_entry.reservation_id, 1, len(WRITTEN_OFF)) == WRITTEN_OFF
+    together = case((is_write_off, WRITTEN_OFF), else_=_entry.reservation_id)
+    query = (
+        select(_entry.account)
+        .join(ledger_reservations, _reservation.reservation_id == _entry.reservation_id)
+        .where(_entry.kind == "reserve", _reservation.state != "void")
+        .group_by(_entry.account, together)
+    )
+    return {
+        level: frozenset(held.execute(query.having(func.sum(case((_entry.level == level, 1), else_=0)) == 0)).scalars())
+        for level in LEVELS
+    }

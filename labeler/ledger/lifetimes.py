@@ -219,10 +219,10 @@ def set_aside(ledger: Ledger, account: str, nano: int) -> None:
             joined.execute(insert(life_aside), {"account": account, "nano": nano})
 
 
-def all_set_aside(database: Database) -> dict[str, int]:
+def all_set_aside(database: Database, *, connection: Connection | None = None) -> dict[str, int]:
     """Return the amount set aside in each account, nano-units of mu^2; accounts with none are left out."""
-    with database.read() as connection:
-        return {account: int(nano) for account, nano in connection.execute(select(life_aside))}
+    with database.reading(connection) as joined:
+        return {account: int(nano) for account, nano in joined.execute(select(life_aside))}
 
 
 def close_lifetimes(database: Database, reason: str) -> None:

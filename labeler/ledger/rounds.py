@@ -21,12 +21,13 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, bindparam, or_, select
+from sqlalchemy import Connection, Row, bindparam, func, select
 
 from labeler.errors import InvalidSetting, NotFound, NotReady, PrivacyRefusal, ProtocolViolation
 from labeler.ledger.database import Database, insert_rows, select_rows, update_rows
 from labeler.ledger.schema import (
     FINISHED,
+    JOB_STATES,
     aggregate_shares,
     jobs,
     ledger_entries,
@@ -39,8 +40,8 @@ from labeler.ledger.schema import (
     rounds,
 )
 
-UNFINISHED = jobs.c.state.not_in(sorted(FINISHED))
-"""The condition that a job is not finished."""
+UNFINISHED = jobs.c.state.in_(sorted(set(JOB_STATES) - FINISHED))
+"""The condition that a job is not finished: by the states it may have, so that an index finds the few."""
 
 
 def set_batches(connection: Connection, job_id: str, batches: Sequence[tuple[int, str, str]]) -> bool:
@@ -205,7 +206,8 @@ def read_release(connection: Connection, job_id: str, number: int) -> bytes | No
 
 def live_round(connection: Connection, round_digest: str) -> Sequence[Row[Any]]:
     """Return the rounds with a digest: permanent, or planned by a job that is not finished."""
-    return connection.execute(_LIVE, {"digest": round_digest}).all()
+    asked = connection.execute(_ASKED, {"digest": round_digest}).all()
+    return [*asked, *connection.execute(_PLANNED, {"digest": round_digest})]
 
 
 # Built once: building a statement costs several times as much as running it.
@@ -214,17 +216,20 @@ _ROUND = (
     .join(jobs, jobs.c.job_id == rounds.c.job_id)
     .where(rounds.c.job_id == bindparam("of_job"), rounds.c.number == bindparam("of_number"))
 )
+_ASKED = select(rounds).where(rounds.c.round_digest == bindparam("digest"))
+# No index may begin with the rounds without a digest: every round that was never asked is one.
 _PLANNED = (
-    select(planned_batches.c.job_id)
-    .join(jobs, jobs.c.job_id == planned_batches.c.job_id)
-    .where(planned_batches.c.round_digest == bindparam("digest"), UNFINISHED)
-    .where(planned_batches.c.job_id == rounds.c.job_id, planned_batches.c.number == rounds.c.number)
-    .exists()
-)
-_LIVE = (
     select(rounds)
-    .where(or_(rounds.c.round_digest == bindparam("digest"), and_(rounds.c.round_digest.is_(None), _PLANNED)))
-    .order_by(rounds.c.round_digest.is_(None), rounds.c.job_id, rounds.c.number)
+    .join(jobs, jobs.c.job_id == rounds.c.job_id)
+    .join(
+        planned_batches, (planned_batches.c.job_id == rounds.c.job_id) & (planned_batches.c.number == rounds.c.number)
+    )
+    .where(
+        planned_batches.c.round_digest == bindparam("digest"),
+        func.coalesce(rounds.c.round_digest, "") == "",
+        UNFINISHED,
+    )
+    .order_by(rounds.c.job_id, rounds.c.number)
 )
 
 

@@ -50,7 +50,7 @@ from labeler.rounds.effects import FINISHED as FINISHED
 from labeler.rounds.effects import JobState, RoundState
 from labeler.tally import MAX_TALLIERS
 
-REVISION: Final = "0001"
+REVISION: Final = "0002"
 """Revision of these tables: the last one of `labeler.ledger.migrations`."""
 
 metadata = MetaData(
@@ -196,6 +196,13 @@ def set_once(column: str) -> str:
     return f"(OLD.{column} IS NOT NULL AND NEW.{column} IS DISTINCT FROM OLD.{column})"
 
 
+def counted(*names: str) -> list[Column[Any]]:
+    """Return columns of whole numbers that begin at 0."""
+    return [Column(name, WHOLE, nullable=False, server_default=text("0")) for name in names]
+
+
+NEVER_OVERHELD: Final = "held >= 0 AND (cap IS NULL OR spent + held <= cap)"
+
 journal_owner = strict_table("journal_owner", Column("name", Text, primary_key=True))
 """One row in PostgreSQL: the process that started to write it last (`labeler.ledger.database`)."""
 
@@ -229,12 +236,18 @@ ledger_accounts = strict_table(
     Column("level", Text, primary_key=True),
     Column("cap", WHOLE, nullable=True),
     *filled(WHOLE, "spent", "posted"),
+    *counted("held", "alone", "written_off"),
     CheckConstraint(one_of("level", ("instance", "agent")), name="level"),
     CheckConstraint("cap IS NULL OR cap >= 0", name="cap"),
     CheckConstraint("spent >= 0 AND (cap IS NULL OR spent <= cap)", name="never_overspent"),
     CheckConstraint("posted >= 0 AND posted <= spent", name="posted"),
+    CheckConstraint(NEVER_OVERHELD, name="never_overheld"),
+    CheckConstraint("alone >= 0 AND written_off >= 0", name="standing"),
     sqlite_with_rowid=False,
 )
+"""Sums over the entries (spent, posted), and over the reservations that were not voided: the amount that they hold
+without an entry (held), how many wrote the account off (written_off), and how many others charge it at this level alone
+(alone)."""
 
 ledger_reservations = strict_table(
     "ledger_reservations",
@@ -242,6 +255,7 @@ ledger_reservations = strict_table(
     Column("state", Text, nullable=False),
     *filled(WHOLE, "first_seq", "charges"),
     Column("settled_seq", WHOLE, nullable=True),
+    Column("held", Json, nullable=True),
     CheckConstraint("state IN ('reserved', 'posted', 'void')", name="state"),
     CheckConstraint("(state = 'reserved') = (settled_seq IS NULL)", name="settled"),
     Index(
@@ -253,6 +267,18 @@ ledger_reservations = strict_table(
     sqlite_with_rowid=False,
 )
 
+ledger_sums = strict_table(
+    "ledger_sums",
+    Column("seq", WHOLE, primary_key=True, autoincrement=False),
+    Column("account", Text, primary_key=True),
+    Column("level", Text, primary_key=True),
+    Column("cap", WHOLE, nullable=True),
+    *filled(WHOLE, "spent", "posted"),
+    sqlite_with_rowid=False,
+)
+"""Every account as it stood right after some entries, so that no sum has to begin at the first entry."""
+keep(ledger_sums)
+
 tasks = strict_table(
     "tasks",
     Column("digest", Text, primary_key=True),
@@ -263,6 +289,7 @@ tasks = strict_table(
     Column("created_by", Text, nullable=False),
     CheckConstraint("next_query >= 0 AND next_query <= max_queries", name="queries"),
     Index(None, "created_at", "digest"),
+    Index(None, "created_by", "created_at", "digest"),
 )
 keep(tasks, but=("next_query",))
 forbid(
@@ -289,16 +316,17 @@ returned_queries = strict_table(
     CheckConstraint("first_query >= 0 AND num_queries >= 1", name="range"),
 )
 stay(returned_queries, ("task_digest", "first_query", "num_queries"))
-forbid(
-    returned_queries,
-    "unasked",
-    on="INSERT",
-    when="EXISTS (SELECT 1 FROM rounds JOIN jobs ON jobs.job_id = rounds.job_id "
-    "WHERE jobs.task_digest = NEW.task_digest AND rounds.first_query < NEW.first_query + NEW.num_queries "
+UNASKED: Final[dict[str, str]] = {
+    "on": "INSERT",
+    "when": "EXISTS (SELECT 1 FROM rounds JOIN jobs ON jobs.job_id = rounds.job_id "
+    "WHERE jobs.task_digest = NEW.task_digest AND jobs.first_query < NEW.first_query + NEW.num_queries "
+    "AND jobs.first_query + jobs.num_queries > NEW.first_query "
+    "AND rounds.first_query < NEW.first_query + NEW.num_queries "
     "AND rounds.first_query + rounds.num_queries > NEW.first_query "
     f"AND (rounds.round_digest IS NOT NULL OR NOT ({one_of('jobs.state', FINISHED)})))",
-    because="only queries that nobody was asked about come back",
-)
+    "because": "only queries that nobody was asked about come back",
+}
+forbid(returned_queries, "unasked", **UNASKED)  # type: ignore[arg-type]  # the kind of change is one of three
 forbid(
     returned_queries,
     "given",
@@ -335,7 +363,10 @@ jobs = strict_table(
     CheckConstraint(one_of("source", ("images", "features")), name="source"),
     CheckConstraint("images >= 0 AND num_queries >= 0 AND first_query >= 0 AND version >= 1", name="counts"),
     Index(None, "created_at", "job_id"),
-    Index(None, "state"),
+    Index(None, "state", "created_at", "job_id"),
+    Index(None, "created_by", "state", "created_at", "job_id"),
+    Index(None, "task_digest", "first_query"),
+    Index(None, "updated_at"),
 )
 keep(jobs, but=("name", "state", "images", "strategy", "count", "seed", "source", "updated_at", "problem", "version"))
 forbid(jobs, "end", on="UPDATE", when=one_of("OLD.state", FINISHED), because="a finished job never changes")

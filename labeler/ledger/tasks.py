@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, or_, select
+from sqlalchemy import Connection, Row, delete, func, select
 
 from labeler.errors import InvalidSetting, JournalBroken, NotFound, ProtocolViolation
 from labeler.ledger.chain import time_text
@@ -165,11 +165,13 @@ class TaskStore:
         query = select(tasks).order_by(tasks.c.created_at.desc(), tasks.c.digest.desc()).limit(check_limit(limit))
         if after is not None:
             query = query.where(before(after, tasks.c.created_at, tasks.c.digest))
+        parts = [query]
         if open_to is not None:
-            shared = select(task_shares.c.task_digest).where(task_shares.c.token_id == open_to)
-            query = query.where(or_(tasks.c.created_by == open_to, tasks.c.digest.in_(shared)))
+            shared = query.join(task_shares, task_shares.c.task_digest == tasks.c.digest)
+            parts = [query.where(tasks.c.created_by == open_to), shared.where(task_shares.c.token_id == open_to)]
         with self._database.read() as connection:
-            return [_record(row) for row in connection.execute(query)]
+            found = {row.digest: _record(row) for one in parts for row in connection.execute(one)}
+        return sorted(found.values(), key=lambda task: (task.created_at, task.digest), reverse=True)[:limit]
 
     def given_out(self) -> Iterator[Task]:
         """Iterate over tasks of which queries were given out: something was charged for them, or may be."""

@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from sqlalchemy import Connection, Table, bindparam, select
+from sqlalchemy import ColumnElement, Connection, Table, bindparam, func, literal_column, select
 
 from labeler.errors import JournalBroken
 from labeler.ledger.chain import EMPTY, Head, entry_hash, time_of
-from labeler.ledger.schema import ledger_accounts, ledger_entries, ledger_reservations
+from labeler.ledger.schema import ledger_accounts, ledger_entries, ledger_reservations, ledger_sums
+
+RECENT = 20_000
+"""Entries that a start reads again at least, if there are as many."""
 
 _BATCH = 1000
 _LOWEST = -(2**63)
@@ -54,23 +57,69 @@ def verify_ledger(connection: Connection) -> Head:
         JournalBroken: names the first entry that does not hold, or the balance that is not the sum of its entries.
     """
     replay = _Replay()
-    for row in _rows(connection):
-        replay.take(row)
-    replay.finish()
+    replay.take_all(_rows(connection, _LOWEST))
     _compare(connection, ledger_accounts, "balance of account", replay.account_rows())
     _compare(connection, ledger_reservations, "state of reservation", replay.reservation_rows())
     return replay.head
 
 
-class _Replay:
-    """The state after the entries read so far."""
+def verify_recent(connection: Connection) -> Head:
+    """Read the last entries, beginning with sums that were kept, and compare them with the tables.
 
-    def __init__(self) -> None:
-        self.head = EMPTY
-        self._at = ""
+    The balance of every account and every reservation that these entries name must hold. Entries before them are
+    trusted: this process or an earlier one wrote each under the same rules. `verify_ledger` reads those too.
+
+    Raises:
+        JournalBroken: see `verify_ledger`.
+    """
+    kept, seq = ledger_sums.c, ledger_entries.c.seq
+    end = connection.execute(select(func.coalesce(func.max(seq), 0))).scalar_one()
+    since = connection.execute(select(func.max(kept.seq)).where(kept.seq <= end - RECENT)).scalar()
+    if since is None:
+        return verify_ledger(connection)
+    last = dict(connection.execute(select(ledger_entries).where(seq == since)).mappings().one())
+    if last["hash"] != entry_hash(last):
+        _broken(last, "was changed: its content does not have its hash")
+    replay = _Replay(Head(since, last["hash"]), last["at"], connection)
+    replay.take_all(_rows(connection, since + 1))
+    _compare(connection, ledger_accounts, "balance of account", replay.account_rows())
+    # Those that are open now are few, and an index has them.
+    is_open = (ledger_reservations.c.state == literal_column("'reserved'"), ledger_reservations.c.first_seq > since)
+    opened = connection.execute(select(ledger_reservations.c.reservation_id).where(*is_open)).scalars()
+    derived = replay.reservation_rows()
+    names = sorted({name for (name,) in derived}.union(opened))
+    for start in range(0, len(names), _BATCH):
+        some = names[start : start + _BATCH]
+        within = ledger_reservations.c.reservation_id.in_(some)
+        rows = {(name,): derived[name,] for name in some if (name,) in derived}
+        _compare(connection, ledger_reservations, "state of reservation", rows, within)
+    return replay.head
+
+
+class _Replay:
+    """The state after the entries read so far.
+
+    Args:
+        since: the entry after which it begins, at which sums were kept.
+        at: the time of that entry.
+        before: reads what was true then; None at the first entry.
+    """
+
+    def __init__(self, since: Head = EMPTY, at: str = "", before: Connection | None = None) -> None:
+        self.head = self._since = since
+        self._at = at
+        self._before = before
         self._accounts: dict[tuple[str, str], _Account] = {}
+        if before is not None:
+            for row in before.execute(select(ledger_sums).where(ledger_sums.c.seq == since.seq)):
+                self._accounts[row.account, row.level] = _Account(row.cap, row.spent, row.posted)
         self._reservations: dict[str, _Reservation] = {}
         self._open: tuple[str, str] | None = None  # (reservation, kind) whose entries are being read
+
+    def take_all(self, rows: Iterator[Row]) -> None:
+        for row in rows:
+            self.take(row)
+        self._follow("", "", self.head.seq + 1)
 
     def take(self, row: Row) -> None:
         self._check_chain(row)
@@ -84,9 +133,6 @@ class _Replay:
             _broken(row, f"is of the unknown kind {row['kind']!r}")
         step(row, (row["account"], row["level"]))
         self.head, self._at = Head(row["seq"], row["hash"]), row["at"]
-
-    def finish(self) -> None:
-        self._follow("", "", self.head.seq + 1)
 
     def account_rows(self) -> dict[tuple[Any, ...], tuple[Any, ...]]:
         return {key: (of.cap, of.spent, of.posted) for key, of in self._accounts.items()}
@@ -133,7 +179,7 @@ class _Replay:
 
     def _reserve(self, row: Row, key: tuple[str, str]) -> None:
         account, name = self._account(row, key), row["reservation_id"]
-        known = self._reservations.get(name)
+        known = self._known(name)
         if known is None:
             known = self._reservations[name] = _Reservation(row["seq"], {})
         elif self._open != (name, "reserve") or key in known.charges:
@@ -145,7 +191,7 @@ class _Replay:
 
     def _settle(self, row: Row, key: tuple[str, str]) -> None:
         account, name, kind = self._account(row, key), row["reservation_id"], row["kind"]
-        known = self._reservations.get(name)
+        known = self._known(name)
         if known is None or known.charges.get(key) != row["amount"] or key in known.settled:
             _broken(row, f"settles what reservation {name!r} does not hold")
         state = "posted" if kind == "post" else "void"
@@ -161,10 +207,30 @@ class _Replay:
             account.spent -= row["amount"]
 
     def _answer(self, row: Row, key: tuple[str, str]) -> None:
-        known = self._reservations.get(row["reservation_id"])
+        known = self._known(row["reservation_id"])
         if known is None or known.state != "posted" or key not in known.charges or known.is_answered or row["amount"]:
             _broken(row, f"answers for {row['reservation_id']!r}, which does not pay for it")
         known.is_answered = True
+
+    def _known(self, name: str) -> _Reservation | None:
+        """Return a reservation; one that was made before this began is read from its entries."""
+        known = self._reservations.get(name)
+        if known is not None or self._before is None:
+            return known
+        table, seq = ledger_reservations.c, ledger_entries.c.seq
+        of_name = (table.reservation_id == name, table.first_seq <= self._since.seq)
+        row = self._before.execute(select(ledger_reservations).where(*of_name)).first()
+        if row is None:
+            return None
+        known = self._reservations[name] = _Reservation(row.first_seq, {})
+        made_by = select(ledger_entries).where(seq.between(row.first_seq, row.first_seq + row.charges - 1))
+        for entry in map(dict, self._before.execute(made_by).mappings()):
+            if (entry["kind"], entry["reservation_id"]) != ("reserve", name) or entry["hash"] != entry_hash(entry):
+                _broken(entry, f"is not what reservation {name!r} was made of")
+            known.charges[entry["account"], entry["level"]] = entry["amount"]
+        if row.settled_seq is not None and row.settled_seq <= self._since.seq:
+            known.state, known.settled_seq, known.settled = row.state, row.settled_seq, set(known.charges)
+        return known
 
     def _account(self, row: Row, key: tuple[str, str]) -> _Account:
         account = self._accounts.get(key)
@@ -173,10 +239,9 @@ class _Replay:
         return account
 
 
-def _rows(connection: Connection) -> Iterator[Row]:
+def _rows(connection: Connection, start: int) -> Iterator[Row]:
     seq = ledger_entries.c.seq
     page = select(ledger_entries).where(seq >= bindparam("start")).order_by(seq).limit(_BATCH)
-    start = _LOWEST
     while True:
         rows = connection.execute(page, {"start": start}).mappings().all()
         yield from map(dict, rows)
@@ -185,16 +250,30 @@ def _rows(connection: Connection) -> Iterator[Row]:
         start = rows[-1]["seq"] + 1
 
 
-def _compare(connection: Connection, table: Table, what: str, derived: dict[tuple[Any, ...], tuple[Any, ...]]) -> None:
-    """Refuse a table whose rows, keyed by its primary key (its first columns), differ from what was derived."""
-    key = len(table.primary_key)
-    found = {tuple(row[:key]): tuple(row[key:]) for row in connection.execute(select(table))}
+def _compare(
+    connection: Connection,
+    table: Table,
+    what: str,
+    derived: dict[tuple[Any, ...], tuple[Any, ...]],
+    *within: ColumnElement[bool],
+) -> None:
+    """Refuse a table whose rows, keyed by its primary key (its first columns), differ from what was derived.
+
+    Columns after those that are derived are compared elsewhere.
+    """
+    key, width = len(table.primary_key), _DERIVED[table]
+    query = select(*list(table.columns)[: key + width]).where(*within)
+    found = {tuple(row[:key]): tuple(row[key:]) for row in connection.execute(query)}
     for name in sorted(found.keys() | derived.keys()):
         if found.get(name) != derived.get(name):
             raise JournalBroken(
                 f"the {what} {'/'.join(map(repr, name))} is stored as {found.get(name)}, and the entries add up to "
                 f"{derived.get(name)}. {_DO}"
             )
+
+
+_DERIVED = {ledger_accounts: 3, ledger_reservations: 4}
+"""How many columns after the key the entries give: cap, spent, posted; state, first_seq, charges, settled_seq."""
 
 
 def _cap_of(row: Row) -> int | None:

@@ -8,17 +8,19 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from api.coordinator import pricing, submission
+from api.limits import TooManyRequests
+from api.problems import problem_of
 from labeler import batching, planning
 from labeler.accounting.events import IntegerSum
 from labeler.driver.mail_memory import MemoryMailbox
 from labeler.errors import InvalidSetting, NotReady, PrivacyRefusal, Unavailable, WrongDigest
 from labeler.ledger.database import Connection, Database
-from labeler.ledger.jobs import RoundRecord
+from labeler.ledger.jobs import JobState, RoundRecord
 from labeler.messages.bodies import Ask, OpenRound, Proposal, Refusal, Settled, Withdrawn
 from labeler.release import release_from_bytes
 from labeler.rounds import tallier
@@ -165,19 +167,43 @@ def test_a_requester_whose_jobs_tell_too_often_what_sites_would_pay_is_refused(s
     limits = house.config.limits.model_copy(update={"max_unasked_jobs_per_day": 2})
     object.__setattr__(house, "config", house.config.model_copy(update={"limits": limits}))
     task = house.task()
-    # One that nobody had answered told nothing.
+    # One counts whether or not agents had answered its proposal.
     submission.cancel(house.submit(task, 1, start=7).job_id, stores=house.stores)
-    for number in range(2):
-        job = house.submit(task, 1, start=number)
-        site.look(job)
-        site.say(job, east=YES)
-        submission.cancel(job.job_id, stores=house.stores)
+    site.later(days=0, seconds=3600)
+    job = house.submit(task, 1, start=1)
+    site.look(job)
+    site.say(job, east=YES)
+    submission.cancel(job.job_id, stores=house.stores)
     before = site.spent()
-    with pytest.raises(PrivacyRefusal, match="2 jobs of this token ended in the last 24 hours after agents replied"):
+    with pytest.raises(TooManyRequests, match="2 jobs of this token ended in the last 24 hours before anybody") as no:
         house.submit(task, 1, start=5)
+    assert no.value.retry_after_s == 23 * 3600
+    assert problem_of(no.value)["status"] == 429
     assert site.spent() == before
-    site.later(days=1, seconds=1)
+    house.tasks.share(task.digest, "tok-2")
+    assert house.submit(task, 1, by="tok-2").state == "queued", "it counts against its own token only"
+    site.later(days=0, seconds=23 * 3600 - 1)
+    with pytest.raises(TooManyRequests):
+        house.submit(task, 1, start=5)
+    site.later(days=0, seconds=2)
     assert house.submit(task, 1, start=6).state == "queued"
+
+
+def test_jobs_that_end_unasked_count_however_they_end_and_leave_few_entries(house: House) -> None:
+    limits = house.config.limits.model_copy(update={"max_unasked_jobs_per_day": 5})
+    object.__setattr__(house, "config", house.config.model_copy(update={"limits": limits}))
+    task = house.task()
+    before = house.ledger.head().seq
+    for number, state in enumerate(("cancelled", "refused", "expired", "failed")):
+        job = house.submit(task, 1, start=number)
+        house.stores.settlement.end(house.jobs.get(job.job_id), cast(JobState, state), None)
+    assert house.ledger.head().seq <= before + 4 * 4, "two levels of one account, reserved and given back"
+    assert {one.spent for one in house.ledger.balances()} == {0}
+    job = house.submit(task, 1, start=4)
+    house.begin(job.job_id)
+    submission.cancel(job.job_id, stores=house.stores)
+    with pytest.raises(TooManyRequests, match="5 jobs"):
+        house.submit(task, 1, start=5)
 
 
 def test_a_job_that_was_refused_after_it_was_taken_is_shown_to_who_sends_it_again(site: Site) -> None:

@@ -1,0 +1,93 @@
+"""The second revision: sums that are kept with the accounts, and every few thousand entries.
+
+No entry of a ledger is touched. What is added is worked out from the entries.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from alembic import op
+from sqlalchemy import Connection, insert, inspect, select, text
+
+from labeler.ledger.ledger import SUMS_EVERY, WRITTEN_OFF
+from labeler.ledger.schema import NEVER_OVERHELD, UNASKED, jobs, ledger_entries, ledger_sums, rule_text, tasks
+
+revision = "0002"
+down_revision = "0001"
+
+_BATCH: Final = 1000
+
+
+def upgrade() -> None:
+    """Add the columns and tables, and fill them."""
+    connection = op.get_bind()
+    whole = "INTEGER" if connection.dialect.name == "sqlite" else "BIGINT"
+    for name, rule, check in (
+        ("held", "never_overheld", NEVER_OVERHELD),
+        ("alone", "", ""),
+        ("written_off", "standing", "alone >= 0 AND written_off >= 0"),
+    ):
+        checked = f"CONSTRAINT ck_ledger_accounts_{rule} CHECK ({check})" if check else ""
+        op.execute(f"ALTER TABLE ledger_accounts ADD COLUMN {name} {whole} NOT NULL DEFAULT 0 {checked}")
+    op.execute("ALTER TABLE ledger_reservations ADD COLUMN held TEXT")
+    ledger_sums.create(connection)
+    op.execute("DROP INDEX ix_jobs_state")
+    for table in (jobs, tasks):
+        known = {one["name"] for one in inspect(connection).get_indexes(table.name)}
+        for index in table.indexes:
+            if index.name not in known:
+                index.create(connection)
+    rule = "returned_queries_unasked"
+    op.execute(f"DROP TRIGGER {rule}" + ("" if connection.dialect.name == "sqlite" else " ON returned_queries"))
+    for statement in rule_text("returned_queries", "unasked", **UNASKED, dialect=connection.dialect.name):
+        op.execute(statement)
+    _fill_standing(connection)
+    _fill_sums(connection)
+
+
+def _fill_standing(connection: Connection) -> None:
+    """Count the reservations that stand and charge an account at one level alone."""
+    of = f"substr(e.reservation_id, 1, {len(WRITTEN_OFF)})"
+    for column, is_one in (("alone", "<>"), ("written_off", "=")):
+        found = connection.execute(
+            text(
+                "SELECT account, level, count(*) FROM (SELECT e.account, min(e.level) AS level "  # constants
+                "FROM ledger_entries AS e JOIN ledger_reservations AS r ON r.reservation_id = e.reservation_id "
+                f"WHERE e.kind = 'reserve' AND r.state <> 'void' AND {of} {is_one} :written_off "
+                "GROUP BY e.account, e.reservation_id HAVING count(*) = 1) AS alone GROUP BY account, level"
+            ),
+            {"written_off": WRITTEN_OFF},
+        ).all()
+        for account, level, count in found:
+            connection.execute(
+                text(
+                    f"UPDATE ledger_accounts SET {column} = :count WHERE account = :account AND level = :level"
+                ),  # as above
+                {"count": count, "account": account, "level": level},
+            )
+
+
+def _fill_sums(connection: Connection) -> None:
+    """Keep every account's sums after each few thousand entries, where the entries of a step end."""
+    accounts: dict[tuple[str, str], list[Any]] = {}
+    step: tuple[str, str] | None = None
+    seq, kept = 0, 0
+    columns = ledger_entries.c
+    page = select(columns.seq, columns.kind, columns.account, columns.level, columns.reservation_id, columns.amount,
+                  columns.detail).order_by(columns.seq).limit(_BATCH)  # fmt: skip
+    while rows := connection.execute(page.where(columns.seq > seq)).all():
+        for row in rows:
+            begins = (row.reservation_id, row.kind) != step or not row.reservation_id
+            if begins and seq // SUMS_EVERY > kept:
+                kept = seq // SUMS_EVERY
+                names = [column.name for column in ledger_sums.columns]
+                sums = [dict(zip(names, (seq, *key, *of), strict=True)) for key, of in accounts.items()]
+                connection.execute(insert(ledger_sums), sums)
+            of = accounts.setdefault((row.account, row.level), [None, 0, 0])
+            if row.kind in ("open", "cap"):
+                of[0] = json.loads(row.detail)["cap"]
+            of[1] += {"reserve": row.amount, "void": -row.amount}.get(row.kind, 0)
+            of[2] += row.amount if row.kind == "post" else 0
+            step, seq = (row.reservation_id, row.kind), row.seq

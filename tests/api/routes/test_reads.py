@@ -1,0 +1,82 @@
+"""Whoever reads lists and sums waits for others who do, and nobody else waits for them: a real server, real sockets."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from api.coordinator.budgets import FEDERATION, Budgets, budget_view
+from api.limits import LISTS_AT_ONCE, LISTS_EACH
+from api.schema import BudgetView
+from labeler.ledger.ledger import Charge, Ledger
+from tests.api.conftest import House
+from tests.api.routes.conftest import Service, eventually
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Says of every reading of all accounts that it happened."""
+    seen: list[str] = []
+    read = Ledger.charged_without
+
+    def counted(ledger: Ledger, **options: object) -> object:
+        seen.append("")
+        return read(ledger, **options)  # type: ignore[arg-type]  # as they came
+
+    monkeypatch.setattr(Ledger, "charged_without", counted)
+    return seen
+
+
+def test_all_accounts_are_read_once_for_everybody_until_an_entry_is_written(house: House, computed: list[str]) -> None:
+    budgets = Budgets(house.ledger, 1e-5)
+    start = threading.Barrier(16)
+
+    def read(number: int) -> BudgetView:
+        start.wait()
+        return budgets.view(account=FEDERATION if number % 2 else None)
+
+    with ThreadPoolExecutor(16) as pool:
+        views = list(pool.map(read, range(16)))
+    assert len(computed) == 1
+    assert {len(view.accounts) for view in views} == {2, 8}
+    assert budgets.balances()[FEDERATION, "instance"].spent == 0
+    for number in range(3):
+        house.ledger.reserve(f"job-{number}", [Charge(FEDERATION, "instance", 5)])
+        assert budgets.view() == budgets.view() == budget_view(house.ledger, 1e-5)
+        assert budgets.balances()[FEDERATION, "instance"].spent == 5 * (number + 1)
+    assert len(computed) == 1 + 3 * 2, "one for all who look, and one for each that looks without"
+
+
+def test_readers_take_turns_and_nobody_else_waits_for_them(own: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that asks for more than its share at once is told when to come again."""
+    reading, go_on = threading.Semaphore(0), threading.Event()
+    held = own.coordinator.budget
+
+    def slow(agent_id: str | None = None) -> BudgetView:
+        reading.release()
+        go_on.wait(240)
+        return held(agent_id)
+
+    monkeypatch.setattr(own.coordinator, "budget", slow)
+    with ThreadPoolExecutor(2 * LISTS_EACH) as pool, own.http("viewer") as viewer, own.http("admin") as other:
+        waiting = [pool.submit(viewer.get, "/v1/budget") for _ in range(LISTS_EACH)]
+        try:
+            for _ in range(LISTS_AT_ONCE):
+                assert reading.acquire(timeout=240)
+            eventually(lambda: viewer.get("/v1/ledger").status_code == 429)
+            refused = viewer.get("/metrics")
+            assert (refused.status_code, int(refused.headers["Retry-After"]) > 0) == (429, True)
+            assert f"{LISTS_EACH} lists" in refused.json()["detail"]
+            assert not reading.acquire(blocking=False), "no more than a few are read at once"
+            assert viewer.get("/v1/whoami").status_code == 200
+            assert viewer.get("/readyz").status_code in (200, 503)
+            assert other.get("/v1/jobs/none").status_code == 404
+            late = pool.submit(other.get, "/v1/parties")
+            assert own.post(own.polling("agent-a", 1), path="/v1/messages:poll").status_code == 200
+        finally:
+            go_on.set()
+        assert {one.result().status_code for one in waiting} == {200}
+        assert late.result().status_code == 200
+        assert viewer.get("/v1/budget").status_code == 200

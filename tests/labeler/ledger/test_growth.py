@@ -1,0 +1,325 @@
+"""What a read costs beside a long history, counted in steps of SQLite's machine and not in seconds.
+
+A read of a page, of a balance or of what is under way takes as many steps with ten times the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import event, text
+from sqlalchemy.engine import Engine
+
+from benchmarks.speed.grown import grow
+from labeler.budget import NothingLeft
+from labeler.errors import BudgetExceeded, InvalidSetting, JournalBroken, NotFound, ProtocolViolation
+from labeler.ledger import verification
+from labeler.ledger.database import Connection, Database
+from labeler.ledger.jobs import ForgottenJobs, JobStore
+from labeler.ledger.ledger import LOOKED_THROUGH, SUMS_EVERY, Charge, Ledger
+from labeler.ledger.tasks import TaskRecord, TaskStore
+from labeler.ledger.verification import verify_recent
+from labeler.setting import LEVELS
+from tests.labeler.evidence.conftest import AGENTS, task_with
+from tests.labeler.ledger.conftest import Clock, Place
+
+NAMES = tuple(f"agent:{name}" for name in AGENTS)
+SHORT = 3 * SUMS_EVERY
+LONG = 10 * SHORT
+LIMIT = 1.5
+"""A tree that is ten times as large is about one level deeper."""
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """Count steps of SQLite's machine, in tens, of all transactions that begin in this block."""
+    steps = [0]
+
+    def tick() -> int:
+        steps[0] += 1
+        return 0
+
+    def watch(connection: Connection) -> None:
+        raw = connection.connection.driver_connection
+        assert raw is not None
+        raw.set_progress_handler(tick, 10)
+
+    event.listen(Engine, "begin", watch)
+    try:
+        yield steps
+    finally:
+        event.remove(Engine, "begin", watch)
+
+
+def opened(place: Place, clock: Clock) -> Ledger:
+    """A ledger with accounts at both levels, and a task."""
+    clock.now = datetime.now(UTC)
+    ledger = Ledger(place.open(), clock=clock)
+    for account in ("federation", *NAMES):
+        for level in LEVELS:
+            ledger.open_account(account, level, 10**15)
+    TaskStore(ledger.database).add(TaskRecord(task_with(), AGENTS, clock(), "tok-1"))
+    return ledger
+
+
+def grown(ledger: Ledger, entries: int) -> None:
+    grow(ledger.database, entries, agents=NAMES, task_digest=task_with().digest)
+
+
+def reads(ledger: Ledger) -> dict[str, Callable[[], object]]:
+    database = ledger.database
+    jobs, tasks, seq = JobStore(database), TaskStore(database), ledger.head().seq
+    middle = jobs.list(limit=100)[-1].cursor
+    charge = Charge("federation", "instance", 10**16)
+
+    def refused() -> None:
+        with pytest.raises(BudgetExceeded), database.write() as connection:
+            ledger.reserve("too much", [charge], connection=connection)
+
+    def unknown() -> None:
+        with pytest.raises(NotFound):
+            jobs.round_of("d" * 64)
+
+    return {
+        "head": ledger.head,
+        "balances": ledger.balances,
+        "accounts without a price": ledger.charged_without,
+        "a page from the middle": lambda: ledger.entries(after=seq // 2),
+        "a page of an account": lambda: ledger.entries(after=seq // 2, account=NAMES[0]),
+        "the last page of an account": lambda: ledger.entries(after=seq - 30, account=NAMES[0]),
+        "a page of an account that is not there": lambda: ledger.entries(account="nobody"),
+        "sums before a page": lambda: [ledger.spent_at(seq // 2 // SUMS_EVERY * SUMS_EVERY + 1000)],
+        "sums of an account before a page": lambda: ledger.spent_at(seq - 10, account=NAMES[0]),
+        "the refusal of a charge": refused,
+        "unfinished jobs": jobs.unfinished_ids,
+        "records of unfinished jobs": jobs.unfinished,
+        "newest jobs": lambda: jobs.list(limit=20),
+        "jobs in the middle": lambda: jobs.list(limit=20, after=middle),
+        "jobs of a token": lambda: jobs.list(limit=20, created_by="tok-1"),
+        "jobs of another token": lambda: jobs.list(limit=20, created_by="tok-2"),
+        "jobs under way": lambda: jobs.list(limit=20, states={"queued", "collecting"}),
+        "failed jobs": lambda: jobs.list(limit=20, states={"failed", "completed"}),
+        "failed jobs of a token": lambda: jobs.list(limit=20, after=middle, states={"failed"}, created_by="tok-1"),
+        "tasks": lambda: tasks.list(limit=20),
+        "tasks of a token": lambda: tasks.list(limit=20, open_to="tok-2"),
+        "a round by its digest": unknown,
+        "jobs that are due": lambda: ForgottenJobs(database).due(datetime.now(UTC) - timedelta(days=1000)),
+    }
+
+
+def steps_of(ledger: Ledger) -> dict[str, int]:
+    found = {}
+    for name, read in reads(ledger).items():
+        with counted() as steps:
+            read()
+        found[name] = steps[0]
+    return found
+
+
+@pytest.mark.long
+def test_a_read_takes_as_many_steps_beside_ten_times_the_history(sqlite_place: Place, clock: Clock) -> None:
+    ledger = opened(sqlite_place, clock)
+    grown(ledger, SHORT)
+    short = steps_of(ledger)
+    grown(ledger, LONG - SHORT)
+    long = steps_of(ledger)
+    assert {name: (short[name], long[name]) for name in long if long[name] > LIMIT * short[name] + 20} == {}
+
+
+def test_a_search_looks_through_a_part_of_the_ledger_and_says_where_to_go_on(
+    sqlite_place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert LOOKED_THROUGH >= 1000
+    monkeypatch.setattr("labeler.ledger.ledger.LOOKED_THROUGH", 5)
+    ledger = opened(sqlite_place, clock)
+    ledger.reserve("here", [Charge("federation", "instance", 1)])
+    assert ledger.entries(search="here") == []
+    assert [one.reservation_id for one in ledger.entries(search="here", after=ledger.head().seq - 5)] == ["here"]
+
+
+def test_the_sums_before_a_page_are_the_same_wherever_they_were_kept(
+    sqlite_place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sums(ledger: Ledger) -> list[dict[tuple[str, str], int]]:
+        return [
+            {key: spent for key, spent in ledger.spent_at(seq).items() if spent} for seq in range(ledger.head().seq + 1)
+        ]
+
+    monkeypatch.setattr("labeler.ledger.ledger.SUMS_EVERY", 3)
+    ledger = opened(sqlite_place, clock)
+    for number in range(6):
+        name = f"job-{number}"
+        ledger.reserve(name, [Charge(account, "instance", number + 1) for account in NAMES])
+        if number % 2:
+            ledger.void(name, NothingLeft(name, "never-asked"))
+        else:
+            ledger.post(name)
+    with ledger.database.read() as connection:
+        assert connection.execute(text("SELECT count(DISTINCT seq) FROM ledger_sums")).scalar_one() > 5
+    found = sums(ledger)
+    assert found[-1] == {(one.account, one.level): one.spent for one in ledger.balances() if one.spent}
+    with ledger.database.write() as connection:
+        connection.execute(text("DROP TRIGGER ledger_sums_remain"))
+        connection.execute(text("DELETE FROM ledger_sums"))
+    assert sums(ledger) == found
+
+
+# A start.
+
+
+@pytest.fixture
+def old(sqlite_place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """A ledger that is older than what a start reads again, with one reservation that is still open."""
+    monkeypatch.setattr(verification, "RECENT", 10)
+    ledger = opened(sqlite_place, clock)
+    ledger.reserve(
+        "open", [Charge("federation", level, 7) for level in LEVELS], held_back=[Charge(NAMES[0], "agent", 5)]
+    )
+    grown(ledger, 3 * SUMS_EVERY)
+    return ledger
+
+
+def entries_read(ledger: Ledger) -> int:
+    rows = 0
+
+    def read(_: object, cursor: object, statement: str, *__: object) -> None:
+        nonlocal rows
+        rows += "FROM ledger_entries" in statement
+
+    event.listen(Engine, "before_cursor_execute", read)
+    try:
+        ledger.verify(is_whole=False)
+    finally:
+        event.remove(Engine, "before_cursor_execute", read)
+    return rows
+
+
+def test_a_start_reads_as_much_of_a_ledger_however_old_it_is(old: Ledger) -> None:
+    head = old.head()
+    assert old.verify(is_whole=False) == old.verify() == head
+    before = entries_read(old)
+    grown(old, 2 * SUMS_EVERY)
+    assert entries_read(old) <= before + 3
+    old.post("open")
+    assert old.verify(is_whole=False) == old.verify()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE ledger_accounts SET spent = spent - 1, posted = posted - 1 WHERE account = 'federation'",
+        "UPDATE ledger_accounts SET cap = cap + 1",
+        "UPDATE ledger_accounts SET held = 0",
+        "UPDATE ledger_reservations SET held = NULL",
+        "UPDATE ledger_reservations SET state = 'posted', settled_seq = 9 WHERE reservation_id = 'late'",
+        "UPDATE ledger_entries SET amount = 2 WHERE seq = (SELECT max(seq) FROM ledger_entries)",
+        "UPDATE ledger_sums SET spent = spent - 1 WHERE seq = (SELECT max(seq) FROM ledger_sums)",
+        "UPDATE ledger_entries SET amount = 2 WHERE seq = (SELECT max(seq) FROM ledger_sums)",
+        "DELETE FROM ledger_reservations WHERE reservation_id = 'late'",
+    ],
+)
+def test_a_start_refuses_what_does_not_add_up(old: Ledger, change: str) -> None:
+    old.reserve("late", [Charge("federation", level, 1) for level in LEVELS])
+    assert old.verify(is_whole=False) == old.head()
+    with old.database.write() as connection:
+        for table in ("ledger_entries", "ledger_sums"):
+            connection.execute(text(f"DROP TRIGGER {table}_stay"))
+        connection.execute(text(change))
+    with pytest.raises(JournalBroken):
+        old.verify(is_whole=False)
+
+
+def test_only_the_whole_check_reads_what_is_old(old: Ledger) -> None:
+    with old.database.write() as connection:
+        connection.execute(text("DROP TRIGGER ledger_entries_stay"))
+        connection.execute(text("UPDATE ledger_entries SET amount = 2 WHERE seq = 20"))
+    assert old.verify(is_whole=False) == old.head()
+    with pytest.raises(JournalBroken, match="entry 20 was changed"):
+        old.verify()
+
+
+def test_a_short_ledger_is_read_whole_at_a_start(sqlite_place: Place, clock: Clock) -> None:
+    ledger = opened(sqlite_place, clock)
+    grown(ledger, 2 * SUMS_EVERY)
+    with ledger.database.write() as connection:
+        connection.execute(text("DROP TRIGGER ledger_entries_stay"))
+        connection.execute(text("UPDATE ledger_entries SET amount = 2 WHERE seq = 20"))
+    with pytest.raises(JournalBroken, match="entry 20 was changed"), ledger.database.read() as connection:
+        verify_recent(connection)
+
+
+def test_the_fact_that_something_has_no_price_is_kept_with_its_account_and_checked(
+    sqlite_place: Place, clock: Clock
+) -> None:
+    ledger = opened(sqlite_place, clock)
+    for number, ends in enumerate(("post", "void", "leave")):
+        name = f"job-{number}"
+        ledger.reserve(name, [Charge(NAMES[number], "instance", 1), *(Charge("federation", one, 1) for one in LEVELS)])
+        if ends == "post":
+            ledger.post(name)
+        elif ends == "void":
+            assert ledger.charged_without()["agent"] == {NAMES[0], NAMES[1]}
+            ledger.void(name, NothingLeft(name, "never-asked"))
+    assert ledger.charged_without() == {"instance": set(), "agent": {NAMES[0], NAMES[2]}}
+    ledger.verify()
+    with ledger.database.write() as connection:
+        connection.execute(text("UPDATE ledger_accounts SET alone = 0"))
+    with pytest.raises(JournalBroken, match="without a charge at one level"):
+        ledger.verify()
+
+
+# Charges that are held without an entry.
+
+
+def test_what_is_held_without_an_entry_counts_until_it_is_given_back(place: Place, clock: Clock) -> None:
+    ledger = Ledger(place.open(), clock=clock)
+    for account in ("federation", "agent:a"):
+        ledger.open_account(account, "instance", 10)
+    first, held = [Charge("federation", "instance", 6)], [Charge("agent:a", "instance", 6)]
+    seq = ledger.reserve("job", first, held_back=held)
+    assert ledger.head().seq == seq
+    assert ledger.reserve("job", first, held_back=held) == seq
+    with pytest.raises(ProtocolViolation, match="with other charges"):
+        ledger.reserve("job", first)
+    balance = ledger.balance("agent:a", "instance")
+    assert (balance.reserved, balance.posted, balance.left) == (6, 0, 4)
+    with pytest.raises(BudgetExceeded) as refused:
+        ledger.reserve("other", [Charge("agent:a", "instance", 5)])
+    assert refused.value.last_spenders == (("job", 6),)
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve("other", [Charge("federation", "instance", 1)], held_back=[Charge("agent:a", "instance", 5)])
+    with pytest.raises(BudgetExceeded):
+        ledger.open_account("agent:a", "instance", 5)
+    with pytest.raises(InvalidSetting, match="at most once"):
+        ledger.reserve("twice", first, held_back=first)
+    ledger.verify()
+    ledger.void("job", NothingLeft("job", "never-asked"))
+    assert ledger.balance("agent:a", "instance").left == 10
+    assert ledger.head().seq == seq + 1
+    ledger.verify()
+
+
+def test_what_is_held_is_charged_where_its_reservation_is_made_final(place: Place, clock: Clock) -> None:
+    ledger = Ledger(place.open(), clock=clock)
+    for account in ("federation", "agent:a"):
+        ledger.open_account(account, "instance", 10)
+    ledger.reserve("job", [Charge("federation", "instance", 6)], held_back=[Charge("agent:a", "instance", 10)])
+    ledger.post("job")
+    ledger.post("job")
+    assert [(one.account, one.reserved, one.posted) for one in ledger.balances()] == [
+        ("agent:a", 0, 10),
+        ("federation", 0, 6),
+    ]
+    ledger.verify()
+
+
+def test_the_database_refuses_to_hold_more_than_a_cap(sqlite_place: Place, clock: Clock) -> None:
+    database: Database = sqlite_place.open()
+    ledger = Ledger(database, clock=clock)
+    ledger.open_account("a", "instance", 10)
+    ledger.reserve("job", [Charge("a", "instance", 6)])
+    with pytest.raises(Exception, match="never_overheld"), database.write() as connection:
+        connection.execute(text("UPDATE ledger_accounts SET held = 5"))
