@@ -21,7 +21,7 @@ from labeler.evidence.derive import derive, software
 from labeler.ledger.chain import Head
 from labeler.ledger.database import Connection, Database
 from labeler.ledger.evidence import Wanted, coordinator_facts
-from labeler.ledger.ledger import Balance, Ledger
+from labeler.ledger.ledger import LOOKED_THROUGH, Balance, Ledger
 from labeler.ledger.lifetimes import all_set_aside, set_aside
 from labeler.ledger.tasks import TaskStore
 from labeler.methods.sensitivity import least_delta
@@ -210,7 +210,8 @@ def ledger_page(
         after: the last sequence number already seen, 0 at first.
         limit: most entries.
         account: only of this account.
-        search: only with this text; running sums are left out, because entries in between are missing.
+        search: only with this text, among the next LOOKED_THROUGH; running sums are left out, because entries in
+            between are missing.
     """
     found = ledger.entries(after=after, limit=limit, account=account, search=search)
     spent = {} if search else ledger.spent_at(after, account=account)
@@ -233,7 +234,11 @@ def ledger_page(
                 hash=entry.hash,
             )
         )
-    return LedgerPage(items=tuple(items), next=str(found[-1].seq) if len(found) == limit else None)
+    if len(found) == limit:
+        return LedgerPage(items=tuple(items), next=str(found[-1].seq))
+    # A search looks through a part of the ledger, whose end may come before the ledger's.
+    through = after + LOOKED_THROUGH
+    return LedgerPage(items=tuple(items), next=str(through) if search and through < ledger.head().seq else None)
 
 
 def signed_evidence(

@@ -25,6 +25,8 @@ SOMEBODY = "another requester's job"
 """Replaces a reservation's name in the ledger for other requesters."""
 
 _CHUNK = 200
+_CHUNKS = 4
+"""Chunks that one page of a search looks through; the next page goes on from there."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,8 @@ def ledger_for(
     """Return a page of the ledger as this reader sees it.
 
     A requester reads all amounts, accounts and times, because budgets are shared; jobs of others have no name. In a
-    search, entries of others are left out, because a match would reveal their names.
+    search, entries of others are left out, because a match would reveal their names. Then a page may hold fewer
+    entries than asked for, or none, and still name the next one.
 
     Args:
         creators: job ids -> token ids.
@@ -137,7 +140,7 @@ def ledger_for(
     if reader.role != "requester":
         return page(after, limit)
     items: list[LedgerEntryView] = []
-    while True:
+    for _ in range(_CHUNKS if is_search else 1):
         found = page(after, max(limit, _CHUNK) if is_search else limit)
         made = creators([_job_of(entry.reservation_id) for entry in found.items])
         for entry in found.items:
@@ -145,11 +148,12 @@ def ledger_for(
                 items.append(entry)
             elif not is_search:
                 items.append(entry.model_copy(update={"reservation_id": SOMEBODY, "detail": {}}))
-        if len(items) >= limit or found.next is None:
-            break
+        if len(items) >= limit:
+            return LedgerPage(items=tuple(items[:limit]), next=str(items[limit - 1].seq))
+        if found.next is None:
+            return LedgerPage(items=tuple(items), next=None)
         after = int(found.next)
-    items = items[:limit]
-    return LedgerPage(items=tuple(items), next=str(items[-1].seq) if len(items) == limit else None)
+    return LedgerPage(items=tuple(items), next=str(after))
 
 
 def _job_of(reservation_id: str) -> str:

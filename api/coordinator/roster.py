@@ -275,7 +275,7 @@ class Health:
 
     def _journal(self) -> str:
         self.check_trusted()
-        found = f"{self._ledger.head().seq} entries, chain checked at the start"
+        found = f"{self._ledger.head().seq} entries, the last of them checked at the start"
         doubters = self._witnesses.doubters
         if doubters:
             found += f"; these parties claim without proof to have seen more: {', '.join(doubters[:5])}"

@@ -44,7 +44,8 @@ def budget_routes(coordinator: Coordinator) -> APIRouter:
         "/v1/ledger",
         summary="Read the ledger",
         description="Entries in ascending order after a sequence number, optionally of one account or with a text. "
-        "A requester reads jobs of others without their names, and finds none of them by a text.",
+        "A requester reads jobs of others without their names, and finds none of them by a text. A search looks "
+        "through a part of the ledger: a page may be short or empty and still name the next one.",
         responses=answers("One page of entries", examples.LEDGER_PAGE, problems=(422,)),
     )
     def read_ledger(

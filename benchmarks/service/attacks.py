@@ -32,6 +32,7 @@ from PIL import Image
 
 from benchmarks import BenchRow, in_turn, rows_of
 from benchmarks.service.federation import embed_public, new_federation, running_service
+from benchmarks.service.readers import beside_readers
 from benchmarks.service.requesters import Wanted, WellBehaved, new_token, revoke_token
 from benchmarks.service.service import MAX_QUERIES, QUERIES, TASK, wanted_of
 from workers.progress import ProgressCallback, silent
@@ -91,16 +92,25 @@ Attack = Callable[[Scene, Answers, ExitStack], None]
 
 
 def bench_attacks(
-    *, data: Path | None = None, full: bool = False, progress: ProgressCallback = silent
+    *, data: Path | None = None, full: bool = False, entries: int | None = None, progress: ProgressCallback = silent
 ) -> list[BenchRow]:
-    """Measure jobs in quiet and under each attack, on one federation of real processes."""
+    """Measure jobs in quiet and under each attack, on one federation of real processes; readers have another one.
+
+    Args:
+        entries: of the ledger beside the readers; then they are the only attack.
+    """
     jobs = 15 if full else 3
-    rows = []
+    rows: list[BenchRow] = []
     with tempfile.TemporaryDirectory(dir=data) as name:
         folder = Path(name)
         federation = new_federation(folder / "federation", AGENTS)
         public = embed_public(folder)
         wanted = wanted_of(public)
+        (folder / "old").mkdir()
+        asked = entries or (1_000_000 if full else 100_000)
+        rows += beside_readers(folder / "old", wanted, agents=AGENTS, entries=asked, jobs=7 * jobs)
+        if entries is not None:
+            return rows
         with ExitStack() as running:
             service = running.enter_context(running_service(federation.home))
             token = new_token(service.url, service.token, "well-behaved")

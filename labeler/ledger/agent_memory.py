@@ -20,6 +20,7 @@ when nobody may ask any more. `answered_rounds` keeps permanently that the round
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -43,10 +44,12 @@ from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.schema import (
     agent_rounds,
     answered_rounds,
+    answered_sums,
     answered_tasks,
     asked_by,
     json_text,
     ledger_entries,
+    ledger_reservations,
     promised_rounds,
     proposal_answers,
     task_approvals,
@@ -65,6 +68,8 @@ WAITING_KEPT = timedelta(days=7)
 
 MAX_DECIDED = 500
 """Most decisions that are listed, the latest ones."""
+
+_AT_ONCE = 500
 
 MAX_NAMES = 20
 """Most requester names kept per task, so that what a coordinator says cannot fill a site's disk."""
@@ -166,6 +171,9 @@ class AgentMemory:
                 "recipients": sent_to,
             }
             insert_rows(joined, answered_rounds, row)
+            queries = _sum_up_to(seq, joined) + num_queries
+            sums = {"ledger_seq": seq, "task_digest": task_digest, "queries": queries, "of_task": answered}
+            insert_rows(joined, answered_sums, sums)
         return True
 
     def paid_by(self, round_digest: str, *, connection: Connection | None = None) -> str | None:
@@ -177,7 +185,7 @@ class AgentMemory:
     def queries_of(self, task_digest: str, *, connection: Connection | None = None) -> int:
         """Return the number of queries of a task that were answered."""
         with self._database.reading(connection) as joined:
-            return int(joined.execute(_TOTAL_OF_TASK, {"digest": task_digest}).scalar_one())
+            return int(joined.execute(_SUM_OF_TASK, {"digest": task_digest}).scalar() or 0)
 
     def queries_since(self, moment: datetime, *, connection: Connection | None = None) -> int:
         """Count queries charged at or after a moment, by the ledger's time, which never runs backwards.
@@ -185,8 +193,14 @@ class AgentMemory:
         A clock that is set back makes `moment` earlier and the count larger, so no daily limit starts twice.
         """
         with self._database.reading(connection) as joined:
-            last = joined.execute(_LAST_BEFORE, {"moment": time_text(moment)}).scalar() or 0
-            return int(joined.execute(_TOTAL_AFTER, {"last": last}).scalar_one())
+            end, before = joined.execute(_LAST).scalar() or 0, time_text(moment)
+
+            def at(seq: int) -> str:
+                return str(joined.execute(_AT, {"seq": seq}).scalar_one())
+
+            # Times only rise with the numbers of entries, so halving finds the last entry before a moment.
+            last = bisect_left(range(1, end + 1), before, key=at)
+            return _sum_up_to(end, joined) - _sum_up_to(last, joined)
 
     # Decisions of people at the site.
 
@@ -295,16 +309,21 @@ class AgentMemory:
 
 
 # Built once: building a statement costs several times as much as running it.
-_TOTAL = select(func.coalesce(func.sum(answered_rounds.c.num_queries), 0))
-_TOTAL_OF_TASK = _TOTAL.where(answered_rounds.c.task_digest == bindparam("digest"))
-_TOTAL_AFTER = _TOTAL.where(answered_rounds.c.ledger_seq > bindparam("last"))
-# Times only rise with the numbers of entries, so the last entry before a moment is found from the end.
-_LAST_BEFORE = (
-    select(ledger_entries.c.seq)
-    .where(ledger_entries.c.at < bindparam("moment"))
-    .order_by(ledger_entries.c.seq.desc())
+_sums = answered_sums.c
+_SUM = select(_sums.queries).where(_sums.ledger_seq <= bindparam("seq")).order_by(_sums.ledger_seq.desc()).limit(1)
+_SUM_OF_TASK = (
+    select(_sums.of_task)
+    .where(_sums.task_digest == bindparam("digest"))
+    .order_by(_sums.task_digest.desc(), _sums.ledger_seq.desc())
     .limit(1)
 )
+_LAST = select(func.max(ledger_entries.c.seq))
+_AT = select(ledger_entries.c.at).where(ledger_entries.c.seq == bindparam("seq"))
+
+
+def _sum_up_to(seq: int, connection: Connection) -> int:
+    """Return the queries of all rounds that were charged by an entry of at most this number."""
+    return int(connection.execute(_SUM, {"seq": seq}).scalar() or 0)
 
 
 def check_delta(connection: Connection, delta: float) -> None:
@@ -350,17 +369,23 @@ class AnsweredRound:
     talliers: tuple[str, ...]
 
 
-def answered(database: Database) -> tuple[list[AnsweredRound], dict[str, Task]]:
-    """Return every round that was charged, oldest first, and the tasks by digest.
+def answered(database: Database, *, last: int | None = None) -> tuple[list[AnsweredRound], dict[str, Task]]:
+    """Return the rounds that were charged, oldest first, and their tasks by digest.
 
     Reads one moment of a journal that another process may write.
+
+    Args:
+        last: only so many, the last ones; None for every round.
     """
-    rounds, entries = answered_rounds.c, ledger_entries.c
+    rounds, entries, paid = answered_rounds.c, ledger_entries.c, ledger_reservations.c
+    newest = select(rounds.ledger_seq).order_by(rounds.ledger_seq.desc()).limit(last).subquery()
     query = (
         select(*rounds, entries.at, entries.level, entries.amount, proposal_answers.c.job_id)
-        .join(ledger_entries, (entries.reservation_id == rounds.reservation_id) & (entries.kind == "post"))
+        .join(ledger_reservations, paid.reservation_id == rounds.reservation_id)
+        .join(ledger_entries, entries.seq.between(paid.settled_seq, paid.settled_seq + paid.charges - 1))
         .outerjoin(promised_rounds, promised_rounds.c.reservation_id == rounds.reservation_id)
         .outerjoin(proposal_answers, proposal_answers.c.digest == promised_rounds.c.digest)
+        .where(rounds.ledger_seq >= select(func.coalesce(func.min(newest.c.ledger_seq), 0)).scalar_subquery())
         .order_by(rounds.ledger_seq, entries.seq)
     )
     found: dict[str, AnsweredRound] = {}
@@ -377,8 +402,10 @@ def answered(database: Database) -> tuple[list[AnsweredRound], dict[str, Task]]:
                 {**(one.charges if one else {}), row.level: row.amount},
                 tuple(str(name) for name, _ in json.loads(row.recipients)),
             )
-        for digest, body in connection.execute(select(answered_tasks.c.digest, answered_tasks.c.body)):
-            tasks[digest] = parse_task(json.loads(body))
+        named = sorted({one.task_digest for one in found.values()})
+        for start in range(0, len(named), _AT_ONCE):
+            for task in select_rows(connection, answered_tasks, digest=named[start : start + _AT_ONCE]):
+                tasks[task.digest] = parse_task(json.loads(task.body))
     return list(found.values()), tasks
 
 

@@ -299,11 +299,11 @@ class ToldAmounts:
 # Built once: building a statement costs several times as much as running it.
 _told = told_amounts.c
 _of_bound = (_told.scale == bindparam("of_scale"), _told.bound == bindparam("of_bound"))
-_COVERED = select(func.max(_told.amount)).where(*_of_bound, _told.amount <= _told.bound)
+_COVERED = select(func.max(_told.amount)).where(*_of_bound, _told.amount <= bindparam("of_bound"))
 _FOR_NOTHING = select(_told.requester).where(
     *_of_bound, _told.amount > bindparam("taken"), _told.told_at >= bindparam("since"), _told.for_nothing == 1
 )
-_BEYOND = select(func.min(_told.amount)).where(*_of_bound, _told.amount > _told.bound)
+_BEYOND = select(func.min(_told.amount)).where(*_of_bound, _told.amount > bindparam("of_bound"))
 
 
 class RequesterShares:

@@ -684,6 +684,16 @@ forbid(
     because="an answer is paid for by an entry of the ledger",
 )
 
+answered_sums = strict_table(
+    "answered_sums",
+    Column("ledger_seq", WHOLE, primary_key=True, autoincrement=False),
+    Column("task_digest", Text, nullable=False),
+    *filled(WHOLE, "queries", "of_task"),
+    Index(None, "task_digest", "ledger_seq"),
+)
+"""The queries of all answered rounds up to each one, and of those of its task."""
+keep(answered_sums)
+
 task_approvals = strict_table(
     "task_approvals",
     Column("digest", Text, primary_key=True),

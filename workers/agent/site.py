@@ -31,6 +31,9 @@ from workers.agent.decisions import is_approved, refused, stopped
 from workers.agent.policy import BudgetTable, Policy, read_policy
 from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, POLICY_FILE, read_agent_config
 
+MOST_ROUNDS: Final = 1000
+"""Rounds that the overview of a site groups by job, the last ones; the file of its history has every round."""
+
 
 def site_budget(home: Path) -> list[dict[str, Any]]:
     """Return every account of an agent's own ledger, in nano-units of mu^2 and as epsilon at the policy's delta.
@@ -125,11 +128,14 @@ def decided_tasks(home: Path) -> list[dict[str, Any]]:
     return [one for one in new if one["decision"] != "withdrawn"] + found
 
 
-def answered_rounds(home: Path) -> list[dict[str, Any]]:
-    """Return every round that was ever charged, oldest first: time, task, job, and price.
+def answered_rounds(home: Path, *, last: int | None = None) -> list[dict[str, Any]]:
+    """Return the rounds that were ever charged, oldest first: time, task, job, and price.
 
     The epsilons are of each round by itself at the policy's delta; `site_budget` has what several cost together. For
     votes for life (`life_nano` above 0) they are of all such rounds together, ever.
+
+    Args:
+        last: only so many, the last ones; None for every round.
 
     Raises:
         NotReady: the agent has not run yet, so it has answered nothing.
@@ -141,7 +147,7 @@ def answered_rounds(home: Path) -> list[dict[str, Any]]:
         names = _memory(database).requesters()
         with database.read() as connection:
             check_delta(connection, delta)
-        rounds, tasks = answered(database)
+        rounds, tasks = answered(database, last=last)
     return [_answered(one, tasks.get(one.task_digest), names, delta) for one in rounds]
 
 
@@ -332,7 +338,7 @@ class SiteConsole:
             "waiting": lambda: waiting_tasks(home),
             "decided": lambda: decided_tasks(home),
             "budget": lambda: site_budget(home),
-            "jobs": lambda: answered_jobs(answered_rounds(home)),
+            "jobs": lambda: answered_jobs(answered_rounds(home, last=MOST_ROUNDS)),
         }
         for name, read in parts.items():
             try:

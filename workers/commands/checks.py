@@ -235,6 +235,10 @@ def bench(
         float | None,
         typer.Option(help="For simulate: start no new schedule after this many minutes. Default: 45.", min=0, max=45),
     ] = None,
+    entries: Annotated[
+        int | None,
+        typer.Option(help="For ledger and attacks: entries of the longest ledger. Default: by --full.", min=1000),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Reproduce a paper's table or measure speed. Runs in a checkout of the project.
@@ -259,7 +263,7 @@ def bench(
     check_file(resume, "--resume")
     options = {
         "paper": paper, "data": data, "full": full, "out": out, "agents": agents, "method": method, "seeds": seeds,
-        "resume": resume, "trace": trace, "minutes": minutes,
+        "resume": resume, "trace": trace, "minutes": minutes, "entries": entries,
     }  # fmt: skip
     try:
         with progress_bars(quiet=as_json) as progress:

@@ -106,20 +106,20 @@ export class LedgerJobs {
     const known = this.#jobs.get(job.id);
     const place = el("div", {});
     const entries = el("details", { class: "quiet" }, el("summary", {}, "Entries, nano-units and hashes", el("span", { class: "visually-hidden" }, ` of ${known ? jobTitle(known) : job.id}`)), place);
-    entries.addEventListener("toggle", () => entries.open && void this.#showEntries(job.id, place));
+    entries.addEventListener("toggle", () => entries.open && void this.#showEntries(job, place));
     const name = known ? el("a", { href: `#jobs/${encodeURIComponent(job.id)}` }, jobTitle(known)) : el("span", { class: "mono" }, job.id);
     const about = known ? [taskWords(known), ...(job.state === "void" ? [] : [`${count(known.queries, "question")}: ${questionWords(known.price)}`])] : [];
     const lines = [...about, time(job.at)].map((words) => el("span", { class: "small block" }, words));
     return row(head(name, lines, entries), cell("Charge", "", STATES[job.state]), ...cells.map((one) => cell(one.name, "num", one.node())));
   }
 
-  async #showEntries(id, place) {
+  async #showEntries(job, place) {
     if (place.firstChild) return;
     try {
-      const page = await this.#api.ledger({ search: id, limit: ENTRIES });
+      const page = await this.#api.ledger({ after: job.first - 1, search: job.id, limit: ENTRIES });
       const { node, body } = entriesTable("Entries of this job");
       body.append(...page.items.map((entry) => entryRow(entry, this.#budget)));
-      place.replaceChildren(node, page.next ? el("p", { class: "small" }, "There are more; find them under Every entry.") : "");
+      place.replaceChildren(node, page.items.length === ENTRIES ? el("p", { class: "small" }, "There are more; find them under Every entry.") : "");
     } catch (error) {
       place.replaceChildren(el("p", { class: "error" }, `They did not come: ${error.message}`));
     }
@@ -145,6 +145,7 @@ export function groupsOf(entries) {
     const job = jobs.get(id) ?? { id, at: entry.at, nano: {}, reserved: new Set(), ended: new Set(), posted: new Set(), given: new Set() };
     jobs.set(id, job);
     job.at = entry.at;
+    job.first = entry.seq; // newest first, so the last is the first
     if (entry.kind === "reserve") job.reserved.add(entry.reservation_id);
     else job.ended.add(entry.reservation_id);
     if (entry.kind === "post") job.posted.add(entry.reservation_id);
@@ -152,7 +153,7 @@ export function groupsOf(entries) {
     job.nano[entry.level] = (job.nano[entry.level] ?? 0) + (CHANGE[entry.kind] ?? 0) * entry.amount_nano;
   }
   const whole = [...jobs.values()].filter((job) => [...job.ended].every((id) => job.reserved.has(id)));
-  return { jobs: whole.map((job) => ({ id: job.id, at: job.at, nano: job.nano, state: stateOf(job) })), settings };
+  return { jobs: whole.map((job) => ({ id: job.id, first: job.first, at: job.at, nano: job.nano, state: stateOf(job) })), settings };
 }
 
 /** The reservation of the proposal gives way to one for each batch; only those say what became of the job. */

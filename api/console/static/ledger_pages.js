@@ -10,8 +10,8 @@ async function between(api, low, high, { account, search, keep }, signal) {
     const page = await api.ledger({ after, account, search, limit: Math.min(PAGE, Math.max(1, high - after)) }, signal);
     const inside = page.items.filter((entry) => entry.seq <= high);
     found.push(...inside.filter(keep));
-    if (page.next === null || page.items.length === 0 || inside.length < page.items.length) break;
-    after = page.items.at(-1).seq;
+    if (page.next === null || inside.length < page.items.length) break;
+    after = Number(page.next); // a search may have looked through many entries and found none
   }
   return found;
 }
@@ -48,7 +48,7 @@ export async function oldest(api, low, wanted, { account, search, keep }, signal
       found.push(entry);
       if (found.length === wanted) return { entries: found, above: entry.seq };
     }
-    if (page.next === null || page.items.length === 0) return { entries: found, above: null };
-    after = page.items.at(-1).seq;
+    if (page.next === null) return { entries: found, above: null };
+    after = Number(page.next);
   }
 }

@@ -12,7 +12,16 @@ from alembic import op
 from sqlalchemy import Connection, insert, inspect, select, text
 
 from labeler.ledger.ledger import SUMS_EVERY, WRITTEN_OFF
-from labeler.ledger.schema import NEVER_OVERHELD, UNASKED, jobs, ledger_entries, ledger_sums, rule_text, tasks
+from labeler.ledger.schema import (
+    NEVER_OVERHELD,
+    UNASKED,
+    answered_sums,
+    jobs,
+    ledger_entries,
+    ledger_sums,
+    rule_text,
+    tasks,
+)
 
 revision = "0002"
 down_revision = "0001"
@@ -43,6 +52,12 @@ def upgrade() -> None:
     op.execute(f"DROP TRIGGER {rule}" + ("" if connection.dialect.name == "sqlite" else " ON returned_queries"))
     for statement in rule_text("returned_queries", "unasked", **UNASKED, dialect=connection.dialect.name):
         op.execute(statement)
+    answered_sums.create(connection)
+    op.execute(
+        "INSERT INTO answered_sums (ledger_seq, task_digest, queries, of_task) SELECT ledger_seq, task_digest, "
+        "sum(num_queries) OVER (ORDER BY ledger_seq), "
+        "sum(num_queries) OVER (PARTITION BY task_digest ORDER BY ledger_seq) FROM answered_rounds"
+    )
     _fill_standing(connection)
     _fill_sums(connection)
 
