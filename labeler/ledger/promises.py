@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from sqlalchemy import Connection, Row, bindparam, case, func, literal_column, select, update
+from sqlalchemy import Connection, Row, bindparam, func, literal_column, select, update
 
 from labeler.budget import UNBOUNDED_NANO, NothingLeft
 from labeler.errors import PolicyRefusal
@@ -30,6 +30,7 @@ from labeler.ledger.schema import (
     ledger_reservations,
     promised_rounds,
     proposal_answers,
+    requester_sums,
     taken_by,
     told_amounts,
 )
@@ -80,12 +81,14 @@ class PromiseStore:
 
     Attributes:
         told: what the answers have told of the site's budgets.
+        shares: what each requester has taken of them.
     """
 
     def __init__(self, database: Database, ledger: Ledger) -> None:
         self._database = database
         self._ledger = ledger
         self.told = ToldAmounts()
+        self.shares = RequesterShares()
 
     def said(self, digest: str, *, connection: Connection | None = None) -> Said | None:
         """Return the answer to a proposal, or None."""
@@ -171,6 +174,7 @@ class PromiseStore:
     def _lapse(self, rounds: Sequence[Row[Any]], connection: Connection) -> int:
         for one in rounds:
             self._ledger.void(one.reservation_id, NothingLeft(one.reservation_id, "lapsed"), connection=connection)
+        self.shares.give_back([one.reservation_id for one in rounds], connection=connection)
         for digest in {one.digest for one in rounds}:
             self.told.give_back(digest, connection)
         return len(rounds)
@@ -342,23 +346,41 @@ class RequesterShares:
             for name, amounts in reservations
         ]
         insert_rows(connection, taken_by, *rows)
+        _add(requester, rows, 1, connection)
+
+    def give_back(self, reservation_ids: Sequence[str], *, connection: Connection) -> None:
+        """Take what was given back off the sums, in the transaction that voids it."""
+        for name in reservation_ids:
+            for row in select_rows(connection, taken_by, reservation_id=name):
+                _add(row.requester, [row._mapping], -1, connection)
 
     def requesters(self, *, connection: Connection) -> list[str]:
         """Return everybody for whom something was ever set aside."""
-        query = select(taken_by.c.requester).distinct().order_by(taken_by.c.requester)
-        return list(connection.execute(query).scalars())
+        return list(
+            connection.execute(select(requester_sums.c.requester).order_by(requester_sums.c.requester)).scalars()
+        )
 
     def taken(self, requester: str, *, connection: Connection) -> tuple[dict[Level, int], int]:
         """Return what a requester has taken at each level, and the most it has taken of any record's votes for life."""
-        of = taken_by.c
-        # Prices without a finite value are looked up separately: a sum of many would exceed 64 bits.
-        finite = case((of.agent_nano < UNBOUNDED_NANO, of.agent_nano), else_=0)
-        sums = (func.sum(of.instance_nano), func.sum(of.life_nano), func.sum(finite), func.max(of.agent_nano))
-        query = (
-            select(*(func.coalesce(one, 0) for one in sums))
-            .join_from(taken_by, ledger_reservations, ledger_reservations.c.reservation_id == of.reservation_id)
-            .where(of.requester == requester, ledger_reservations.c.state != "void")
-        )
-        instance, life, agent, largest = map(int, connection.execute(query).one())
-        unbounded = largest if largest >= UNBOUNDED_NANO else 0
-        return {"instance": instance, "agent": agent + unbounded}, life
+        row = select_rows(connection, requester_sums, requester=requester).first()
+        if row is None:
+            return {"instance": 0, "agent": 0}, 0
+        unbounded = UNBOUNDED_NANO if row.unbounded else 0
+        return {"instance": row.instance_nano, "agent": row.agent_nano + unbounded}, row.life_nano
+
+
+def _add(requester: str, rows: Sequence[Mapping[str, Any]], sign: int, connection: Connection) -> None:
+    """Add amounts to the sums of a requester, or take them off."""
+    more = Counter[str]()
+    for row in rows:
+        # Prices without a finite value are counted only: a sum of many would exceed 64 bits.
+        is_bounded = row["agent_nano"] < UNBOUNDED_NANO
+        more.update({"instance_nano": row["instance_nano"], "life_nano": row["life_nano"]})
+        more.update({"agent_nano": row["agent_nano"] * is_bounded, "unbounded": int(not is_bounded)})
+    known = select_rows(connection, requester_sums, requester=requester).first()
+    names = ("instance_nano", "agent_nano", "unbounded", "life_nano")
+    sums = {name: sign * more[name] + (0 if known is None else getattr(known, name)) for name in names}
+    if known is None:
+        insert_rows(connection, requester_sums, {"requester": requester} | sums)
+    else:
+        update_rows(connection, requester_sums, sums, requester=requester)

@@ -769,6 +769,13 @@ taken_by = strict_table(
 )
 keep(taken_by)
 
+requester_sums = strict_table(
+    "requester_sums",
+    Column("requester", Text, primary_key=True),
+    *filled(WHOLE, "instance_nano", "agent_nano", "unbounded", "life_nano"),
+)
+"""The sums over what was taken by each requester and not given back; prices without a finite value are counted only."""
+
 asked_by = strict_table(
     "asked_by",
     Column("task_digest", Text, primary_key=True),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
-from api.coordinator.budgets import FEDERATION, Budgets, budget_view
+from api.coordinator.budgets import FEDERATION, Budgets, budget_view, ledger_page
+from api.coordinator.ownership import Reader, ledger_for
 from api.limits import LISTS_AT_ONCE, LISTS_EACH
 from api.schema import BudgetView
 from labeler.ledger.ledger import Charge, Ledger
@@ -80,3 +82,37 @@ def test_readers_take_turns_and_nobody_else_waits_for_them(own: Service, monkeyp
         assert {one.result().status_code for one in waiting} == {200}
         assert late.result().status_code == 200
         assert viewer.get("/v1/budget").status_code == 200
+
+
+def test_a_search_goes_on_where_it_stopped_and_finds_everything(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A requester's search too, which leaves out what is another's."""
+    for module in ("labeler.ledger.ledger", "api.coordinator.budgets"):
+        monkeypatch.setattr(f"{module}.LOOKED_THROUGH", 7)
+    mine = [house.submit(house.task(), 1, start=number) for number in range(4)]
+    for number in range(12):
+        house.ledger.reserve(f"other-{number}", [Charge(FEDERATION, "instance", 1)])
+    mine.append(house.submit(house.task(), 1, start=9))
+    pages = 0
+
+    def found(reader: Reader | None, search: str) -> list[str]:
+        nonlocal pages
+        names, after = [], 0
+        while True:
+            page = partial(ledger_page, house.ledger, search=search)
+            if reader is None:
+                one = page(after, 3)
+            else:
+                one = ledger_for(reader, house.jobs.creators, page, after=after, limit=3, is_search=True)
+            names += [entry.reservation_id for entry in one.items]
+            pages += 1
+            if one.next is None:
+                return names
+            assert int(one.next) > after
+            after = int(one.next)
+
+    for job in mine:
+        assert found(None, job.job_id) == [f"{job.job_id}/proposed"] * 2
+        assert found(Reader("tok-1", "requester"), job.job_id) == [f"{job.job_id}/proposed"] * 2
+        assert found(Reader("tok-2", "requester"), job.job_id) == []
+    assert pages > 3 * len(mine), "more than one page each"
+    assert len(found(None, "reserve")) == 2 * len(mine) + 12

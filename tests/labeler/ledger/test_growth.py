@@ -5,7 +5,7 @@ A read of a page, of a balance or of what is under way takes as many steps with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -14,15 +14,18 @@ from sqlalchemy import event, text
 from sqlalchemy.engine import Engine
 
 from benchmarks.speed.grown import grow
-from labeler.budget import NothingLeft
+from labeler.budget import UNBOUNDED_NANO, NothingLeft
 from labeler.errors import BudgetExceeded, InvalidSetting, JournalBroken, NotFound, ProtocolViolation
 from labeler.ledger import verification
+from labeler.ledger.agent_memory import AgentMemory, answered
 from labeler.ledger.database import Connection, Database
 from labeler.ledger.jobs import ForgottenJobs, JobStore
 from labeler.ledger.ledger import LOOKED_THROUGH, SUMS_EVERY, Charge, Ledger
+from labeler.ledger.promises import PromiseStore, Proposed, promise_name
 from labeler.ledger.tasks import TaskRecord, TaskStore
 from labeler.ledger.verification import verify_recent
 from labeler.setting import LEVELS
+from labeler.task import Level
 from tests.labeler.evidence.conftest import AGENTS, task_with
 from tests.labeler.ledger.conftest import Clock, Place
 
@@ -110,9 +113,9 @@ def reads(ledger: Ledger) -> dict[str, Callable[[], object]]:
     }
 
 
-def steps_of(ledger: Ledger) -> dict[str, int]:
+def steps_of(each: Mapping[str, Callable[[], object]]) -> dict[str, int]:
     found = {}
-    for name, read in reads(ledger).items():
+    for name, read in each.items():
         with counted() as steps:
             read()
         found[name] = steps[0]
@@ -123,9 +126,9 @@ def steps_of(ledger: Ledger) -> dict[str, int]:
 def test_a_read_takes_as_many_steps_beside_ten_times_the_history(sqlite_place: Place, clock: Clock) -> None:
     ledger = opened(sqlite_place, clock)
     grown(ledger, SHORT)
-    short = steps_of(ledger)
+    short = steps_of(reads(ledger))
     grown(ledger, LONG - SHORT)
-    long = steps_of(ledger)
+    long = steps_of(reads(ledger))
     assert {name: (short[name], long[name]) for name in long if long[name] > LIMIT * short[name] + 20} == {}
 
 
@@ -165,6 +168,82 @@ def test_the_sums_before_a_page_are_the_same_wherever_they_were_kept(
         connection.execute(text("DROP TRIGGER ledger_sums_remain"))
         connection.execute(text("DELETE FROM ledger_sums"))
     assert sums(ledger) == found
+
+
+# An agent.
+
+
+def answer(database: Database, memory: AgentMemory, promises: PromiseStore, clock: Clock, rounds: range) -> None:
+    """Let an agent charge and give back rounds of one task for one requester, a minute apart."""
+    for number in rounds:
+        clock.turn(minutes=1)
+        with database.write() as connection:
+            amounts: dict[Level, int] = {"instance": 5, "agent": UNBOUNDED_NANO if number % 5 == 4 else 7}
+            about = Proposed(f"{number:064x}", f"job-{number}", "t" * 64, clock() + timedelta(hours=1), clock())
+            promises.keep(about, [(2, amounts)], account="agent", connection=connection)
+            name = promise_name(about.digest, 0)
+            promises.shares.note("tok", [(name, amounts)], life_nano=3, connection=connection)
+            if number % 3 == 2:
+                promises.withdraw(about.job_id, clock(), connection=connection)
+                continue
+            memory.charge(
+                round_digest=f"{number:064x}",
+                shard_version="v1",
+                reservation_id=name,
+                charges=[Charge("agent", level, amount) for level, amount in amounts.items()],
+                num_queries=2,
+                task_digest="t" * 64,
+                max_queries=10**9,
+                recipients=[("t0", "k")],
+                is_promised=True,
+                connection=connection,
+            )
+
+
+def test_an_agents_day_and_shares_take_as_many_steps_after_many_rounds_and_are_right(
+    sqlite_place: Place, clock: Clock
+) -> None:
+    database = sqlite_place.open()
+    ledger = Ledger(database, clock=clock)
+    for level in LEVELS:
+        ledger.open_account("agent", level, None)
+    memory, promises = AgentMemory(database, ledger, clock=clock), PromiseStore(database, ledger)
+    began = clock()
+
+    def each() -> dict[str, Callable[[], object]]:
+        def taken() -> None:
+            with database.read() as connection:
+                promises.shares.taken("tok", connection=connection)
+                promises.shares.requesters(connection=connection)
+
+        return {
+            "a day": lambda: memory.queries_since(began + timedelta(minutes=10)),
+            "a task": lambda: memory.queries_of("t" * 64),
+            "shares": taken,
+            "the last rounds": lambda: answered(database, last=10),
+        }
+
+    answer(database, memory, promises, clock, range(60))
+    short = steps_of(each())
+    answer(database, memory, promises, clock, range(60, 600))
+    long = steps_of(each())
+    assert {name: (short[name], long[name]) for name in long if long[name] > LIMIT * short[name] + 20} == {}
+    assert memory.queries_of("t" * 64) == 2 * 400
+    assert memory.queries_of("u" * 64) == 0
+    for minutes in (0, 1, 2, 3, 300, 598, 599, 600, 601, 10_000):
+        since = began + timedelta(minutes=minutes)
+        expected = sum(2 for number in range(600) if number % 3 != 2 and began + timedelta(minutes=number + 1) >= since)
+        assert memory.queries_since(since) == expected, minutes
+    with database.read() as connection:
+        assert promises.shares.requesters(connection=connection) == ["tok"]
+        found = promises.shares.taken("tok", connection=connection)
+        assert promises.shares.taken("nobody", connection=connection) == ({"instance": 0, "agent": 0}, 0)
+    bounded = sum(7 for number in range(600) if number % 3 != 2 and number % 5 != 4)
+    assert found == ({"instance": 5 * 400, "agent": bounded + UNBOUNDED_NANO}, 3 * 400)
+    rounds, tasks = answered(database, last=10)
+    everything, _ = answered(database)
+    assert (rounds, tasks, len(everything)) == (everything[-10:], {}, 400)
+    assert rounds[-1].charges == {"instance": 5, "agent": 7}
 
 
 # A start.

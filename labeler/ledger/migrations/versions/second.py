@@ -11,6 +11,7 @@ from typing import Any, Final
 from alembic import op
 from sqlalchemy import Connection, insert, inspect, select, text
 
+from labeler.budget import UNBOUNDED_NANO
 from labeler.ledger.ledger import SUMS_EVERY, WRITTEN_OFF
 from labeler.ledger.schema import (
     NEVER_OVERHELD,
@@ -19,6 +20,7 @@ from labeler.ledger.schema import (
     jobs,
     ledger_entries,
     ledger_sums,
+    requester_sums,
     rule_text,
     tasks,
 )
@@ -27,6 +29,8 @@ revision = "0002"
 down_revision = "0001"
 
 _BATCH: Final = 1000
+_STANDS: Final = "CASE WHEN r.state <> 'void' THEN 1 ELSE 0 END"
+_BOUNDED: Final = f"CASE WHEN t.agent_nano < {UNBOUNDED_NANO} THEN 1 ELSE 0 END"
 
 
 def upgrade() -> None:
@@ -57,6 +61,13 @@ def upgrade() -> None:
         "INSERT INTO answered_sums (ledger_seq, task_digest, queries, of_task) SELECT ledger_seq, task_digest, "
         "sum(num_queries) OVER (ORDER BY ledger_seq), "
         "sum(num_queries) OVER (PARTITION BY task_digest ORDER BY ledger_seq) FROM answered_rounds"
+    )
+    requester_sums.create(connection)
+    op.execute(
+        "INSERT INTO requester_sums (requester, instance_nano, agent_nano, unbounded, life_nano) SELECT t.requester, "
+        f"sum(t.instance_nano * {_STANDS}), sum(t.agent_nano * {_STANDS} * {_BOUNDED}), "
+        f"sum({_STANDS} * (1 - {_BOUNDED})), sum(t.life_nano * {_STANDS}) FROM taken_by AS t "
+        "JOIN ledger_reservations AS r ON r.reservation_id = t.reservation_id GROUP BY t.requester"
     )
     _fill_standing(connection)
     _fill_sums(connection)
