@@ -27,7 +27,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal
 
-from sqlalchemy import Connection, bindparam, delete, func, select, update
+from sqlalchemy import Connection, bindparam, delete, func, literal_column, select, update
 
 from labeler.budget import LEAST_DELTA_OF_WINNERS
 from labeler.errors import (
@@ -432,7 +432,7 @@ class KeptAnswer:
 _LEAVES = b"leaves at "
 """Prefix of the part of a stored answer that says when it may leave; a sealed body begins with random bytes."""
 
-_IS_KEPT = agent_rounds.c.state != "erased"
+_IS_KEPT = agent_rounds.c.state != literal_column("'erased'")  # as the index of few rows has it
 _KEPT = (
     select(answered_rounds.c.recipients, agent_rounds.c.state, agent_rounds.c.answer)
     .outerjoin_from(answered_rounds, agent_rounds, agent_rounds.c.round_digest == answered_rounds.c.round_digest)
@@ -489,7 +489,7 @@ class JournalRounds:
             select(paid.round_digest, answered_tasks.c.body)
             .join(agent_rounds, agent_rounds.c.round_digest == paid.round_digest)
             .join(answered_tasks, answered_tasks.c.digest == paid.task_digest)
-            .where(agent_rounds.c.state == "charged")
+            .where(_IS_KEPT, agent_rounds.c.state == "charged")
             .order_by(paid.ledger_seq)
         )
         with self._database.read() as connection:
@@ -554,7 +554,7 @@ class JournalRounds:
         """Return every round that is kept although nobody may ask for it any more."""
         is_over = select(agent_rounds.c.round_digest).where(_IS_KEPT, agent_rounds.c.kept_until < now)
         with self._database.read() as connection:
-            return list(connection.execute(is_over.order_by(agent_rounds.c.round_digest)).scalars())
+            return sorted(connection.execute(is_over).scalars())
 
     def sweep(self) -> None:
         """Erase every key that opens nothing, and close every round whose key is gone; done when a process starts.

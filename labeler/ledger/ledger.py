@@ -39,7 +39,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from labeler.budget import NothingLeft
+from labeler.budget import UNBOUNDED_NANO, NothingLeft
 from labeler.errors import (
     BudgetExceeded,
     InvalidSetting,
@@ -65,7 +65,14 @@ from labeler.ledger.chain import (
     time_text,
 )
 from labeler.ledger.database import MAX_PAGE, Database, insert_rows, select_rows, update_rows
-from labeler.ledger.schema import ledger_accounts, ledger_entries, ledger_reservations, ledger_sums
+from labeler.ledger.schema import (
+    ledger_accounts,
+    ledger_entries,
+    ledger_reservations,
+    ledger_sums,
+    requester_sums,
+    taken_by,
+)
 from labeler.ledger.verification import verify_ledger, verify_recent
 from labeler.setting import LEVELS
 from labeler.system.clock import Clock
@@ -213,6 +220,20 @@ _MOVE = (
     .where(_account.account == bindparam("of_account"), _account.level == bindparam("of_level"))
     .values({name: _account[name] + bindparam(f"more_{name}") for name in _MOVED})
 )
+
+
+_has_price = taken_by.c.agent_nano < UNBOUNDED_NANO
+_GIVE_BACK = (
+    update(requester_sums)
+    .where(requester_sums.c.requester == taken_by.c.requester, taken_by.c.reservation_id == bindparam("of_reservation"))
+    .values(
+        instance_nano=requester_sums.c.instance_nano - taken_by.c.instance_nano,
+        agent_nano=requester_sums.c.agent_nano - case((_has_price, taken_by.c.agent_nano), else_=0),
+        unbounded=requester_sums.c.unbounded - case((_has_price, 0), else_=1),
+        life_nano=requester_sums.c.life_nano - taken_by.c.life_nano,
+    )
+)
+"""What a requester had taken (`labeler.ledger.promises.RequesterShares`) counts for nobody once it is given back."""
 
 
 class Ledger:
@@ -714,6 +735,7 @@ class Ledger:
             _move(held, reservation_id, rows, posted=1)
         else:
             _move(held, reservation_id, rows, spent=-1, stands=-1)
+            held.execute(_GIVE_BACK, {"of_reservation": reservation_id})
         _move(held, reservation_id, known.held, held_back=-1)
         return seq
 

@@ -81,14 +81,12 @@ class PromiseStore:
 
     Attributes:
         told: what the answers have told of the site's budgets.
-        shares: what each requester has taken of them.
     """
 
     def __init__(self, database: Database, ledger: Ledger) -> None:
         self._database = database
         self._ledger = ledger
         self.told = ToldAmounts()
-        self.shares = RequesterShares()
 
     def said(self, digest: str, *, connection: Connection | None = None) -> Said | None:
         """Return the answer to a proposal, or None."""
@@ -174,7 +172,6 @@ class PromiseStore:
     def _lapse(self, rounds: Sequence[Row[Any]], connection: Connection) -> int:
         for one in rounds:
             self._ledger.void(one.reservation_id, NothingLeft(one.reservation_id, "lapsed"), connection=connection)
-        self.shares.give_back([one.reservation_id for one in rounds], connection=connection)
         for digest in {one.digest for one in rounds}:
             self.told.give_back(digest, connection)
         return len(rounds)
@@ -335,7 +332,7 @@ class RequesterShares:
             reservations: the ledger's name of each, and its amounts in nano-units of mu^2.
             life_nano: the most that each takes of any record's votes for life.
         """
-        rows = [
+        rows: list[dict[str, Any]] = [
             {
                 "reservation_id": name,
                 "requester": requester,
@@ -346,13 +343,18 @@ class RequesterShares:
             for name, amounts in reservations
         ]
         insert_rows(connection, taken_by, *rows)
-        _add(requester, rows, 1, connection)
-
-    def give_back(self, reservation_ids: Sequence[str], *, connection: Connection) -> None:
-        """Take what was given back off the sums, in the transaction that voids it."""
-        for name in reservation_ids:
-            for row in select_rows(connection, taken_by, reservation_id=name):
-                _add(row.requester, [row._mapping], -1, connection)
+        more = Counter[str]()
+        for row in rows:
+            # Prices without a finite value are counted only: a sum of many would exceed 64 bits.
+            is_bounded = row["agent_nano"] < UNBOUNDED_NANO
+            more.update({name: row[name] for name in ("instance_nano", "life_nano")})
+            more.update({"agent_nano": row["agent_nano"] * is_bounded, "unbounded": int(not is_bounded)})
+        known = select_rows(connection, requester_sums, requester=requester).first()
+        if known is None:
+            insert_rows(connection, requester_sums, {"requester": requester, **dict.fromkeys(_SUMS, 0), **more})
+        else:
+            sums = {name: more[name] + getattr(known, name) for name in _SUMS}
+            update_rows(connection, requester_sums, sums, requester=requester)
 
     def requesters(self, *, connection: Connection) -> list[str]:
         """Return everybody for whom something was ever set aside."""
@@ -369,18 +371,4 @@ class RequesterShares:
         return {"instance": row.instance_nano, "agent": row.agent_nano + unbounded}, row.life_nano
 
 
-def _add(requester: str, rows: Sequence[Mapping[str, Any]], sign: int, connection: Connection) -> None:
-    """Add amounts to the sums of a requester, or take them off."""
-    more = Counter[str]()
-    for row in rows:
-        # Prices without a finite value are counted only: a sum of many would exceed 64 bits.
-        is_bounded = row["agent_nano"] < UNBOUNDED_NANO
-        more.update({"instance_nano": row["instance_nano"], "life_nano": row["life_nano"]})
-        more.update({"agent_nano": row["agent_nano"] * is_bounded, "unbounded": int(not is_bounded)})
-    known = select_rows(connection, requester_sums, requester=requester).first()
-    names = ("instance_nano", "agent_nano", "unbounded", "life_nano")
-    sums = {name: sign * more[name] + (0 if known is None else getattr(known, name)) for name in names}
-    if known is None:
-        insert_rows(connection, requester_sums, {"requester": requester} | sums)
-    else:
-        update_rows(connection, requester_sums, sums, requester=requester)
+_SUMS = ("instance_nano", "agent_nano", "unbounded", "life_nano")

@@ -114,6 +114,11 @@ def json_text(value: object) -> str:
         raise InvalidSetting("only JSON is stored: texts, whole and finite numbers, lists, objects") from None
 
 
+def index_where(name: str, column: str, condition: str) -> Index:
+    """Return an index of the few rows that a condition names; a query finds it by the same words (`literal_column`)."""
+    return Index(name, column, sqlite_where=text(condition), postgresql_where=text(condition))
+
+
 def one_of(column: str, values: Iterable[str]) -> str:
     """Return the condition of a CHECK that a column holds one of these words."""
     return f"{column} IN ({', '.join(repr(value) for value in sorted(values))})"
@@ -258,12 +263,7 @@ ledger_reservations = strict_table(
     Column("held", Json, nullable=True),
     CheckConstraint("state IN ('reserved', 'posted', 'void')", name="state"),
     CheckConstraint("(state = 'reserved') = (settled_seq IS NULL)", name="settled"),
-    Index(
-        "ix_ledger_reservations_reserved",
-        "reservation_id",
-        sqlite_where=text("state = 'reserved'"),
-        postgresql_where=text("state = 'reserved'"),
-    ),
+    index_where("ix_ledger_reservations_reserved", "reservation_id", "state = 'reserved'"),
     sqlite_with_rowid=False,
 )
 
@@ -713,6 +713,7 @@ agent_rounds = strict_table(
     Column("answer", LargeBinary, nullable=True),
     CheckConstraint(one_of("state", ("charged", "stored", "erased")), name="state"),
     CheckConstraint("(state = 'stored') = (answer IS NOT NULL)", name="stored"),
+    index_where("ix_agent_rounds_kept", "kept_until", "state <> 'erased'"),
 )
 keep(agent_rounds, but=("state", "answer"))
 forbid(
@@ -835,6 +836,7 @@ tallier_rounds = strict_table(
     CheckConstraint("state <> 'open' OR (contributors IS NULL AND aggregate IS NULL)", name="open"),
     CheckConstraint("state <> 'fixed' OR (contributors IS NOT NULL AND aggregate IS NOT NULL)", name="fixed"),
     CheckConstraint("state <> 'forgotten' OR aggregate IS NULL", name="forgotten"),
+    index_where("ix_tallier_rounds_kept", "round_digest", "state <> 'forgotten'"),
 )
 keep(tallier_rounds, but=("state", "contributors", "aggregate"))
 forbid(
@@ -857,6 +859,7 @@ tallier_shares = strict_table(
     CheckConstraint(one_of("state", ("held", "summed", "excluded", "dropped")), name="state"),
     CheckConstraint("(state = 'held') = (share IS NOT NULL)", name="held"),
     CheckConstraint("state = 'excluded' OR (sharing_id IS NOT NULL AND fingerprint IS NOT NULL)", name="known"),
+    index_where("ix_tallier_shares_held", "round_digest", "state = 'held'"),
 )
 stay(tallier_shares, ("round_digest", "agent_id", "fingerprint", "sharing_id"))
 remain(tallier_shares)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, literal_column, select
 
 from labeler.errors import BadData, InvalidSetting, NotFound, PrivacyRefusal, ProtocolViolation
 from labeler.ledger.backup import UnusedKeys
@@ -79,6 +79,9 @@ class KeptRound:
 
 
 _round, _share = tallier_rounds.c, tallier_shares.c
+# As the indexes of few rows have it.
+_IS_KEPT = _round.state != literal_column("'forgotten'")
+_IS_HELD = _share.state == literal_column("'held'")
 
 
 class TallierMemory:
@@ -92,7 +95,7 @@ class TallierMemory:
     def open_rounds(self) -> list[OpenRound]:
         """Return every round that was not forgotten, summed or not."""
         with self._database.read() as joined:
-            query = select(_round.opened).where(_round.state != "forgotten").order_by(_round.round_digest)
+            query = select(_round.opened).where(_IS_KEPT).order_by(_round.round_digest)
             return [OpenRound.decode(bytes(opened)) for opened in joined.execute(query).scalars()]
 
     def exclude(self, round_digest: str, agent_id: str, *, connection: Connection | None = None) -> None:
@@ -231,12 +234,13 @@ class TallierMemory:
         """
         known = set(self._keys.names())
         with self._database.read() as connection:
-            held = set(connection.execute(select(_share.round_digest).where(_share.state == "held")).scalars())
-            rounds = connection.execute(select(_round.round_digest, _round.state).order_by(_round.round_digest)).all()
+            held = set(connection.execute(select(_share.round_digest).where(_IS_HELD)).scalars())
+            kept = connection.execute(select(_round.round_digest, _round.state).where(_IS_KEPT))
+            states = dict.fromkeys(held, "forgotten") | {row.round_digest: row.state for row in kept}
         needed = {"open": _SHARES, "fixed": _SUM}
         lost = [
             digest
-            for digest, state in rounds
+            for digest, state in sorted(states.items())
             if (state == "fixed" or digest in held) and digest + needed.get(state, "") not in known
         ]
         for digest in lost:
@@ -277,5 +281,5 @@ def _close_share(connection: Connection, round_digest: str, agent_id: str, state
 
 
 def _needed_keys(connection: Connection) -> list[str]:
-    query = select(_round.round_digest, _round.state).where(_round.state != "forgotten")
+    query = select(_round.round_digest, _round.state).where(_IS_KEPT)
     return [digest + ending for digest, state in connection.execute(query) for ending in _KEPT[state]]

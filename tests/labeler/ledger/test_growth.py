@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import event, text
@@ -17,14 +19,16 @@ from benchmarks.speed.grown import grow
 from labeler.budget import UNBOUNDED_NANO, NothingLeft
 from labeler.errors import BudgetExceeded, InvalidSetting, JournalBroken, NotFound, ProtocolViolation
 from labeler.ledger import verification
-from labeler.ledger.agent_memory import AgentMemory, answered
+from labeler.ledger.agent_memory import AgentMemory, JournalRounds, answered
 from labeler.ledger.database import Connection, Database
 from labeler.ledger.jobs import ForgottenJobs, JobStore
 from labeler.ledger.ledger import LOOKED_THROUGH, SUMS_EVERY, Charge, Ledger
-from labeler.ledger.promises import PromiseStore, Proposed, promise_name
+from labeler.ledger.promises import PromiseStore, Proposed, RequesterShares, promise_name
+from labeler.ledger.tallier_memory import TallierMemory
 from labeler.ledger.tasks import TaskRecord, TaskStore
 from labeler.ledger.verification import verify_recent
 from labeler.setting import LEVELS
+from labeler.system.erasable import KeyFolder
 from labeler.task import Level
 from tests.labeler.evidence.conftest import AGENTS, task_with
 from tests.labeler.ledger.conftest import Clock, Place
@@ -182,7 +186,7 @@ def answer(database: Database, memory: AgentMemory, promises: PromiseStore, cloc
             about = Proposed(f"{number:064x}", f"job-{number}", "t" * 64, clock() + timedelta(hours=1), clock())
             promises.keep(about, [(2, amounts)], account="agent", connection=connection)
             name = promise_name(about.digest, 0)
-            promises.shares.note("tok", [(name, amounts)], life_nano=3, connection=connection)
+            RequesterShares().note("tok", [(name, amounts)], life_nano=3, connection=connection)
             if number % 3 == 2:
                 promises.withdraw(about.job_id, clock(), connection=connection)
                 continue
@@ -213,8 +217,8 @@ def test_an_agents_day_and_shares_take_as_many_steps_after_many_rounds_and_are_r
     def each() -> dict[str, Callable[[], object]]:
         def taken() -> None:
             with database.read() as connection:
-                promises.shares.taken("tok", connection=connection)
-                promises.shares.requesters(connection=connection)
+                RequesterShares().taken("tok", connection=connection)
+                RequesterShares().requesters(connection=connection)
 
         return {
             "a day": lambda: memory.queries_since(began + timedelta(minutes=10)),
@@ -235,9 +239,9 @@ def test_an_agents_day_and_shares_take_as_many_steps_after_many_rounds_and_are_r
         expected = sum(2 for number in range(600) if number % 3 != 2 and began + timedelta(minutes=number + 1) >= since)
         assert memory.queries_since(since) == expected, minutes
     with database.read() as connection:
-        assert promises.shares.requesters(connection=connection) == ["tok"]
-        found = promises.shares.taken("tok", connection=connection)
-        assert promises.shares.taken("nobody", connection=connection) == ({"instance": 0, "agent": 0}, 0)
+        assert RequesterShares().requesters(connection=connection) == ["tok"]
+        found = RequesterShares().taken("tok", connection=connection)
+        assert RequesterShares().taken("nobody", connection=connection) == ({"instance": 0, "agent": 0}, 0)
     bounded = sum(7 for number in range(600) if number % 3 != 2 and number % 5 != 4)
     assert found == ({"instance": 5 * 400, "agent": bounded + UNBOUNDED_NANO}, 3 * 400)
     rounds, tasks = answered(database, last=10)
@@ -402,3 +406,35 @@ def test_the_database_refuses_to_hold_more_than_a_cap(sqlite_place: Place, clock
     ledger.reserve("job", [Charge("a", "instance", 6)])
     with pytest.raises(Exception, match="never_overheld"), database.write() as connection:
         connection.execute(text("UPDATE ledger_accounts SET held = 5"))
+
+
+def test_what_a_party_keeps_is_found_without_the_rounds_that_are_over(sqlite_place: Place, tmp_path: Path) -> None:
+    """An index has the few rounds that were neither erased nor forgotten."""
+    database = sqlite_place.open()
+    (tmp_path / "keys").mkdir(mode=0o700)
+    keys = KeyFolder(tmp_path / "keys")
+    rounds, tallier = JournalRounds(database, keys), TallierMemory(database, keys)
+    asked: list[tuple[str, Any]] = []
+
+    def note(_: object, __: object, statement: str, parameters: Any, *___: object) -> None:
+        asked.append((statement, parameters))
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        rounds.over(datetime.now(UTC))
+        rounds.unanswered_for_life()
+        rounds.sweep()
+        tallier.open_rounds()
+        tallier.sweep()
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    with database.read() as connection:
+        plans = [
+            str(row[3])
+            for statement, parameters in asked
+            if statement.startswith("SELECT")
+            for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+        ]
+    assert len(asked) > 5
+    names = ("agent_rounds", "tallier_rounds", "tallier_shares")
+    assert [one for one in plans if any(f"SCAN {name}" in one for name in names) and "ix_" not in one] == []

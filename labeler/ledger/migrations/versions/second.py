@@ -16,12 +16,15 @@ from labeler.ledger.ledger import SUMS_EVERY, WRITTEN_OFF
 from labeler.ledger.schema import (
     NEVER_OVERHELD,
     UNASKED,
+    agent_rounds,
     answered_sums,
     jobs,
     ledger_entries,
     ledger_sums,
     requester_sums,
     rule_text,
+    tallier_rounds,
+    tallier_shares,
     tasks,
 )
 
@@ -47,7 +50,7 @@ def upgrade() -> None:
     op.execute("ALTER TABLE ledger_reservations ADD COLUMN held TEXT")
     ledger_sums.create(connection)
     op.execute("DROP INDEX ix_jobs_state")
-    for table in (jobs, tasks):
+    for table in (jobs, tasks, agent_rounds, tallier_rounds, tallier_shares):
         known = {one["name"] for one in inspect(connection).get_indexes(table.name)}
         for index in table.indexes:
             if index.name not in known:
