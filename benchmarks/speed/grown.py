@@ -13,10 +13,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import Table, insert, select, update
-
 from labeler.ledger.chain import Head, entry_hash, salted, time_of, time_text
-from labeler.ledger.database import Connection, Database
+from labeler.ledger.database import Connection, Database, insert_rows, select_rows, update_rows
 from labeler.ledger.ledger import SUMS_EVERY, Ledger
 from labeler.ledger.schema import (
     jobs,
@@ -71,15 +69,15 @@ class _History:
     def __init__(self, connection: Connection, head: Head) -> None:
         self._connection = connection
         self.head = head
-        last = connection.execute(select(ledger_entries.c.at).order_by(ledger_entries.c.seq.desc()).limit(1)).scalar()
-        self.at = datetime.now(UTC) - PERIOD if last is None else time_of(last)
+        last = select_rows(connection, ledger_entries, seq=head.seq).first()
+        self.at = datetime.now(UTC) - PERIOD if last is None else time_of(last.at)
         self.step = timedelta()
-        self._rows: dict[Table, list[dict[str, Any]]] = {}
+        self._rows: dict[Any, list[dict[str, Any]]] = {}
         self._spent: Counter[tuple[str, str]] = Counter()
         self._posted: Counter[tuple[str, str]] = Counter()
         self._begun = {
             (row.account, row.level): (row.cap, row.spent, row.posted)
-            for row in connection.execute(select(ledger_accounts))
+            for row in select_rows(connection, ledger_accounts)
         }
 
     def settle(
@@ -116,8 +114,7 @@ class _History:
             self._write(table)
         for (account, level), (_, spent, posted) in self._begun.items():
             sums = {"spent": spent + self._spent[account, level], "posted": posted + self._posted[account, level]}
-            this = (ledger_accounts.c.account == account, ledger_accounts.c.level == level)
-            self._connection.execute(update(ledger_accounts).where(*this).values(sums))
+            update_rows(self._connection, ledger_accounts, sums, account=account, level=level)
 
     def _append(self, kind: str, name: str, of: Sequence[tuple[str, str]], said: dict[str, Any]) -> int:
         before, at = self.head.seq, time_text(self.at)
@@ -136,13 +133,12 @@ class _History:
             self._add(ledger_entries, entry | {"hash": self.head.hash})
         return before + 1
 
-    def _add(self, table: Table, row: dict[str, Any]) -> None:
+    def _add(self, table: Any, row: dict[str, Any]) -> None:
         rows = self._rows.setdefault(table, [])
         rows.append(row)
         if len(rows) >= _ROWS and table is not rounds:  # a round refers to its job
             self._write(table)
 
-    def _write(self, table: Table) -> None:
+    def _write(self, table: Any) -> None:
         for one in (jobs, rounds) if table in (jobs, rounds) else (table,):
-            if rows := self._rows.pop(one, []):
-                self._connection.execute(insert(one), rows)
+            insert_rows(self._connection, one, *self._rows.pop(one, []))
