@@ -97,6 +97,8 @@ def read_arrays(path: Path, wanted: Sequence[Sequence[str]]) -> list[Values | No
     try:
         frames = Frames(process.stdout, most_head_bytes=_MOST_HEAD_BYTES, silence_s=_SILENCE_S)
         return [_taken(frames, path.name) for _ in wanted]
+    except MemoryError:
+        raise BadData(f"{path.name!r} holds more than this machine has memory for; give fewer rows at once") from None
     except UnsoundProcess:
         raise BadData(
             f"{path.name!r} is damaged, or reading it takes more than is given to a file of its size "

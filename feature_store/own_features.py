@@ -259,9 +259,14 @@ def as_rows(rows: NDArray[Any], name: str) -> NDArray[np.float32]:
             f"{name!r} has features of {found.shape[1]} entries, and at most {MOST_PROBE_NUMBERS} are taken; reduce "
             "them first, with a projection fitted on public data"
         )
-    with np.errstate(over="ignore"):
-        floats = found.astype(np.float32)
-    usable = usable_rows(floats)
+    try:
+        with np.errstate(over="ignore"):
+            floats = found.astype(np.float32)
+        usable = usable_rows(floats)
+    except MemoryError:
+        raise BadData(
+            f"{name!r} has features of shape {found.shape}, more than this machine has memory for; give fewer rows"
+        ) from None
     if not usable.all():
         raise BadData(
             f"{int((~usable).sum())} of {len(usable)} rows of {name!r} are zero or not finite, the first of them row "
