@@ -67,6 +67,7 @@ Values = NDArray[Any] | list[Any]
 _SILENCE_S = 300.0
 _BLOCK_BYTES = 2**22
 _BLOCK_ROWS = 1024
+_MOST_VALUES = 2**28
 _MOST_HEAD_BYTES = 2**24  # room for a block of the longest texts, each character written as twelve
 _NUMBERS = re.compile(r"[<>|][biuf](1|2|4|8|16)")
 _REFUSALS: dict[str, type[LabelerError]] = {one.problem_type: one for one in (BadData, InvalidSetting)}
@@ -129,7 +130,9 @@ def _taken(frames: Frames, name: str) -> Values | None:
             case {"kind": "block", "size": int(size)} if 0 < size <= len(data) - filled:
                 data[filled : filled + size] = frames.exactly(size)
                 filled += size
-            case {"kind": "values", "values": [*some]} if all(isinstance(one, _PLAIN) for one in some):
+            case {"kind": "values", "values": [*some]} if len(values) + len(some) <= _MOST_VALUES and all(
+                isinstance(one, _PLAIN) for one in some
+            ):
                 values += some
             case {"kind": "end", "numbers": bool(numbers), "turned": bool(turned)} if filled == len(data):
                 return values if not numbers else array.T if turned else array
@@ -149,14 +152,12 @@ class _Array:
 
     Attributes:
         shape: as declared; the width of a list comes from its first row.
-        kind: for people.
         numbers: its type where it is numbers, else None.
         blocks: gives its content in order: bytes of numbers, or lists of values.
         turned: whether the numbers come column after column.
     """
 
     shape: tuple[int, ...]
-    kind: str
     numbers: np.dtype[Any] | None
     blocks: Callable[[], Iterator[bytes | list[Any]]]
     turned: bool = False
@@ -262,34 +263,29 @@ def _npy(file: IO[bytes], size: int, *, name: str = FEATURES, again: Callable[[]
             f"header, and has {size - header}; write it again"
         )
 
+    is_text = kind.kind in "US"
+    block = kind.itemsize * max(1, min(_BLOCK_ROWS if is_text else _BLOCK_BYTES, _BLOCK_BYTES // max(kind.itemsize, 1)))
+
     def content() -> Iterator[bytes]:
         with file if again is None else again() as opened:
             opened.seek(header)
-            block = _BLOCK_BYTES if kind.kind in "biuf" else kind.itemsize * max(
-                1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(kind.itemsize, 1))
-            )  # fmt: skip
-            left = bytes_in_all
-            while left:
-                data = opened.read(min(block, left))
-                if not data:
+            for start in range(0, bytes_in_all, block):
+                data = opened.read(min(block, bytes_in_all - start))
+                if len(data) < min(block, bytes_in_all - start):
                     raise EOFError
-                # Texts are cut between two of them, so a block has to be whole.
-                while len(data) < min(block, left) and (more := opened.read(min(block, left) - len(data))):
-                    data += more
-                left -= len(data)
                 yield data
             if opened.read(1):  # at its end a member's checksum is compared
                 raise EOFError
 
     def texts() -> Iterator[list[Any]]:
         if not kind.itemsize:
-            yield [""] * math.prod(shape)
-        for data in content():
-            yield np.frombuffer(data, kind).tolist()
+            yield from ([""] * min(_BLOCK_ROWS, shape[0] - start) for start in range(0, shape[0], _BLOCK_ROWS))
+        else:
+            yield from (np.frombuffer(data, kind).tolist() for data in content())
 
-    if kind.kind in "biuf":
-        return {name: _Array(shape, str(kind), kind, content, turned=bool(turned) and len(shape) > 1)}
-    return {name: _Array(shape, str(kind), None, texts) if len(shape) == 1 else None}
+    if is_text:
+        return {name: _Array(shape, None, texts) if len(shape) == 1 else None}
+    return {name: _Array(shape, kind, content, turned=bool(turned) and len(shape) > 1)}
 
 
 _LEADS_OUT: Final = re.compile(r"^/|^[A-Za-z]:|\\|\0|(^|/)\.\.(/|$)")
@@ -323,7 +319,9 @@ def _parquet(file: BinaryIO, size: int) -> _Found:
 
     parquet = pq.ParquetFile(file, pre_buffer=False, buffer_size=2**16)
     metadata, schema, types = parquet.metadata, parquet.schema_arrow, pa.types
-    refuse_chunks_elsewhere(metadata)
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    if any(group.column(column).file_path for group in groups for column in range(group.num_columns)):
+        raise BadData(" names other files that hold its columns, and none is followed; give the file that holds them")
     if len(set(schema.names)) != len(schema.names):
         raise BadData(" has two columns of one name; rename one")
     count = metadata.num_rows
@@ -374,7 +372,7 @@ def _parquet(file: BinaryIO, size: int) -> _Found:
             floats = types.is_floating(kind.value_type)
             stored = np.dtype(kind.value_type.to_pandas_dtype() if floats else np.float64)
             found[field.name] = _Array(
-                (count, width), str(kind), stored, partial(numbers, field.name, width, stored)
+                (count, width), stored, partial(numbers, field.name, width, stored)
             )  # fmt: skip
         elif any(
             check(inner)
@@ -383,24 +381,10 @@ def _parquet(file: BinaryIO, size: int) -> _Found:
                 types.is_binary, types.is_large_binary, types.is_null,
             )
         ):  # fmt: skip
-            found[field.name] = _Array((count,), str(kind), None, partial(values, field.name))
+            found[field.name] = _Array((count,), None, partial(values, field.name))
         else:
             found[field.name] = None
     return found
-
-
-def refuse_chunks_elsewhere(metadata: Any) -> None:
-    """Refuse Parquet metadata whose column chunks lie in other files, as those of a `_metadata` file do.
-
-    Raises:
-        BadData: one does; the message goes on from the file's name.
-    """
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        if any(group.column(column).file_path for column in range(group.num_columns)):
-            raise BadData(
-                " names other files that hold its columns, and none is followed; give the file that holds them"
-            )
 
 
 _OWN_FILTERS: Final = frozenset({1, 2, 3, 4, 5, 6, 32_000})
@@ -449,8 +433,8 @@ def _data_set(one: Any, *, is_text: bool) -> _Array | None:
         return (one[start : start + step] for start in range(0, shape[0], step))
 
     if is_text:
-        return _Array(shape, "text", None, lambda: (some.tolist() for some in rows()))
-    return _Array(shape, str(one.dtype), one.dtype, lambda: (some.tobytes() for some in rows()))
+        return _Array(shape, None, lambda: (some.tolist() for some in rows()))
+    return _Array(shape, one.dtype, lambda: (some.tobytes() for some in rows()))
 
 
 _FORMATS: Final[dict[str, Callable[[BinaryIO, int], _Found]]] = {
