@@ -455,7 +455,11 @@ def image_parts(images: Path | Sequence[Path], leave_out: Collection[str]) -> li
     if not isinstance(images, Path):
         if wrong := [one for one in images if not isinstance(one, Path)]:
             raise InvalidSetting(f"images are a Path, or several; found {type(wrong[0]).__name__}")
-        return _parts([(path, path.name) for path in images])
+        parts = _parts([(path, path.name) for path in images])
+        # A pipe would hold up who reads it.
+        if wrong_kind := [path for path in images if not path.is_file()]:
+            raise InvalidSetting(f"there is no file {wrong_kind[0].name!r}")
+        return parts
     if images.is_dir():
         return _parts([(images / name, name) for name in images_in(images) if name not in leave_out])
     if not images.is_file():

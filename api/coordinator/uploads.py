@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import stat
 import struct
 import tempfile
 import unicodedata
@@ -39,6 +40,7 @@ from PIL import Image, UnidentifiedImageError
 
 from api.coordinator.config import LimitsTable
 from api.coordinator.parquet_reader import MAX_RATIO, SMALL_BYTES, FeatureRows, parquet_rows
+from feature_store.decode import open_image
 from feature_store.results.questions import job_pixels_refusal
 from feature_store.rows import on_grid, quantize
 from feature_store.shard import check_features
@@ -64,9 +66,6 @@ def tidy_name(name: str) -> str:
         )
     return tidied
 
-
-FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
-"""Accepted formats, by Pillow's names."""
 
 MAX_BAD = 10
 """The most bad images that one refusal names."""
@@ -359,9 +358,8 @@ class UploadWriter:
 
 def look_at_header(data: bytes, *, max_pixels: int) -> tuple[str | None, int]:
     """Return the reason to refuse a file as an image (None if it is accepted), and its number of pixels."""
-    Image.init()
     try:
-        with Image.open(io.BytesIO(data), formats=[name for name in FORMATS if name in Image.OPEN]) as image:
+        with open_image(io.BytesIO(data)) as image:
             width, height = image.size
             if width * height > max_pixels:
                 return f"{width} x {height} pixels, at most {max_pixels} are taken", width * height
@@ -458,6 +456,8 @@ def _check_members(members: list[zipfile.ZipInfo], limits: LimitsTable) -> None:
         raise TooLarge(f"the zip unpacks to more than the {limits.max_upload_bytes} bytes that one job takes")
     for info in members:
         shown = info.filename[:100]
+        if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
+            raise BadData(f"{shown!r} in the zip is a link or a device, and no file; send the file itself")
         if info.flag_bits & 1:
             raise BadData(f"{shown!r} in the zip is encrypted; send it without a password")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):

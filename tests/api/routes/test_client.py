@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -342,6 +343,10 @@ def test_images_that_cannot_be_sent_are_refused_before_anything_is_sent(client: 
         client.submit(examples.TASK_ID, images=tmp_path / "none")
     with pytest.raises(InvalidSetting, match="same name"):
         client.submit(examples.TASK_ID, images=[tmp_path / "a.jpg", tmp_path / "b" / "a.jpg"])
+    os.mkfifo(tmp_path / "pipe.jpg")
+    for images in (tmp_path / "pipe.jpg", [tmp_path / "pipe.jpg"]):
+        with pytest.raises(InvalidSetting, match="no file"):
+            client.submit(examples.TASK_ID, images=images)
     with pytest.raises(InvalidSetting, match="exactly one"):
         client.submit(examples.TASK_ID)
     with pytest.raises(InvalidSetting, match="CA file"):
