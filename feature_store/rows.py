@@ -139,8 +139,8 @@ def refuse_other_probe(first: str, other: str, dimension: int, *, first_name: st
     ours, theirs = probe_rows(first, dimension), probe_rows(other, dimension)
     if len(ours) != len(theirs):
         raise BadData(
-            f"{other_name} embedded a probe of another number of rows than {first_name}; both embed the one that was "
-            "published, whole and in its order"
+            f"{first_name} embedded a probe of {len(ours)} rows and {other_name} one of {len(theirs)}; both embed the "
+            "one that was published, whole and in its order"
         )
     if (np.abs(ours.astype(np.int32) - theirs) > PROBE_SLACK).any():
         raise BadData(
