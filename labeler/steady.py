@@ -38,6 +38,7 @@ IMPOSSIBLE: Final = -1e200
 """A score, below all others, of what has probability 0."""
 
 _NEAR_ZERO: Final = 2.0**-64
+_GROUP: Final = 32
 
 
 def is_steady(numbers: NDArray[Any]) -> bool:
@@ -85,3 +86,35 @@ def shares(amounts: Array) -> Array:
     """
     kept = steady(amounts)
     return steady(kept / np.maximum(kept.sum(axis=-1, keepdims=True), LEAST))
+
+
+def largest(values: NDArray[Any], count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the places of the largest values of each row, descending, and these values.
+
+    A partial sort takes longer for some orders than for others, and somebody else may have chosen what private records
+    are compared with. This is the same work for all: the largest of each group, then `count` times the largest group,
+    without the value that was taken. Of equal values that in the first group counts, and in it the first.
+
+    Args:
+        values: shape (n, places), above IMPOSSIBLE.
+    """
+    rows, width = np.arange(len(values)), -(-values.shape[1] // _GROUP)
+    table = np.full((len(values), _GROUP, width), IMPOSSIBLE)
+    table.reshape(len(values), -1)[:, : values.shape[1]] = values
+    tops = table.max(axis=1)
+    places, found = np.zeros((len(values), count), dtype=np.int64), np.zeros((len(values), count))
+    for number in range(count):
+        found[:, number] = best = tops.max(axis=1)
+        group = _first(tops == best[:, None])
+        own = table[rows, :, group]
+        member = _first(own == best[:, None])
+        places[:, number] = member * width + group
+        own[rows, member] = table[rows, member, group] = IMPOSSIBLE
+        tops[rows, group] = own.max(axis=1)
+    return places, found
+
+
+def _first(marked: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the first marked place of each row; `argmax` would stop there."""
+    size = marked.shape[1]
+    return np.asarray(size - (marked * np.arange(size, 0, -1)).max(axis=1))

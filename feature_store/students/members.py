@@ -63,7 +63,7 @@ from feature_store.students.answers import (
     softmax,
     unit_rows,
 )
-from labeler.steady import IMPOSSIBLE, MOST, powers, shares
+from labeler.steady import IMPOSSIBLE, MOST, largest, powers, shares
 
 CONCENTRATION: Final = 10.0
 """How sharply similarity to a prototype turns into probability (kappa of a von Mises-Fisher distribution)."""
@@ -96,7 +96,6 @@ _REFINEMENTS: Final = 5
 _SPREADINGS: Final = 30
 _MOST_CLUSTERED: Final = 20_000
 _BLOCK_ROWS: Final = 1024
-_GROUP: Final = 32
 _LEAST_EVIDENCE: Final = 1e-3
 _LEAST: Final = 1e-12
 
@@ -364,41 +363,9 @@ def _normalized_graph(rows: NDArray[np.float32]) -> csr_matrix:
 def _nearest(rows: NDArray[Any], references: NDArray[Any], count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The most similar references of each row, in blocks so that memory does not grow with rows times references."""
     parts = [
-        _largest(rows[start : start + _BLOCK_ROWS] @ references.T, count) for start in range(0, len(rows), _BLOCK_ROWS)
+        largest(rows[start : start + _BLOCK_ROWS] @ references.T, count) for start in range(0, len(rows), _BLOCK_ROWS)
     ]
     return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
-
-
-def _largest(values: NDArray[Any], count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The places of the largest values of each row, descending, and these values.
-
-    A partial sort takes longer for some orders than for others, and somebody else may have chosen what private records
-    are compared with. This is the same work for all: the largest of each group, then `count` times the largest group,
-    without the value that was taken. Of equal values that in the first group counts, and in it the first.
-
-    Args:
-        values: shape (n, places), above IMPOSSIBLE.
-    """
-    rows, width = np.arange(len(values)), -(-values.shape[1] // _GROUP)
-    table = np.full((len(values), _GROUP, width), IMPOSSIBLE)
-    table.reshape(len(values), -1)[:, : values.shape[1]] = values
-    tops = table.max(axis=1)
-    places, found = np.zeros((len(values), count), dtype=np.int64), np.zeros((len(values), count))
-    for number in range(count):
-        found[:, number] = best = tops.max(axis=1)
-        group = _first(tops == best[:, None])
-        own = table[rows, :, group]
-        member = _first(own == best[:, None])
-        places[:, number] = member * width + group
-        own[rows, member] = table[rows, member, group] = IMPOSSIBLE
-        tops[rows, group] = own.max(axis=1)
-    return places, found
-
-
-def _first(marked: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The first marked place of each row; `argmax` would stop there."""
-    size = marked.shape[1]
-    return np.asarray(size - (marked * np.arange(size, 0, -1)).max(axis=1))
 
 
 @dataclass(frozen=True, eq=False)
