@@ -92,29 +92,30 @@ def largest(values: NDArray[Any], count: int) -> tuple[NDArray[np.int64], NDArra
     """Return the places of the largest values of each row, descending, and these values.
 
     A partial sort takes longer for some orders than for others, and somebody else may have chosen what private records
-    are compared with. This is the same work for all: the largest of each group, then `count` times the largest group,
-    without the value that was taken. Of equal values that in the first group counts, and in it the first.
+    are compared with. This is the same work for all. The largest values lie in the `count` groups with the largest
+    maxima. Values that agree in some eleven digits are ordered by their place, which is public.
 
     Args:
         values: shape (n, places), above IMPOSSIBLE.
     """
-    rows, width = np.arange(len(values)), -(-values.shape[1] // _GROUP)
+    rows, width = np.arange(len(values))[:, None], -(-values.shape[1] // _GROUP)
     table = np.full((len(values), _GROUP, width), IMPOSSIBLE)
     table.reshape(len(values), -1)[:, : values.shape[1]] = values
-    tops = table.max(axis=1)
-    places, found = np.zeros((len(values), count), dtype=np.int64), np.zeros((len(values), count))
+    groups = _first_places(table.max(axis=1), min(count, width))
+    members = np.ascontiguousarray(table[rows, :, groups].reshape(len(values), -1))
+    chosen = _first_places(members, count)
+    return chosen % _GROUP * width + groups[rows, chosen // _GROUP], members[rows, chosen]
+
+
+def _first_places(values: Array, count: int) -> NDArray[np.int64]:
+    """Return the places of the largest values of each row, by keys that all differ: whole numbers, a place in each."""
+    size, bits = values.shape[1], values.view(np.int64)
+    mask = (1 << size.bit_length()) - 1
+    # Bits of a float, those of a negative one inverted, are in the order of the numbers; then made positive.
+    ordered = bits ^ ((bits >> 63) & np.int64(2**63 - 1))
+    keys = ((ordered >> 1) + 2**62) & ~mask | (mask - np.arange(size))
+    found = np.zeros((len(values), count), dtype=np.int64)
     for number in range(count):
-        found[:, number] = best = tops.max(axis=1)
-        group = _first(tops == best[:, None])
-        own = table[rows, :, group]
-        member = _first(own == best[:, None])
-        places[:, number] = member * width + group
-        own[rows, member] = table[rows, member, group] = IMPOSSIBLE
-        tops[rows, group] = own.max(axis=1)
-    return places, found
-
-
-def _first(marked: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the first marked place of each row; `argmax` would stop there."""
-    size = marked.shape[1]
-    return np.asarray(size - (marked * np.arange(size, 0, -1)).max(axis=1))
+        found[:, number] = best = keys.max(axis=1)
+        keys *= keys != best[:, None]
+    return np.asarray(mask - (found & mask))
