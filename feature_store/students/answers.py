@@ -46,6 +46,7 @@ References:
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,6 +56,7 @@ from scipy.special import log_ndtr
 
 from labeler.errors import BadData, InvalidSetting, NotReady
 from labeler.methods import METHODS, MethodName
+from labeler.steady import IMPOSSIBLE, powers, steady
 from labeler.task import Task
 
 NOTHING_ANSWERED = (
@@ -279,6 +281,9 @@ def check_features(features: NDArray[np.generic], what: str) -> None:
 
 _LEAST_DEVIATION: Final = 1e-9
 
+Forms = Mapping[str, tuple[type[np.generic], tuple[str, ...]]]
+"""The type and the shape of a model's arrays, by name; sizes of one name are equal."""
+
 
 @dataclass(frozen=True, eq=False)
 class Projection:
@@ -304,7 +309,7 @@ class Projection:
                 f"this student was trained on features of dimension {len(self.mean)}, found {features.shape[1]}; "
                 "embed the images with the backbone of its task"
             )
-        return unit_rows((unit_rows(features) - self.mean) @ self.components)
+        return unit_rows(steady((unit_rows(features) - self.mean) @ self.components))
 
 
 def fit_projection(public_features: NDArray[np.generic], *, dimensions: int, seed: int) -> Projection:
@@ -353,9 +358,8 @@ def unit_rows(rows: NDArray[np.generic]) -> NDArray[np.float64]:
 
 def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """Rows of probabilities proportional to exp(score); a score of -inf is impossible, and where all are, all alike."""
-    largest = scores.max(axis=1, keepdims=True)
-    shifted = np.exp(np.where(np.isneginf(largest), 0.0, scores - np.where(np.isneginf(largest), 0.0, largest)))
-    probabilities: NDArray[np.float64] = shifted / shifted.sum(axis=1, keepdims=True)
+    found = powers(scores)
+    probabilities: NDArray[np.float64] = found / found.sum(axis=1, keepdims=True)
     return probabilities
 
 
@@ -377,7 +381,7 @@ def sharpened(probabilities: NDArray[np.floating], temperature: float) -> NDArra
         probabilities: shape (n, num_classes), rows sum to one.
         temperature: above 1 makes less sure, below 1 surer.
     """
-    return softmax(np.where(probabilities > 0, np.log(np.maximum(probabilities, _LEAST)) / temperature, -np.inf))
+    return softmax(np.log(np.maximum(probabilities, _LEAST)) / temperature + IMPOSSIBLE * (probabilities <= 0))
 
 
 def fit_temperature(

@@ -42,7 +42,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from functools import cached_property
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +51,7 @@ from scipy.sparse import csr_matrix, diags
 from scipy.special import gammaln, log_ndtr, logsumexp
 
 from feature_store.students.answers import (
+    Forms,
     NoisyAnswers,
     Projection,
     fit_projection,
@@ -61,6 +63,7 @@ from feature_store.students.answers import (
     softmax,
     unit_rows,
 )
+from labeler.steady import IMPOSSIBLE, MOST, largest, powers, shares
 
 CONCENTRATION: Final = 10.0
 """How sharply similarity to a prototype turns into probability (kappa of a von Mises-Fisher distribution)."""
@@ -106,6 +109,8 @@ class Prototypes:
         prototypes: float64, shape (num_classes, reduced), unit rows.
         supported: bool, shape (num_classes,): classes some answer spoke for.
     """
+
+    FORMS: ClassVar[Forms] = {"prototypes": (np.float64, ("classes", "reduced")), "supported": (np.bool_, ("classes",))}
 
     projection: Projection
     prototypes: NDArray[np.float64]
@@ -157,7 +162,7 @@ class PrototypeLearner:
 def _similarities(
     rows: NDArray[np.float64], prototypes: NDArray[np.float64], supported: NDArray[np.bool_] | bool = True
 ) -> NDArray[np.float64]:
-    return np.where(supported, CONCENTRATION * rows @ prototypes.T, -np.inf)
+    return np.where(supported, CONCENTRATION * rows @ prototypes.T, IMPOSSIBLE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +176,11 @@ class Matched:
             class.
     """
 
+    FORMS: ClassVar[Forms] = {
+        "prototypes": (np.float64, ("divisions", "components", "reduced")),
+        "chances": (np.float64, ("divisions", "components", "classes")),
+    }
+
     projection: Projection
     prototypes: NDArray[np.float64]
     chances: NDArray[np.float64]
@@ -181,8 +191,7 @@ class Matched:
         found = np.zeros((len(rows), self.chances.shape[2]))
         for prototypes, chances in zip(self.prototypes, self.chances, strict=True):
             found += softmax(_similarities(rows, prototypes)) @ chances
-        probabilities: NDArray[np.float64] = found / found.sum(axis=1, keepdims=True)
-        return probabilities
+        return shares(found)
 
 
 class MatchedLearner:
@@ -280,18 +289,25 @@ class Spreading:
         labels: float64, shape (num_images, num_classes), spread labels, rows sum to one.
     """
 
+    FORMS: ClassVar[Forms] = {
+        "references": (np.float32, ("images", "reduced")),
+        "labels": (np.float64, ("images", "classes")),
+    }
+
     projection: Projection
     references: NDArray[np.float32]
     labels: NDArray[np.float64]
 
     def predict_proba(self, features: NDArray[np.generic]) -> NDArray[np.float64]:
         """Class probabilities, shape (n, num_classes)."""
-        rows = self.projection(features).astype(np.float32)
-        nearest, similarity = _nearest(rows, self.references, min(NEIGHBORS, len(self.references)))
-        weight = np.exp(SHARPNESS * (similarity - 1.0))
-        votes = np.einsum("nk,nkc->nc", weight, self.labels[nearest])
-        probabilities: NDArray[np.float64] = votes / votes.sum(axis=1, keepdims=True)
-        return probabilities
+        places = self.places
+        nearest, similarity = _nearest(self.projection(features), places, min(NEIGHBORS, len(places)))
+        return shares(np.einsum("nk,nkc->nc", powers(SHARPNESS * similarity), self.labels[nearest]))
+
+    @cached_property
+    def places(self) -> NDArray[np.float64]:
+        """The references in double precision, in which no product of a steady model is subnormal."""
+        return self.references.astype(np.float64)
 
 
 class SpreadingLearner:
@@ -344,17 +360,12 @@ def _normalized_graph(rows: NDArray[np.float32]) -> csr_matrix:
     return csr_matrix(scale @ graph @ scale)
 
 
-def _nearest(
-    rows: NDArray[np.float32], references: NDArray[np.float32], count: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _nearest(rows: NDArray[Any], references: NDArray[Any], count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The most similar references of each row, in blocks so that memory does not grow with rows times references."""
-    parts = []
-    for start in range(0, len(rows), _BLOCK_ROWS):
-        similarity = rows[start : start + _BLOCK_ROWS] @ references.T
-        best = np.argpartition(-similarity, count - 1, axis=1)[:, :count]
-        parts.append((best, np.take_along_axis(similarity, best, axis=1)))
-    nearest = np.concatenate([part[0] for part in parts]).astype(np.int64)
-    return nearest, np.concatenate([part[1] for part in parts]).astype(np.float64)
+    parts = [
+        largest(rows[start : start + _BLOCK_ROWS] @ references.T, count) for start in range(0, len(rows), _BLOCK_ROWS)
+    ]
+    return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,8 +375,13 @@ class Discriminant:
     Attributes:
         projection: fitted on public features.
         weights: float64, shape (num_classes, reduced).
-        biases: float64, shape (num_classes,); -inf for a class without any support.
+        biases: float64, shape (num_classes,); -MOST for a class without any support.
     """
+
+    FORMS: ClassVar[Forms] = {
+        "weights": (np.float64, ("classes", "reduced")),
+        "biases": (np.float64, ("classes",)),
+    }
 
     projection: Projection
     weights: NDArray[np.float64]
@@ -434,7 +450,7 @@ class DiscriminantLearner:
         means = sums / votes[:, None] * signal / np.maximum(signal + noise, _LEAST)
         weights = np.linalg.solve(self._covariance, means.T).T
         biases = -0.5 * np.einsum("cd,cd->c", weights, means) - weights @ self._mean
-        return Discriminant(self._projection, weights, np.where(supported, biases, -np.inf))
+        return Discriminant(self._projection, weights, np.where(supported, biases, -MOST))
 
 
 def votes_of_classes(counts: NDArray[np.float64], noise: float) -> NDArray[np.float64]:

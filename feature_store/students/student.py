@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.students.answers import (
+    Forms,
     NoisyAnswers,
     Projection,
     cell_shares,
@@ -54,6 +55,7 @@ from feature_store.students.members import (
 )
 from labeler.errors import BadData, InvalidSetting
 from labeler.rounds.effects import STUDENT_KINDS, StudentKind
+from labeler.steady import steady_arrays
 
 Member = Prototypes | Matched | Spreading | Discriminant
 Learner = PrototypeLearner | MatchedLearner | SpreadingLearner | DiscriminantLearner
@@ -130,10 +132,9 @@ class Student:
         """Everything the student consists of, by name."""
         arrays: dict[str, NDArray[np.generic]] = {"temperature": np.array(self.temperature)}
         for name, member in self.members.items():
-            fields = dict(vars(member))
-            axes = fields.pop("projection")
+            axes = member.projection
             arrays |= {f"{name}.mean": axes.mean, f"{name}.components": axes.components}
-            arrays |= {f"{name}.model_{key}": np.asarray(value) for key, value in fields.items()}
+            arrays |= {f"{name}.model_{key}": np.asarray(getattr(member, key)) for key in member.FORMS}
         return arrays
 
     @classmethod
@@ -145,10 +146,24 @@ class Student:
         """
         members = {}
         for name in shares_of(kind):
-            own = {key.removeprefix(f"{name}."): one for key, one in arrays.items() if key.startswith(f"{name}.")}
-            axes = Projection(own.pop("mean"), own.pop("components"))
-            members[name] = _MODELS[name](axes, **{key.removeprefix("model_"): one for key, one in own.items()})
+            axes, model = Projection(arrays[f"{name}.mean"], arrays[f"{name}.components"]), _MODELS[name]
+            members[name] = model(axes, **{key: arrays[f"{name}.model_{key}"] for key in model.FORMS})
         return cls(kind, members, temperature=float(np.ravel(arrays["temperature"])[0]))
+
+
+def forms_of(kind: str) -> Forms:
+    """Return the type and the shape of each array of a kind of student, by name.
+
+    Raises:
+        KeyError: there is no such kind.
+    """
+    forms: dict[str, tuple[type[np.generic], tuple[str, ...]]] = {"temperature": (np.float64, ("one",))}
+    for name in shares_of(kind):
+        forms[f"{name}.mean"] = np.float64, ("dimension",)
+        forms[f"{name}.components"] = np.float64, ("dimension", f"{name} reduced")
+        for key, (dtype, sizes) in _MODELS[name].FORMS.items():
+            forms[f"{name}.model_{key}"] = dtype, tuple(one if one == "classes" else f"{name} {one}" for one in sizes)
+    return forms
 
 
 def shares_of(kind: str) -> Mapping[str, float]:
@@ -255,7 +270,9 @@ def fit_student(
     chosen = str(kind)
     if kind == "planned":
         chosen, compared = _planned(prepared, answers, assignment, seed)
-    student = Student(chosen, prepared.fit(chosen, answers, assignment), compared)
+    # As its file will hold it: an evaluation refuses numbers that are not steady.
+    arrays = steady_arrays(Student(chosen, prepared.fit(chosen, answers, assignment)).arrays)
+    student = replace(Student.of_arrays(chosen, arrays), contradicted=compared)
     return replace(student, temperature=fit_temperature(student.predict_proba(public_features), answers, assignment))
 
 

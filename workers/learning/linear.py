@@ -47,6 +47,7 @@ from labeler.methods.blind_average import FINE, HUBER_WIDTH, LinearTerms, MeanTe
 from labeler.methods.federated import MARGIN, THETA_UNIT, UNIT, StepTerms
 from labeler.randomness import ByteSource
 from labeler.records import FEATURE_ONE, Block, PublicAxes, Rows, block_rows, kept
+from labeler.steady import LOWEST, steady
 from workers.learning.descent import descend, softmax_slopes
 
 
@@ -220,10 +221,10 @@ def clipped_slopes(rows: Array, labels: NDArray[np.integer], theta: Array, terms
 
 def probabilities(scores: Array) -> Array:
     """Return the softmax by operations that are correctly rounded number by number, the same whatever other rows there
-    are.
+    are, and in a time that does not depend on them (labeler.steady).
     """
     best = scores.max(axis=1, keepdims=True)
-    x = np.maximum(scores - best, -700.0)
+    x = np.maximum(scores - best, LOWEST)
     whole = np.rint(x * (1 / math.log(2)))
     rest = x - whole * _LN2_HIGH - whole * _LN2_LOW
     powers = np.zeros_like(x)
@@ -263,7 +264,8 @@ def clipped_update(
             slopes = probabilities(np.clip(z @ local, -1e6, 1e6))
             slopes[np.arange(len(labels)), labels.astype(np.int64)] -= 1.0
             gradient += z.T @ slopes
-        local = np.clip(local - rate * (gradient / max(1, records.count) + shrink * local), -1e6, 1e6)
+        moved = steady(gradient) / max(1, records.count) + shrink * local
+        local = steady(np.clip(local - rate * moved, -1e6, 1e6))
     return on_ball((local - theta) / terms.clip, 1.0) * takes_part
 
 
@@ -288,9 +290,8 @@ def rows_on_grid(records: Rows, axes: PublicAxes | None, *, num_classes: int) ->
         lengths = np.sqrt(summed(along * along)) * (1 + MARGIN)
         # An integer row that is not zero is at least one long; a feature as it is stays as short as it is.
         longest = np.maximum(lengths, FEATURE_ONE if axes is None else 1.0)
-        rows = np.empty((len(along), along.shape[1] + 1))
+        rows = np.full((len(along), along.shape[1] + 1), float(UNIT))
         rows[:, :-1] = np.trunc(along / longest[:, None] * UNIT)
-        rows[:, -1] = UNIT
         yield rows, labels
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,18 @@ from sklearn.datasets import load_digits
 from api.coordinator import retention
 from api.coordinator.config import RetentionTable
 from api.coordinator.retention import ImageLabeler, Keeper, is_labelled
-from feature_store.results.job_process import LabelingOrder, QuestionRequest, write_questions
+from feature_store.results.job_process import LabelingOrder, QuestionRequest, label_job, write_questions
+from feature_store.results.models import read_model
 from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, QuestionNames, label_table
-from feature_store.results.questions import IMAGE_FAILURE, IMAGE_LABELS, QUESTIONS, STUDENT, read_stored_questions
+from feature_store.results.questions import (
+    IMAGE_FAILURE,
+    IMAGE_LABELS,
+    LABELS,
+    QUESTIONS,
+    STUDENT,
+    read_stored_questions,
+    write_parquet,
+)
 from feature_store.rows import quantize
 from labeler.errors import BadData, Gone, NotReady, Unavailable
 from labeler.ledger.jobs import ForgottenJobs, JobRecord
@@ -137,6 +147,15 @@ def test_features_do_not_go_before_the_images_are_labelled(desk: Desk, job: Job,
 
 
 @pytest.mark.long
+def test_the_student_of_a_job_is_known_by_what_it_tells_with_the_price_of_the_ledger(job: Job) -> None:
+    write_parquet(job.table, job.folder / LABELS)
+    label_job(job.order())
+    order, student = job.order(), read_model(job.folder / STUDENT)
+    assert order.released.find(student) == (job.record.job_id, order.card)
+    stranger = replace(student, arrays=dict(student.arrays) | {"temperature": np.array([9.0])})
+    assert order.released.find(stranger) is None
+
+
 def test_a_job_of_which_nothing_was_answered_says_so_and_holds_up_no_other(house: House) -> None:
     jobs = [Job(house, start=0, abstains=True), Job(house, start=200)]
     desk = Desk(house, *jobs)
