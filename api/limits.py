@@ -6,6 +6,7 @@ bound                          value                                   beyond it
 requests at once, one client   `max_connections_per_address` (settings) 429
 size of a body                 `most_bytes`, by route                  413, before anything is read
 time of a body                 `BODY_S` + 1 s per `LEAST_BYTES_PER_S`  503
+time of an answer              `ANSWER_S` + 1 s per that number        the connection is cut
 bodies under way, one sender   `BODIES_EACH`                           503
 bodies under way, in all       `BODIES_TOTAL`, by kind of sender       503
 requests a minute, one token   `max_requests_per_minute` (settings)    429
@@ -60,6 +61,8 @@ SPOOL_BYTES: Final = 256 * 1024
 BODY_S: Final = 30.0
 LEAST_BYTES_PER_S: Final = 16 * 1024
 """A body must arrive in `BODY_S`, plus a second for each such number of bytes received."""
+ANSWER_S: Final = 60.0
+"""A client may take nothing of what is sent to it for so long; see `api.server.Connection`."""
 
 SMALL_BYTES: Final = 64 * 1024
 """Largest cheap body: parsed at once, and counted only for strangers."""
