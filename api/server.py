@@ -1,9 +1,9 @@
 """A uvicorn server, which serves the coordinator on this machine or behind a proxy until it gets a stop signal.
 
 `api.limits` bounds requests and bodies; the edge (`workers.serve`) or another proxy handles slow heads and encryption.
-This server ensures that idle connections, and those whose client does not read, never shut out others. X-Forwarded-For is believed only from the proxies in
-the settings. Of its addresses, the rightmost that is not such a proxy counts: the client may have written any address
-further left.
+This server ensures that idle connections, and those whose client does not read, never shut out others. X-Forwarded-For
+is believed only from the proxies in the settings. Of its addresses, the rightmost that is not such a proxy counts: the
+client may have written any address further left.
 
 A stop is graceful: no new connection is taken, long polls and event streams end at once, requests in progress have
 `GRACE_S` to finish, and only then is the coordinator stopped.
