@@ -332,7 +332,8 @@ class Client:
             InvalidSetting: there is no folder to put it in.
             ServiceProblem: the job is not completed.
         """
-        return self._download(f"{_job_path(job_id)}/labels", path, params={"format": format, "of": of})
+        wanted: dict[str, str] = {"format": format, "of": of}
+        return self._download(f"{_job_path(job_id)}/labels", path, params=wanted, most_bytes=MAX_FILE_BYTES)
 
     def student(self, job_id: str, path: Path) -> Path:
         """Download the student that labeled a job's images; waits until it is trained. Raises as `labels`."""
@@ -453,7 +454,8 @@ class Client:
             ServiceProblem: there is no such task, or the journal fails verification and so proves nothing.
         """
         period = {name: at.isoformat() for name, at in (("since", since), ("until", until)) if at is not None}
-        return self._download("/v1/evidence", path, params=period | ({"task": task} if task else {}))
+        wanted = period | ({"task": task} if task else {})
+        return self._download("/v1/evidence", path, params=wanted, most_bytes=MAX_FILE_BYTES)
 
     # Administration
 
@@ -502,9 +504,7 @@ class Client:
         """Tell whether jobs can be taken, and what is missing."""
         return ReadinessView.model_validate_json(self._connection.readiness())
 
-    def _download(
-        self, place: str, path: Path, *, params: dict[str, str] | None = None, most_bytes: int = MAX_FILE_BYTES
-    ) -> Path:
+    def _download(self, place: str, path: Path, *, params: dict[str, str] | None = None, most_bytes: int) -> Path:
         if not path.parent.is_dir():
             # Checked before any request: labels may be large, and an answer that waits holds up others.
             raise InvalidSetting(
