@@ -219,7 +219,7 @@ def caddyfile(edge: Edge, upstream: str, *, folder: Path, max_stranger_bytes: in
     if tls_files is not None:
         tls = f'\ttls "{tls_files[0]}" "{tls_files[1]}"\n'
     bind = "\tbind 127.0.0.1\n" if is_plain else ""
-    kept_to_https = "" if is_plain else f'\theader Strict-Transport-Security "max-age={HSTS_S}"\n'
+    hsts = "" if is_plain else f'\t\theader_down Strict-Transport-Security "max-age={HSTS_S}"\n'
     # A separate server of Caddy's would send redirects from port 80, and none of these limits hold for it.
     https = "off" if is_plain else "disable_redirects"
     return f"""\
@@ -247,8 +247,7 @@ def caddyfile(edge: Edge, upstream: str, *, folder: Path, max_stranger_bytes: in
 	}}
 }}
 {", ".join(f"{scheme}://{name}:{port}" for name in names)} {{
-{bind}{tls}{kept_to_https}\
-	header /v1/* ?Cache-Control no-store
+{bind}{tls}\
 	@open path /v1/enrolments
 	@rest not path /v1/enrolments
 	request_body @open {{
@@ -258,9 +257,11 @@ def caddyfile(edge: Edge, upstream: str, *, folder: Path, max_stranger_bytes: in
 		max_size {max_bytes}
 	}}
 	reverse_proxy @open {upstream} {{
+{hsts}\
 		request_buffers {max_stranger_bytes}
 	}}
 	reverse_proxy {upstream} {{
+{hsts}\
 		flush_interval -1
 		transport http {{
 			versions 1.1
