@@ -30,6 +30,7 @@ import httpx2
 import numpy as np
 from PIL import Image
 
+from api.limits import ANSWER_S
 from benchmarks import BenchRow, in_turn, rows_of
 from benchmarks.service.federation import embed_public, new_federation, running_service
 from benchmarks.service.requesters import Wanted, WellBehaved, new_token, revoke_token
@@ -184,24 +185,31 @@ def bombs(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
 
 def slow_headers(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
     """Open connections that never finish their headers, and reopen them when they are cut."""
-    _holding(scene, answers, attacking, b"GET /healthz HTTP/1.1\r\nHost: here\r\nX-Slow: ", count=CONNECTIONS)
+    _holding(
+        scene,
+        answers,
+        attacking,
+        b"GET /healthz HTTP/1.1\r\nHost: here\r\nX-Slow: ",
+        count=CONNECTIONS,
+        per_s=10 * REQUESTS_PER_S,
+    )
 
 
 def unread_answers(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
     """Ask for much on each of many connections and read nothing."""
     asked = ASKED * b"GET /openapi.json HTTP/1.1\r\nHost: here\r\n\r\n"
-    _holding(scene, answers, attacking, asked, count=UNREAD)
+    _holding(scene, answers, attacking, asked, count=UNREAD, per_s=UNREAD / ANSWER_S)
 
 
 def large_uploads(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
     """Begin uploads of 2 GiB each with one token, and send little of them."""
     head = f"POST /v1/jobs HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer {scene.token}\r\n"
     form = f"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: {2**31}\r\n\r\n"
-    _holding(scene, answers, attacking, (head + form).encode() + bytes(2**18), count=UPLOADS)
+    _holding(scene, answers, attacking, (head + form).encode() + bytes(2**18), count=UPLOADS, per_s=1.0)
 
 
-def _holding(scene: Scene, answers: Answers, attacking: ExitStack, sent: bytes, *, count: int) -> None:
-    """Hold connections on which this was sent, and open others for those that are cut."""
+def _holding(scene: Scene, answers: Answers, attacking: ExitStack, sent: bytes, *, count: int, per_s: float) -> None:
+    """Hold connections on which this was sent, and open others in place of the oldest."""
     place = urlsplit(scene.url)
     held: list[socket.socket] = []
 
@@ -227,7 +235,7 @@ def _holding(scene: Scene, answers: Answers, attacking: ExitStack, sent: bytes, 
 
     for number in range(count):
         connect(number)
-    _again(attacking, answers, connect, per_s=10 * REQUESTS_PER_S)
+    _again(attacking, answers, connect, per_s=per_s)
 
 
 def wrong_tokens(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
