@@ -47,6 +47,7 @@ from feature_store.results.questions import (
     LABELS,
     QUESTIONS,
     STUDENT,
+    UPLOAD,
     EmbedBoard,
     read_failure,
     read_parquet,
@@ -76,6 +77,7 @@ class Keeper:
 
     Args:
         table_of: makes the table of questions and answers of a completed job, from its questions and releases.
+        on_ended: called with the id of each job whose folder is found ended or was removed; may be called again.
     """
 
     def __init__(
@@ -88,8 +90,10 @@ class Keeper:
         table_of: Callable[[str], pa.Table],
         labeller: ImageLabeler,
         clock: Clock,
+        on_ended: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._folder = home / "jobs"
+        self._on_ended = on_ended
         self._board = EmbedBoard(home)
         self._jobs = jobs
         self._forgotten = forgotten
@@ -118,6 +122,13 @@ class Keeper:
     def wake(self) -> None:
         """Sweep soon."""
         self._bell.set()
+
+    def uploads(self) -> Iterator[tuple[str, str, int]]:
+        """Yield the id, the token and the bytes of the upload of every job that has not ended."""
+        for names in _chunks([path.parent.name for path in self._folder.glob(f"*/{UPLOAD}")]):
+            for name, job in self._jobs.many(names).items():
+                if job.state not in FINISHED:
+                    yield name, job.created_by, (self._folder / name / UPLOAD).stat().st_size
 
     def forget(self, job_id: str) -> None:
         """Forget an ended job now; a repeated call changes nothing.
@@ -234,6 +245,7 @@ class Keeper:
                 self._remove(name)
             return
         self._compact(job)
+        self._on_ended(name)
 
     def _compact(self, job: JobRecord) -> None:
         """Put the labels of a completed job into one file, and later remove their sources."""
@@ -279,6 +291,7 @@ class Keeper:
     def _remove(self, name: str) -> None:
         _delete(self._folder / name)
         self._settled.discard(name)
+        self._on_ended(name)
 
 
 def _delete(path: Path) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import shutil
 import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from anyio import to_thread
@@ -35,6 +36,7 @@ from api.coordinator.tasks import create_task, task_view
 from api.coordinator.telemetry import spans_of_environment
 from api.coordinator.uploads import Upload
 from api.coordinator.views import ViewCache, read_views
+from api.limits import Uploads
 from api.schema import (
     FINISHED,
     BudgetView,
@@ -51,6 +53,7 @@ from api.schema import (
 )
 from feature_store.decode_process import PixelLimits
 from feature_store.results.evidence import SignedEvidence
+from feature_store.results.questions import UPLOAD
 from labeler.driver.mail import Mailbox
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import NotAuthenticated, NotFound, TryAgain
@@ -97,6 +100,7 @@ class Coordinator:
         self._labeller = ImageLabeler(
             config.home, order_of=lambda job: labels.labeling_order(job, stores=stores, config=config)
         )
+        self.uploads = Uploads(config.limits.max_token_bytes, free=lambda: shutil.disk_usage(config.home).free)
         self._keeper = Keeper(
             config.home,
             stores.jobs,
@@ -105,7 +109,10 @@ class Coordinator:
             table_of=lambda job_id: labels.job_label_table(job_id, stores=stores, config=config),
             labeller=self._labeller,
             clock=clock,
+            on_ended=self.uploads.release,
         )
+        for kept in self._keeper.uploads():
+            self.uploads.keep(*kept)
         self._sweeps = threading.Thread(target=self._keeper.run, args=(self._stopping,), name="keeper", daemon=True)
         self.conductor = Conductor(
             home=config.home,
@@ -263,8 +270,13 @@ class Coordinator:
         self.health.check_trusted()
         return self._submissions.submit(request, upload, reader=reader, idempotency_key=idempotency_key)
 
-    def _taken(self, job_id: str) -> None:
+    def _taken(self, job_id: str, token_id: str) -> None:
         fault_point("coordinator.reserved")
+        path = self.config.home / "jobs" / job_id / UPLOAD
+        with suppress(FileNotFoundError):
+            self.uploads.keep(job_id, token_id, path.stat().st_size)
+        if not path.exists():  # the job has ended meanwhile
+            self.uploads.release(job_id)
         self.driver.wake(job_id)
 
     def job(self, job_id: str, *, reader: Reader) -> JobView:

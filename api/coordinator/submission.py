@@ -75,14 +75,14 @@ class Submissions:
         config: home, limits, deadlines, backbones.
         owners: looks up the tasks that a reader may use.
         prices: queue for prices that take seconds; without it they are computed here.
-        on_taken: called with the id of a new and durable job; not called for a repeated request.
+        on_taken: called with the ids of a new and durable job and of its token; not called for a repeated request.
     """
 
     config: CoordinatorConfig
     stores: Stores
     owners: Owners
     prices: Prices | None = None
-    on_taken: Callable[[str], None] = lambda _: None
+    on_taken: Callable[[str, str], None] = lambda _, __: None
 
     def submit(
         self, request: JobRequest, upload: Upload | None, *, reader: Reader, idempotency_key: str | None = None
@@ -113,7 +113,7 @@ class Submissions:
             taken = _known(order, self.stores) or self._take(order, upload)
             if isinstance(taken, Idempotency):
                 return _again(taken, self.stores)
-            self.on_taken(taken.job_id)
+            self.on_taken(taken.job_id, reader.token_id)
             return taken
         finally:
             if upload is not None:

@@ -26,7 +26,7 @@ import unicodedata
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,14 +113,16 @@ class UploadWriter:
 
     Args:
         folder: where the file is written; it is created if missing.
+        on_bytes: called with the bytes of all content before more of it is written; may refuse it.
     """
 
-    def __init__(self, folder: Path, limits: LimitsTable) -> None:
+    def __init__(self, folder: Path, limits: LimitsTable, *, on_bytes: Callable[[int], None] = lambda _: None) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, path = tempfile.mkstemp(dir=folder, prefix=_LEFTOVER, suffix=".parquet")
         os.close(handle)
         self._path = Path(path)
         self._limits = limits
+        self._on_bytes = on_bytes
         self._writer: pq.ParquetWriter | None = None
         self._source: Source | None = None
         self._dimension: int | None = None
@@ -329,6 +331,7 @@ class UploadWriter:
         self._total_bytes += size
         if self._total_bytes > self._limits.max_upload_bytes:
             raise TooLarge(f"one job takes at most {self._limits.max_upload_bytes} bytes; make several jobs of it")
+        self._on_bytes(self._total_bytes)
         self._names |= new
         self._pending_bytes += size
 

@@ -30,6 +30,7 @@ import httpx2
 import numpy as np
 from PIL import Image
 
+from api.limits import ANSWER_S
 from benchmarks import BenchRow, in_turn, rows_of
 from benchmarks.service.federation import embed_public, new_federation, running_service
 from benchmarks.service.requesters import Wanted, WellBehaved, new_token, revoke_token
@@ -42,6 +43,9 @@ MOST_TIMES: Final = 3.0
 AGENTS: Final = 3
 REQUESTS_PER_S: Final = 20.0
 CONNECTIONS: Final = 1_100
+UNREAD: Final = 200
+ASKED: Final = 50
+UPLOADS: Final = 16
 STREAMS: Final = 50
 BOMB_SIDE: Final = 8_000
 BOMB_IMAGES: Final = 400
@@ -181,6 +185,31 @@ def bombs(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
 
 def slow_headers(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
     """Open connections that never finish their headers, and reopen them when they are cut."""
+    _holding(
+        scene,
+        answers,
+        attacking,
+        b"GET /healthz HTTP/1.1\r\nHost: here\r\nX-Slow: ",
+        count=CONNECTIONS,
+        per_s=10 * REQUESTS_PER_S,
+    )
+
+
+def unread_answers(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
+    """Ask for much on each of many connections and read nothing."""
+    asked = ASKED * b"GET /openapi.json HTTP/1.1\r\nHost: here\r\n\r\n"
+    _holding(scene, answers, attacking, asked, count=UNREAD, per_s=UNREAD / ANSWER_S)
+
+
+def large_uploads(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
+    """Begin uploads of 2 GiB each with one token, and send little of them."""
+    head = f"POST /v1/jobs HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer {scene.token}\r\n"
+    form = f"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: {2**31}\r\n\r\n"
+    _holding(scene, answers, attacking, (head + form).encode() + bytes(2**18), count=UPLOADS, per_s=1.0)
+
+
+def _holding(scene: Scene, answers: Answers, attacking: ExitStack, sent: bytes, *, count: int, per_s: float) -> None:
+    """Hold connections on which this was sent, and open others in place of the oldest."""
     place = urlsplit(scene.url)
     held: list[socket.socket] = []
 
@@ -196,17 +225,17 @@ def slow_headers(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
             one = socket.create_connection(
                 (place.hostname or "", place.port or 80), timeout=2, source_address=(source, 0)
             )
-            one.sendall(b"GET /healthz HTTP/1.1\r\nHost: here\r\nX-Slow: ")
+            one.sendall(sent)
             held.append(one)
-            if len(held) > CONNECTIONS:
+            if len(held) > count:
                 held.pop(0).close()
             answers[200] += 1
         except OSError:
             answers[0] += 1
 
-    for number in range(CONNECTIONS):
+    for number in range(count):
         connect(number)
-    _again(attacking, answers, connect, per_s=10 * REQUESTS_PER_S)
+    _again(attacking, answers, connect, per_s=per_s)
 
 
 def wrong_tokens(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
@@ -325,6 +354,8 @@ ATTACKS: Final[dict[str, Attack]] = {
     "new jobs, 2 a second": many_jobs,
     "archives of black images, one a second, cancelled": bombs,
     f"{CONNECTIONS} connections that never finish their headers": slow_headers,
+    f"{UNREAD} connections that ask for {ASKED} documents each and never read": unread_answers,
+    f"{UPLOADS} uploads of 2 GiB of one token, at once": large_uploads,
     "wrong tokens, 100 a second, X-Forwarded-For rotating": wrong_tokens,
     "jobs in a foreign task, 20 a second": foreign_tasks,
     f"{STREAMS} event streams of a revoked token": revoked_streams,
