@@ -173,6 +173,11 @@ class Coordinator:
             owned.callback(stores.database.close)
             keys = own_keys(config.home, is_known=bool(stores.parties.list()))
             mailbox = RedisMailbox(config.redis_url)
+            if not mailbox.is_guarded:
+                log.warning(
+                    "redis_url names a TCP port without a password: whoever reaches it reads and writes the mail; name "
+                    "a socket of mode 700 (docs/deploy.md), or a password"
+                )
             try:
                 mailbox.check()
             except TryAgain:
