@@ -99,7 +99,7 @@ MAX_NUMBERS_AS_JSON = 200_000
 """As JSON text a number takes up to 25 bytes, and the service accepts 16 MiB of JSON. Above this count, Parquet is also
 faster on both sides."""
 
-_PAUSE_S = 0.2
+_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
 _STREAM_HEADERS = {"Accept": "text/event-stream"}
 
 View = TypeVar("View", bound=BaseModel)
@@ -310,7 +310,15 @@ class Client:
                 return job
             time.sleep(_PAUSE_S)
 
-    def labels(self, job_id: str, path: Path, *, format: LabelFormat = "parquet", of: LabelsOf = "images") -> Path:
+    def labels(
+        self,
+        job_id: str,
+        path: Path,
+        *,
+        format: LabelFormat = "parquet",
+        of: LabelsOf = "images",
+        on_wait: Callable[[str], None] = lambda _: None,
+    ) -> Path:
         """Download the labels of a completed job; the file appears under its name once it is whole.
 
         Args:
@@ -319,16 +327,17 @@ class Client:
             format: of the file.
             of: "images": the label of every image, asked about or not; waits until they are made. "questions": the
                 questions and what was released for each.
+            on_wait: called with a sentence that says how much is done, while they are made.
 
         Raises:
             InvalidSetting: there is no folder to put it in.
             ServiceProblem: the job is not completed.
         """
-        return self._download(f"{_job_path(job_id)}/labels", path, params={"format": format, "of": of})
+        return self._download(f"{_job_path(job_id)}/labels", path, params={"format": format, "of": of}, on_wait=on_wait)
 
-    def student(self, job_id: str, path: Path) -> Path:
-        """Download the student that labeled a job's images; waits until it is trained. Raises as `labels`."""
-        return self._download(f"{_job_path(job_id)}/student", path)
+    def student(self, job_id: str, path: Path, *, on_wait: Callable[[str], None] = lambda _: None) -> Path:
+        """Download the student that labeled a job's images; waits until it is trained. As `labels`."""
+        return self._download(f"{_job_path(job_id)}/student", path, on_wait=on_wait)
 
     def evaluation(self, job_id: str) -> dict[str, Any]:
         """Read the result of a completed job that evaluates a model; waits until it is made.
@@ -496,7 +505,14 @@ class Client:
         """Tell whether jobs can be taken, and what is missing."""
         return ReadinessView.model_validate_json(self._connection.readiness())
 
-    def _download(self, place: str, path: Path, *, params: dict[str, str] | None = None) -> Path:
+    def _download(
+        self,
+        place: str,
+        path: Path,
+        *,
+        params: dict[str, str] | None = None,
+        on_wait: Callable[[str], None] = lambda _: None,
+    ) -> Path:
         if not path.parent.is_dir():
             # Checked before any request: labels may be large, and an answer that waits holds up others.
             raise InvalidSetting(
@@ -507,16 +523,26 @@ class Client:
             raise InvalidSetting(f"{str(path)!r} is a folder; name a file in it")
         part = path.with_name(path.name + ".part")
 
-        def fetch() -> None:
+        heard = ""
+
+        def fetch() -> bool:
+            nonlocal heard
             try:
                 with self._connection.stream(place, params=params) as response, part.open("wb") as file:
                     for chunk in response.iter_bytes():
                         file.write(chunk)
-            except ServiceProblem:
+            except ServiceProblem as error:
                 part.unlink(missing_ok=True)
-                raise
+                if not isinstance(error, ServiceBusy) or error.status != 503 or error.detail == heard:
+                    raise
+                heard = error.detail
+                on_wait(heard)
+                time.sleep(min(max(error.retry_after_s, _PAUSE_S), _LONGEST_PAUSE_S))
+                return False  # it gets on, so the patience starts again
+            return True
 
-        self._connection.repeated(fetch)
+        while not self._connection.repeated(fetch):
+            pass
         part.replace(path)
         return path
 

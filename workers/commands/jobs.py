@@ -173,11 +173,12 @@ def student(
                 "a service trains one student per job, of the kind that suits its answers; leave out --kind, --images, "
                 "--backbone and --seed"
             )
+        from workers.commands.client import waiting
         from workers.run.student import score_student
 
         check_file(out)
-        with connect(str(url), str(token), ca_file) as service:
-            service.student(job, out)
+        with connect(str(url), str(token), ca_file) as service, waiting(quiet=as_json) as on_wait:
+            service.student(job, out, on_wait=on_wait)
         result = score_student(out, test=test)
     else:
         from workers.run.student import train_student
