@@ -290,6 +290,22 @@ def test_what_is_shared_by_all_roles_starts_no_thread_and_holds_no_learning_libr
     assert ended.stdout.split() == ["1"]
 
 
+def test_what_every_agent_needs_for_its_first_noise_is_loaded_before_the_first_fork() -> None:
+    """Else each of 64 agents loads it in its first job, all at the same time."""
+    code = (
+        "import importlib, sys\n"
+        "from workers.up.supervisor import WARMED\n"
+        "for name in WARMED: importlib.import_module(name)\n"
+        "before = set(sys.modules)\n"
+        "from labeler.noise import DiscreteGaussian\n"
+        "from labeler.randomness import seeded_source\n"
+        "DiscreteGaussian(1000.0).sample(seeded_source(0), 10)\n"
+        "print(*sorted(set(sys.modules) - before))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ended.stdout.split() == []
+
+
 # Our own redis-server: private, without a trace on disk, back at the same address after it died
 
 
