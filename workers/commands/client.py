@@ -40,6 +40,7 @@ from workers.commands.console import (
     print_json,
     tell,
     tell_warning,
+    waiting,
 )
 
 if TYPE_CHECKING:
@@ -465,20 +466,6 @@ def wait_for(service: Client, job: JobView, *, quiet: bool) -> JobView:
             f"the job goes on without you. Look at it with `labeler status {job.job_id}`, fetch its labels with "
             f"`labeler export {job.job_id} --out labels.parquet`"
         ) from None
-
-
-@contextmanager
-def waiting(*, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Show on standard error what a service says while labels are made: one line, or lines for logs and pipes."""
-    console = Console(stderr=True, highlight=False)
-    if quiet:
-        yield lambda _: None
-    elif console.is_terminal:
-        with Progress(TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=console) as bars:
-            bar = bars.add_task("", visible=False)
-            yield lambda said: bars.update(bar, description=escaped(said), visible=True)
-    else:
-        yield lambda said: console.print(escaped(said), markup=False, emoji=False, soft_wrap=True)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from workers.commands.console import (
     print_json,
     tell,
     tell_warning,
+    waiting,
 )
 
 if TYPE_CHECKING:
@@ -173,7 +174,6 @@ def student(
                 "a service trains one student per job, of the kind that suits its answers; leave out --kind, --images, "
                 "--backbone and --seed"
             )
-        from workers.commands.client import waiting
         from workers.run.student import score_student
 
         check_file(out)
