@@ -107,7 +107,7 @@ MAX_FILE_BYTES = 4 * 2**30
 MAX_STREAM_BYTES = 2**40
 """Of a stream of events, of which one at a time is held."""
 
-_PAUSE_S = 0.2
+_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
 _STREAM_HEADERS = {"Accept": "text/event-stream"}
 
 View = TypeVar("View", bound=BaseModel)
@@ -318,7 +318,15 @@ class Client:
                 return job
             time.sleep(_PAUSE_S)
 
-    def labels(self, job_id: str, path: Path, *, format: LabelFormat = "parquet", of: LabelsOf = "images") -> Path:
+    def labels(
+        self,
+        job_id: str,
+        path: Path,
+        *,
+        format: LabelFormat = "parquet",
+        of: LabelsOf = "images",
+        on_wait: Callable[[str], None] = lambda _: None,
+    ) -> Path:
         """Download the labels of a completed job; the file appears under its name once it is whole.
 
         Args:
@@ -327,17 +335,19 @@ class Client:
             format: of the file.
             of: "images": the label of every image, asked about or not; waits until they are made. "questions": the
                 questions and what was released for each.
+            on_wait: called with a sentence that says how much is done, while they are made.
 
         Raises:
             InvalidSetting: there is no folder to put it in.
             ServiceProblem: the job is not completed.
         """
         wanted: dict[str, str] = {"format": format, "of": of}
-        return self._download(f"{_job_path(job_id)}/labels", path, params=wanted, most_bytes=MAX_FILE_BYTES)
+        place = f"{_job_path(job_id)}/labels"
+        return self._download(place, path, params=wanted, most_bytes=MAX_FILE_BYTES, on_wait=on_wait)
 
-    def student(self, job_id: str, path: Path) -> Path:
-        """Download the student that labeled a job's images; waits until it is trained. Raises as `labels`."""
-        return self._download(f"{_job_path(job_id)}/student", path, most_bytes=MAX_MODEL_BYTES)
+    def student(self, job_id: str, path: Path, *, on_wait: Callable[[str], None] = lambda _: None) -> Path:
+        """Download the student that labeled a job's images; waits until it is trained. As `labels`."""
+        return self._download(f"{_job_path(job_id)}/student", path, most_bytes=MAX_MODEL_BYTES, on_wait=on_wait)
 
     def evaluation(self, job_id: str) -> dict[str, Any]:
         """Read the result of a completed job that evaluates a model; waits until it is made.
@@ -504,7 +514,15 @@ class Client:
         """Tell whether jobs can be taken, and what is missing."""
         return ReadinessView.model_validate_json(self._connection.readiness())
 
-    def _download(self, place: str, path: Path, *, params: dict[str, str] | None = None, most_bytes: int) -> Path:
+    def _download(
+        self,
+        place: str,
+        path: Path,
+        *,
+        params: dict[str, str] | None = None,
+        most_bytes: int,
+        on_wait: Callable[[str], None] = lambda _: None,
+    ) -> Path:
         if not path.parent.is_dir():
             # Checked before any request: labels may be large, and an answer that waits holds up others.
             raise InvalidSetting(
@@ -515,7 +533,10 @@ class Client:
             raise InvalidSetting(f"{str(path)!r} is a folder; name a file in it")
         part = path.with_name(path.name + ".part")
 
-        def fetch() -> None:
+        heard = ""
+
+        def fetch() -> bool:
+            nonlocal heard
             try:
                 with (
                     self._connection.stream(place, params=params, most_bytes=most_bytes) as chunks,
@@ -523,11 +544,21 @@ class Client:
                 ):
                     for chunk in chunks:
                         file.write(chunk)
-            except (ServiceProblem, TooLarge):
+            except TooLarge:
                 part.unlink(missing_ok=True)
                 raise
+            except ServiceProblem as error:
+                part.unlink(missing_ok=True)
+                if not isinstance(error, ServiceBusy) or error.status != 503 or error.detail == heard:
+                    raise
+                heard = error.detail
+                on_wait(heard)
+                time.sleep(min(max(error.retry_after_s, _PAUSE_S), _LONGEST_PAUSE_S))
+                return False  # it gets on, so the patience starts again
+            return True
 
-        self._connection.repeated(fetch)
+        while not self._connection.repeated(fetch):
+            pass
         part.replace(path)
         return path
 

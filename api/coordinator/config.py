@@ -143,7 +143,8 @@ class CoordinatorConfig(_Table):
     Attributes:
         home: the folder of everything the coordinator keeps; the file's own folder when absent.
         journal: a SQLite file in the home, or a postgresql:// URL. May hold a password, so it is never printed.
-        redis_url: of the redis-server, which only the coordinator and its embedder reach. Never printed either.
+        redis_url: of the Redis or Valkey server, which only the coordinator and its embedder reach. Never printed
+            either.
         public_url: where agents, talliers and people reach the coordinator.
         metrics: who may read /metrics: anybody with a token ("token"), or anybody ("open"). "open" fits a port that
             only a scraper on a closed network reaches.

@@ -49,8 +49,10 @@ from feature_store.results.questions import (
     STUDENT,
     UPLOAD,
     EmbedBoard,
+    forget_progress,
     read_failure,
     read_parquet,
+    read_progress,
     write_failure,
 )
 from labeler.errors import BadData, Gone, LabelerError, NotFound, StorageFull, Unavailable
@@ -347,6 +349,13 @@ def _read_of(folder: Path, name: str, read: Callable[[Path], _Made]) -> _Made:
     return read(folder / name)
 
 
+def being_labeled(folder: Path) -> Unavailable:
+    """Return the error for results of a job that are being made, with how much is done."""
+    percent = read_progress(folder)
+    done = "" if percent is None else f": {percent} % done"
+    return Unavailable(f"the images of job {folder.name} are being labeled{done}; ask again in a moment")
+
+
 class ImageLabeler:
     """Labels the images of completed jobs, in one process for small jobs and one for large ones.
 
@@ -399,7 +408,7 @@ class ImageLabeler:
                 raise read_failure(folder / IMAGE_FAILURE)
         if is_made(folder):
             return
-        raise Unavailable(f"the images of job {job.job_id} are being labeled; ask again in a moment")
+        raise being_labeled(folder)
 
     def stop(self) -> None:
         """End every labeling process; missing results are made at the next request."""
@@ -428,6 +437,7 @@ class ImageLabeler:
         for _ in range(2):
             # The process may have ended by design, after long idling or at its time limit; so try once more.
             code = process.carry_out(line, is_over=self._stopping.is_set)
+            forget_progress(folder)
             if self._stopping.is_set() or is_labelled(folder) or not folder.exists():
                 return
             if code == DISK_IS_FULL:

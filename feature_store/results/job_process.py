@@ -46,6 +46,7 @@ from feature_store.results.questions import (
     StoredQuestions,
     read_parquet,
     read_stored_questions,
+    saying_progress,
     unasked,
     write_failure,
     write_parquet,
@@ -97,7 +98,10 @@ def write_questions(folder: Path, request: QuestionRequest) -> None:
         UnreadableImage: of some images it has made none, a blank one for example.
     """
     features = given_features(folder / UPLOAD) if request.source == "features" else _embedded(folder / SHARD)
-    queries = select_queries(features, strategy=request.strategy, count=request.count, seed=request.seed)
+    with saying_progress(folder) as progress:
+        queries = select_queries(
+            features, strategy=request.strategy, count=request.count, seed=request.seed, progress=progress
+        )
     stored = StoredQuestions(
         features=queries.features,
         rows=queries.rows,
@@ -235,14 +239,16 @@ def label_job(order: LabelingOrder) -> None:
     contributors = np.array([order.contributors])
     if is_several:
         contributors = np.repeat([own for _, own in order.rounds], [asked for asked, _ in order.rounds])
-    said = label_released(
-        table,
-        questions=questions.features,
-        rows=questions.rows,
-        assignment=questions.assignment,
-        images=features,
-        contributors=contributors,
-    )
+    with saying_progress(folder) as progress:
+        said = label_released(
+            table,
+            questions=questions.features,
+            rows=questions.rows,
+            assignment=questions.assignment,
+            images=features,
+            contributors=contributors,
+            progress=progress,
+        )
     stamp = ImageStamp(
         task_digest=order.task_digest,
         task_name=task.name,

@@ -405,11 +405,16 @@ def fit_temperature(
     noise, mean = answers.total_sigma_votes**2, mean_votes(answers)
     agree_noise, differ_noise = noise * (shares[kept] ** 2).sum(axis=1), noise * (rest**2).sum(axis=1)
 
+    # As `sharpened` does it, whose sum over the images of a question is all that is wanted.
+    logs = np.where(probabilities > 0, np.log(np.maximum(probabilities, _LEAST)), -np.inf)
+    logs -= logs.max(axis=1, keepdims=True)
+    own = shares[assignment]
+
     def log_likelihood(temperature: float) -> float:
         """The likelihood of the counts that agree and differ, up to a constant; M_q integrated out."""
-        said = np.zeros_like(shares)
-        np.add.at(said, assignment, sharpened(probabilities, temperature))
-        agreed = (said * shares).sum(axis=1)[kept] / sizes[kept]
+        said = np.exp(logs / temperature)
+        agreeing = np.einsum("nc,nc->n", said, own) / said.sum(axis=1)
+        agreed = np.bincount(assignment, agreeing, minlength=queries)[kept] / sizes[kept]
         share = np.clip((1 - SMEAR) * agreed + SMEAR / classes, _LEAST_SHARE, _MOST_SHARE)
         var_agree, var_differ = agree_noise + mean * share, differ_noise + mean * (1 - share)
         over, under = agree - mean * share, differ - mean * (1 - share)
@@ -419,9 +424,9 @@ def fit_temperature(
         square = over**2 / var_agree + under**2 / var_differ - mean**2 * along**2 / (1 + length)
         return float(-0.5 * (square + np.log(var_agree) + np.log(var_differ) + np.log1p(length)).sum())
 
-    logs = np.log(_TEMPERATURES) / SPREAD
+    distance = np.log(_TEMPERATURES) / SPREAD
     likelihood = np.array([log_likelihood(float(one)) for one in _TEMPERATURES])
-    return float(_TEMPERATURES[int(np.argmax(likelihood - 0.5 * logs**2))])
+    return float(_TEMPERATURES[int(np.argmax(likelihood - 0.5 * distance**2))])
 
 
 def cell_shares(

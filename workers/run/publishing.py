@@ -129,6 +129,7 @@ def publish(
                 ),
                 kind=prepared.student,
                 seed=prepared.job.file.student.seed,
+                progress=progress,
             )
             student = said.student
             file = public.model_file(student.arrays, kind=student.kind, task=task, card=card, job_id=prepared.job_id)

@@ -15,6 +15,7 @@ from sklearn.datasets import load_digits
 from api.coordinator import retention
 from api.coordinator.config import RetentionTable
 from api.coordinator.retention import ImageLabeler, Keeper, is_labelled
+from api.coordinator.views import read_view, with_progress
 from feature_store.results.job_process import LabelingOrder, QuestionRequest, label_job, write_questions
 from feature_store.results.models import read_model
 from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, QuestionNames, label_table
@@ -22,9 +23,11 @@ from feature_store.results.questions import (
     IMAGE_FAILURE,
     IMAGE_LABELS,
     LABELS,
+    PROGRESS,
     QUESTIONS,
     STUDENT,
     read_stored_questions,
+    saying_progress,
     write_parquet,
 )
 from feature_store.rows import quantize
@@ -196,6 +199,27 @@ def test_whoever_asks_too_early_is_told_to_come_again(desk: Desk, job: Job, monk
         desk.keeper.image_labels(job.record.job_id)
     monkeypatch.setattr(retention, "WAIT_S", 60.0)
     assert len(desk.keeper.image_labels(job.record.job_id)) == IMAGES
+
+
+def test_view_and_refusal_say_how_much_is_done_while_images_are_labeled(
+    desk: Desk, job: Job, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place of the process that labels the test writes its progress."""
+    monkeypatch.setattr(desk.labeller, "want", lambda *_, **__: None)
+    plain = read_view(job.record.job_id, house.stores)
+    assert with_progress(plain, house.config.home) == plain
+    with saying_progress(job.folder) as say:
+        for done, percent in ((0, 0), (1, 7), (13, 100)):
+            say("Labeling images", done, 13)
+            view = with_progress(plain, house.config.home)
+            assert view.stage == f"{plain.stage}; {plain.images} images are being labeled: {percent} % done"
+            with pytest.raises(Unavailable, match=f"are being labeled: {percent} % done; ask again in a moment"):
+                desk.keeper.image_labels(job.record.job_id)
+    assert not (job.folder / PROGRESS).exists()
+    assert with_progress(plain, house.config.home) == plain
+    for damaged in (b"", b"-5", b"x" * 1000, b"\xff"):
+        (job.folder / PROGRESS).write_bytes(damaged)
+        assert with_progress(plain, house.config.home) == plain
 
 
 def test_where_features_went_with_an_earlier_version_the_questions_are_still_there(desk: Desk, job: Job) -> None:

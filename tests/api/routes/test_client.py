@@ -307,6 +307,23 @@ def test_labels_appear_only_when_they_are_whole(client: Client, script: Script, 
     assert [path.name for path in tmp_path.iterdir()] == ["labels.jsonl"]
 
 
+def test_labels_that_get_on_are_waited_for_beyond_the_patience_and_what_is_done_is_told(
+    script: Script, tmp_path: Path
+) -> None:
+    def busy(percent: int) -> Handler:
+        return reply(503, BUSY | {"detail": f"{percent} % done"})
+
+    script.answers = [busy(10), busy(50), busy(50), stream(b"whole", is_whole=True)]
+    told: list[str] = []
+    with Client(script.url, "t", timeout_s=240, patience_s=0.0) as client:
+        # The second that gets no further is tried again as far as the patience goes, which is nowhere.
+        with pytest.raises(ServiceBusy, match="50 % done"):
+            client.labels(examples.JOB_ID, tmp_path / "labels", on_wait=told.append)
+        assert told == ["10 % done", "50 % done"]
+        client.labels(examples.JOB_ID, tmp_path / "labels", on_wait=told.append)
+    assert (tmp_path / "labels").read_bytes() == b"whole"
+
+
 def test_a_file_for_a_folder_that_is_not_there_is_refused_before_anything_is_asked(
     client: Client, script: Script, tmp_path: Path
 ) -> None:
