@@ -282,9 +282,7 @@ def _bytes(rows: int, count: int, *, in_a_row: bool) -> int:
     return _BYTES_PER_CELL * rows
 
 
-def first_of_tile(
-    similarities: Tensor, ranks: Tensor, count: int, panel_rows: int, *, in_a_row: bool = True
-) -> Tensor:
+def first_of_tile(similarities: Tensor, ranks: Tensor, count: int, panel_rows: int, *, in_a_row: bool = True) -> Tensor:
     """Keys of the first records of a tile, in no order; see **Groups** and **Panels** above.
 
     Args:

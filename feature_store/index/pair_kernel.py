@@ -51,8 +51,8 @@ class PairKernel:
         score: (records, panels, panels at a time, queries, groups, pairs of coordinates, records that count,
             ranks int64 *, thresholds int32 *, counts int64 *, keys int64 *, capacity, step, kept) -> next step. Every
             record whose similarity is above its query's threshold, and whose key is below keys[query, kept - 1], has
-            it put at keys[query, counts[query]]. It stops before a step for which a query of the group lacks room, to be called again with that step. The last step is
-            that of ceil(panels / panels at a time) * groups.
+            it put at keys[query, counts[query]]. It stops before a step for which a query of the group lacks room, to
+            be called again with that step. The last step is that of ceil(panels / panels at a time) * groups.
         code: keeps the compiled code alive.
     """
 

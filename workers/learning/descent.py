@@ -13,6 +13,7 @@ from scipy.special import expit
 
 from labeler.descent import Descent
 from labeler.records import Array, Blocks, Slopes
+from workers.learning.steps import steps
 
 
 def descend(
@@ -36,7 +37,7 @@ def descend(
     """
     weights = np.zeros(shape)
     step, keep, reach = terms.learning_rate, 1 - terms.learning_rate * terms.regularisation, terms.reach
-    for _ in range(terms.iterations):
+    for _ in steps(terms.iterations):
         gradient = np.zeros(shape)
         for rows, truth in blocks():
             gradient += rows.swapaxes(-1, -2) @ slopes(rows @ weights, truth)

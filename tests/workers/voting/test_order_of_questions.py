@@ -150,9 +150,7 @@ def test_ballots_are_those_of_the_definition(tmp_path: Path, life: bool) -> None
         answer(agent, task, questions, bytes(32))
     nearest = nearest_by_definition(questions, np.arange(QUESTIONS), own, K).record_ids
     labels = np.arange(RECORDS) % 2
-    np.testing.assert_array_equal(
-        seen[0], reverse_knn_ballots(nearest, labels, num_queries=QUESTIONS, num_classes=2)
-    )
+    np.testing.assert_array_equal(seen[0], reverse_knn_ballots(nearest, labels, num_queries=QUESTIONS, num_classes=2))
 
 
 # What reaches an engine.
