@@ -367,9 +367,9 @@ def test_an_ask_is_timed_no_longer_than_a_public_number_of_seconds_and_its_deadl
     whole_s = fixed_s + 10_000 * row_s
     if found is not None:
         assert found >= 0.999 * whole_s
-        assert whole_s > LONG_S or found < 3 * whole_s + 0.01
+        assert left_s < PROBE_S or whole_s > LONG_S or found < 3 * whole_s + 0.01
     else:
-        assert 4 * (fixed_s + 16 * row_s) > min(PROBE_S, left_s), "refused though there was time"
+        assert 5 * (fixed_s + 16 * row_s) > min(PROBE_S, left_s), "refused though there was time"
 
 
 @pytest.mark.parametrize("iterations", [3, 200, 100_000])
@@ -394,6 +394,20 @@ def test_a_training_of_any_number_of_steps_is_timed_within_the_bound(
     blocks = -(-10_000 // block_rows(bench.shard.dimension + rows + len(bench.shard.classes)))
     whole_s = iterations * step_s * (blocks + 10)
     assert found == pytest.approx(whole_s, rel=0.3, abs=0.02)
+
+
+@pytest.mark.parametrize("question_s", [1e-5, 1e-3, 0.1, 1.0])
+@pytest.mark.parametrize("count", [1, 3, 2_000])
+def test_any_number_of_dear_questions_is_timed_within_the_bound(bench: Bench, question_s: float, count: int) -> None:
+    """With many neighbors even few rows take long: an agent's table holds k of them for each question."""
+    bench.work_s = lambda batch, rows: 1e-3 + len(batch) * question_s * (1 + rows / 10_000)
+    bench.computes = False
+    task = task_of(bench.shard, k=3, sigma_votes=4e3, max_queries=count)
+    begun = bench.time()
+    found = bench.probe().seconds(bench.ask(task, questions(bench.shard, 0, count)))
+    assert bench.time() - begun <= PROBE_S
+    whole_s = 2 * count * question_s
+    assert whole_s < 1.01 * found < 1.4 * whole_s + 0.4
 
 
 @pytest.mark.parametrize("expires_in_s", [15.0, 1e6])

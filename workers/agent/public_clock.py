@@ -27,7 +27,8 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Final
 
@@ -67,9 +68,8 @@ PROBE_S: Final = 20.0
 ROWS: Final = (16, 32, 64, 256, 1024, 4096)
 """Drawn rows on which work may be timed: the fewest, and the most for which there surely is time; a line goes on."""
 
-FEW_STEPS, STEPS_S = 4, 0.5
-"""Steps of a training that are timed first, and seconds that those may take which are then timed over the fewest rows.
-"""
+_SHARE: Final = 5
+"""All steps or questions are timed if those of the fewest rows take at most this part of the time there is."""
 
 SHORT_RUNS, SHORT_S = 3, 0.02
 """Runs over drawn rows repeat, up to this many, until they took this long together."""
@@ -199,10 +199,11 @@ class DrawnProbe:
     """A probe that times answers over drawn rows, without the site's records.
 
     The ask is public, and so are the dimension, classes and `max_records` that the rows are drawn by. An answer over
-    more rows than are drawn follows by a line, and one that trains for more steps than are timed in proportion.
+    more rows than are drawn follows by a line, and one with more steps or questions than are timed in proportion.
 
-    **Bounded.** The first run is of few rows, and of few steps if anything is trained; the size of a message bounds all
-    else. No run takes more times the last one than it has more rows, so each begins only if it surely ends in time.
+    **Bounded.** The first run is of few rows and one step, or one question where there may be any number; the size of a
+    message bounds all else. No run takes more times the last one than it is larger, so each begins only if it surely
+    ends in time.
 
     Args:
         shard: the shard that would answer; only its public facts are read.
@@ -239,7 +240,9 @@ class DrawnProbe:
         most = self._redrawn()
         key = (hashlib.sha256(ask.task.kind.encode()).digest(), ask.batch.digest)
         if key not in self._known:
-            found = self._timed(ask, most, within_s=min(PROBE_S, ask.expires_at - self._now()))
+            within_s, traits = min(PROBE_S, ask.expires_at - self._now()), ask.task.traits
+            questions = len(ask.batch) if traits.has_k and not traits.single_round else 0
+            found = self._timed(ask, most, within_s=within_s, questions=questions)
             self._known[key] = found + (most * LIFE_RECORD_S if ask.task.lifetime_budget is not None else 0.0)
             while len(self._known) > _MOST_TIMED:
                 self._known.popitem(last=False)
@@ -266,21 +269,33 @@ class DrawnProbe:
             self._facts = facts
         return shard.max_records
 
-    def _timed(self, ask: Ask, most: int, *, within_s: float = PROBE_S) -> float:
+    def _timed(self, ask: Ask, most: int, *, within_s: float = PROBE_S, questions: int = 0) -> float:
+        """Return the time of an answer over `most` rows.
+
+        Args:
+            questions: how many it has, if they may be asked a few at a time; else 0.
+        """
         end = self._clock() + within_s
         least, *more = sorted(self._agents)
-        timed, fit = 0, FEW_STEPS
-        while fit >= 2 * timed and timed < fit:
-            timed = fit
-            with first_steps(timed) as cut:
-                took = {least: self._once(ask, least)}
-                if timed == FEW_STEPS and took[least] <= end - self._clock():
-                    took = {least: self._once(ask, least)}  # the first run loads what it needs
-            # A part of the time does not grow with the steps, so in the end far more of them may fit than it seemed.
-            fit = min(cut.whole, int(timed * min(STEPS_S, end - self._clock()) / took[least]))
-        with first_steps(timed):
-            while rows := _next_rows(took, more, end - self._clock()):
-                took[rows] = self._usual(ask, rows)
+        whole = 1
+
+        def once(parts: int, rows: int) -> float:
+            nonlocal whole
+            with first_steps(parts) as cut:
+                found = self._once(_first(ask, parts) if questions else ask, rows)
+            whole = max(questions, cut.whole, 1)
+            return found
+
+        took = {1: once(1, least)}
+        if took[1] <= end - self._clock():
+            took = {1: once(1, least)}  # the first run loads what it needs
+        sizes = [min(2**power, whole) for power in range(1, whole.bit_length() + 1)]
+        while parts := _next_size(took, sizes, (end - self._clock()) / _SHARE):
+            took[parts] = once(parts, least)
+        timed = max(took)
+        took = {least: took[timed]}
+        while rows := _next_size(took, more, end - self._clock()):
+            took[rows] = self._usual(partial(once, timed, rows))
         if more and len(took) == 1:
             raise PrivacyRefusal(
                 f"this site times every answer before it is charged, for at most {PROBE_S:g} s and not beyond the "
@@ -291,13 +306,13 @@ class DrawnProbe:
         by_rows, line = took[many] * most / many, _line(took, most)
         # The difference of two short times is mostly chance, and a line through them may be flat.
         found = max(line, by_rows) if took[many] < LONG_S else line
-        return found * max(1.0, cut.whole / timed)
+        return found * max(1.0, whole / timed)
 
-    def _usual(self, ask: Ask, rows: int) -> float:
+    def _usual(self, once: Callable[[], float]) -> float:
         """Return the median of a few runs where they are short: other work on the machine must not count for good."""
-        took = [self._once(ask, rows)]
+        took = [once()]
         while len(took) < SHORT_RUNS and sum(took) < SHORT_S:
-            took.append(self._once(ask, rows))
+            took.append(once())
         return median(took)
 
     def _once(self, ask: Ask, rows: int) -> float:
@@ -312,26 +327,31 @@ class DrawnProbe:
         return took + BYTE_S * sum(map(len, answer.bodies))
 
 
-def _next_rows(took: Mapping[int, float], sizes: Iterable[int], left_s: float) -> int | None:
-    """Return the number of rows to be timed next; None where there is none, or no time for it.
+def _first(ask: Ask, count: int) -> Ask:
+    """Return an ask about the first of its questions."""
+    return replace(ask, batch=QueryBatch(ask.batch.features[:count], ask.batch.first_query))
 
-    Work has a part that grows with its rows and one that does not, so more rows take at most as many times as long, and
-    about what the last two times say.
+
+def _next_size(took: Mapping[int, float], sizes: Iterable[int], left_s: float) -> int | None:
+    """Return the size that is timed next: the largest for which there surely is time; None where there is none.
+
+    Work has a part that grows with its size and one that does not, so the larger takes at most as many times as long as
+    it is larger, and about what the last two times say.
     """
     last = max(took)
 
-    def longest_s(rows: int) -> float:
-        by_rows = took[last] * rows / last
-        return by_rows if len(took) == 1 else min(by_rows, ROOM * _line(took, rows))
+    def longest_s(size: int) -> float:
+        in_proportion = took[last] * size / last
+        return in_proportion if len(took) == 1 else min(in_proportion, ROOM * _line(took, size))
 
-    return max((rows for rows in sizes if rows > last and longest_s(rows) <= left_s), default=None)
+    return max((size for size in sizes if size > last and longest_s(size) <= left_s), default=None)
 
 
-def _line(took: Mapping[int, float], rows: int) -> float:
-    """Return the time of so many rows by a line through the last two times; of one time in proportion."""
+def _line(took: Mapping[int, float], size: int) -> float:
+    """Return the time of a size by a line through the last two times; of one time in proportion."""
     *_, few, many = (0, *sorted(took))
     slope = max(0.0, took[many] - took.get(few, 0.0)) / (many - few)
-    return took[many] + slope * (rows - many)
+    return took[many] + slope * (size - many)
 
 
 class Padding:
