@@ -175,10 +175,18 @@ class GatheredRows:
         features: int16 (n, d); in memory or memory-mapped.
         rows: int64 (m,), which of them, in which order.
         chunk_bytes: about how much is copied at a time, counted as float32; one row is always taken.
+        ranks: int64 (m,), the place of each in the order of record ids; where absent the rows are in that order.
     """
 
-    def __init__(self, features: NDArray[np.int16], rows: NDArray[np.int64], chunk_bytes: int) -> None:
+    def __init__(
+        self,
+        features: NDArray[np.int16],
+        rows: NDArray[np.int64],
+        chunk_bytes: int,
+        ranks: NDArray[np.int64] | None = None,
+    ) -> None:
         self.features, self.rows, self._chunk_bytes = features, rows, chunk_bytes
+        self.ranks = np.arange(len(rows)) if ranks is None else ranks
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -189,7 +197,7 @@ class GatheredRows:
 
     def part(self, start: int, stop: int) -> GatheredRows:
         """Rows from `start` to before `stop` of these."""
-        return GatheredRows(self.features, self.rows[start:stop], self._chunk_bytes)
+        return GatheredRows(self.features, self.rows[start:stop], self._chunk_bytes, self.ranks[start:stop])
 
     def chunks(self) -> Iterator[tuple[slice, NDArray[np.int16]]]:
         """Yield the place of a piece among these rows, and the piece: int16, C order, a copy."""

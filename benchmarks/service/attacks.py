@@ -5,6 +5,8 @@ Attackers hold a separate requester's token, or none. Connections that only hold
 loopback addresses than the well-behaved requester's, as a stranger's would.
 
 The service must keep a ratio: while an attack goes on, a job takes at most three times its quiet time.
+
+One attack is on an agent's time, and needs no service: questions sorted toward one record (`sorted_questions`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -31,11 +34,14 @@ import numpy as np
 from PIL import Image
 
 from api.limits import ANSWER_S
-from benchmarks import BenchRow, in_turn, rows_of
+from benchmarks import BenchRow, in_turn, rows_of, seconds_of
 from benchmarks.service.federation import embed_public, new_federation, running_service
 from benchmarks.service.requesters import Wanted, WellBehaved, new_token, revoke_token
 from benchmarks.service.service import MAX_QUERIES, QUERIES, TASK, wanted_of
+from feature_store.rows import FEATURE_SCALE, quantize
+from labeler.randomness import os_source
 from workers.progress import ProgressCallback, silent
+from workers.voting import NeighborIndexes
 
 MOST_TIMES: Final = 3.0
 """A job may take this many times its quiet time."""
@@ -54,6 +60,8 @@ BROKEN: Final = 20
 CANCELLED: Final = 25
 VIEWERS: Final = 6
 _ADDRESSES: Final = 10
+DIMENSION, NEIGHBORS, MOST_SEARCHES = 64, 50, 10_000
+"""Of questions sorted toward one record; the last is the bound that the agent's site declares."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,7 +122,36 @@ def bench_attacks(
                 scene = _scene(service.url, service.token, good, wanted, case)
                 quiet = [good.job_seconds() for _ in range(jobs)]
                 rows += _rows(case, quiet, *_under(attack, scene, good, jobs))
-    return rows
+    return rows + sorted_questions(repeats=jobs)
+
+
+def sorted_questions(*, repeats: int = 3, questions: int = 20_000, records: int = 1_500) -> list[BenchRow]:
+    """Measure an agent's search of questions that were sorted toward one record, against the same ones in any order.
+
+    In seconds of the processor, with that record and without it: the order of search is secret, so all are alike.
+    """
+    rng = np.random.default_rng(20261128)
+    private = quantize(rng.normal(size=(records, DIMENSION)))
+    rising = np.linspace(-8, 8, questions)[:, None] * (private[0] / FEATURE_SCALE)
+    toward = quantize(rising + 0.6 * rng.normal(size=rising.shape))
+    asked = {"sorted": toward, "in any order": toward[rng.permutation(questions)]}
+    worlds = {"with the record": private, "without it": private[1:]}
+
+    def search(how: str, who: str) -> None:
+        index = NeighborIndexes(dimension=DIMENSION).of_questions(asked[how], searches=MOST_SEARCHES, order=os_source())
+        index.search(worlds[who], NEIGHBORS)
+
+    cases = list(itertools.product(asked, worlds))
+    # In turns, so that other work on the machine slows all of them; the first turn loads what they need.
+    turns = [[seconds_of(partial(search, *case), time.process_time) for case in cases] for _ in range(1 + repeats)]
+    usual = dict(zip(cases, np.median(turns[1:], axis=0).tolist(), strict=True))
+    found = [(f"{how}, {who}", "seconds, median", usual[how, who], None) for how, who in cases]
+    for who in worlds:
+        found.append(
+            (f"sorted / in any order, {who}", "time ratio", usual["sorted", who] / usual["in any order", who], None)
+        )
+    settings = {"questions": questions, "records": records, "dimension": DIMENSION, "k": NEIGHBORS, "runs": repeats}
+    return rows_of("questions sorted toward one record", found, settings=settings)
 
 
 def _scene(url: str, administrator: str, good: WellBehaved, wanted: Wanted, case: str) -> Scene:

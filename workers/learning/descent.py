@@ -14,6 +14,7 @@ from scipy.special import expit
 from labeler.descent import Descent
 from labeler.records import Array, Blocks, Slopes
 from labeler.steady import LOWEST, powers
+from workers.learning.steps import steps
 
 
 def descend(
@@ -37,7 +38,7 @@ def descend(
     """
     weights = np.zeros(shape)
     step, keep, reach = terms.learning_rate, 1 - terms.learning_rate * terms.regularisation, terms.reach
-    for _ in range(terms.iterations):
+    for _ in steps(terms.iterations):
         gradient = np.zeros(shape)
         for rows, truth in blocks():
             gradient += rows.swapaxes(-1, -2) @ slopes(rows @ weights, truth)

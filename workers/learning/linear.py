@@ -49,6 +49,7 @@ from labeler.randomness import ByteSource
 from labeler.records import FEATURE_ONE, Block, PublicAxes, Rows, block_rows, kept
 from labeler.steady import LOWEST, steady
 from workers.learning.descent import descend, softmax_slopes
+from workers.learning.steps import steps
 
 
 def train_rows(records: Rows, *, terms: LinearTerms, axes: PublicAxes | None = None) -> NDArray[np.float64]:
@@ -257,7 +258,7 @@ def clipped_update(
     """
     takes_part = bool(coins(source, 1, terms)[0])
     local = theta.copy()
-    for _ in range(local_steps):
+    for _ in steps(local_steps):
         gradient = np.zeros_like(local)
         for rows, labels in rows_on_grid(records, axes, num_classes=terms.num_classes):
             z = rows / UNIT
@@ -358,7 +359,7 @@ def _fit(records: Rows, *, num_classes: int) -> tuple[NDArray[np.float64], NDArr
     # One row per class, which libraries multiply in half the time.
     here = ahead = np.zeros((num_classes, size))
     age = 1.0
-    for _ in range(STEPS):
+    for _ in steps(STEPS):
         slope = ridge * ahead
         for rows, truth in blocks():
             slope += softmax_slopes((ahead @ rows.T).T + closed, truth).T @ rows
