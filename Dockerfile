@@ -18,8 +18,9 @@ RUN command -v python3.11 >/dev/null || ( \
         apt-get update -qq && apt-get install -qq --yes --no-install-recommends python3.11 python3.11-venv ca-certificates \
         && apt-get clean && rm -rf /var/lib/apt/lists/* )
 # Programs belong to root and are read by everybody, so whoever takes over a role's process cannot change them. /data is
-# where a role keeps its home: a volume that is made empty takes over owner and permissions from here.
-RUN useradd --create-home --uid 1000 labeler && install --directory --owner labeler --mode 0700 /data /cache \
+# where a role keeps its home, /run/labeler-redis where Redis has its socket: a volume that is made empty takes over owner
+# and permissions from here.
+RUN useradd --create-home --uid 1000 labeler && install --directory --owner labeler --mode 0700 /data /cache /run/labeler-redis \
     && python3.11 -m venv /opt/labeler && /opt/labeler/bin/pip install --quiet --no-cache-dir uv==0.13.8
 ENV PATH=/opt/labeler/bin:$PATH PYTHONUNBUFFERED=1 UV_LINK_MODE=copy
 WORKDIR /home/labeler
@@ -63,13 +64,14 @@ FROM slim AS coordinator
 EXPOSE 8443
 CMD ["serve", "--home", "/data", "--edge", "localhost", "--edge-port", "8443", "--edge-tls", "internal"]
 
-# In the operator's own domain; any other redis-server of version 6.2 or later does as well.
+# In the operator's own domain: a socket for coordinator and embedder, and no port. Debian mends its version.
 FROM base AS redis
 RUN apt-get update -qq && apt-get install -qq --yes --no-install-recommends redis-server \
     && apt-get clean && rm -rf /var/lib/apt/lists/*
+COPY deploy/redis.conf /etc/labeler/redis.conf
 USER labeler
-ENTRYPOINT ["redis-server"]
-CMD ["--save", "", "--appendonly", "no", "--maxmemory", "2gb", "--maxmemory-policy", "noeviction"]
+VOLUME /run/labeler-redis
+ENTRYPOINT ["redis-server", "/etc/labeler/redis.conf"]
 
 FROM slim AS tallier
 CMD ["tallier", "run", "--home", "/data"]

@@ -11,7 +11,8 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: install  ## label real handwritten digits with five agents, end to end
 	$(BIN)/labeler demo --out demo
 
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --forks auto --durations=15
+# FLAKY=FILE: what failed runs once more, alone, and FILE names what passes then (tests/rerun_alone.py).
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --forks auto --durations=15 $(if $(FLAKY),--rerun-alone $(FLAKY))
 
 test: install lint  ## everything a change is checked by before it is committed; ends with the 15 slowest tests
 	$(MAKE) --no-print-directory -j2 pytest types imports

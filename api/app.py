@@ -84,6 +84,7 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     app.add_middleware(
         Limits,
         limits=coordinator.config.limits,
+        uploads=coordinator.uploads,
         refuse=lambda error, path: problems.refusal(error, instance=path),
     )
     app.add_middleware(RequestContext, metrics=metrics)

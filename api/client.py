@@ -27,6 +27,7 @@ from pydantic import BaseModel, ValidationError
 
 from api.client_http import (
     IMAGE_SUFFIXES,
+    MAX_ANSWER_BYTES,
     Connection,
     FormBody,
     Part,
@@ -35,6 +36,7 @@ from api.client_http import (
     image_parts,
     images_in,
     is_shard,
+    lines,
     parquet_of,
     public_shard,
     vectors_of,
@@ -76,7 +78,7 @@ from api.schema import (
     TokenView,
     WithdrawnView,
 )
-from labeler.errors import InvalidSetting
+from labeler.errors import InvalidSetting, TooLarge
 from labeler.expectation import RECORDS_EACH
 from labeler.methods.evaluate import Layout
 from labeler.settings import describe_validation
@@ -99,7 +101,13 @@ MAX_NUMBERS_AS_JSON = 200_000
 """As JSON text a number takes up to 25 bytes, and the service accepts 16 MiB of JSON. Above this count, Parquet is also
 faster on both sides."""
 
-_PAUSE_S = 0.2
+MAX_MODEL_BYTES = 2**30
+MAX_FILE_BYTES = 4 * 2**30
+"""Largest model, and largest file of labels or evidence, that is downloaded: labels of a million images take less."""
+MAX_STREAM_BYTES = 2**40
+"""Of a stream of events, of which one at a time is held."""
+
+_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
 _STREAM_HEADERS = {"Accept": "text/event-stream"}
 
 View = TypeVar("View", bound=BaseModel)
@@ -251,7 +259,7 @@ class Client:
         written = request.model_dump_json(exclude_none=True).encode()
         form = FormBody([Part("request", written), *beside])
         answer = self._connection.call("POST", "/v1/jobs", content=form, headers=form.headers | key, repeat=True)
-        return JobView.model_validate_json(answer.content)
+        return JobView.model_validate_json(answer)
 
     def ask(self, request: LabelsRequest, *, idempotency_key: str | None = None) -> LabelsView:
         """Get labels of up to 64 vectors if ready within `request.wait_s`; else only the job's id and state."""
@@ -310,7 +318,15 @@ class Client:
                 return job
             time.sleep(_PAUSE_S)
 
-    def labels(self, job_id: str, path: Path, *, format: LabelFormat = "parquet", of: LabelsOf = "images") -> Path:
+    def labels(
+        self,
+        job_id: str,
+        path: Path,
+        *,
+        format: LabelFormat = "parquet",
+        of: LabelsOf = "images",
+        on_wait: Callable[[str], None] = lambda _: None,
+    ) -> Path:
         """Download the labels of a completed job; the file appears under its name once it is whole.
 
         Args:
@@ -319,16 +335,19 @@ class Client:
             format: of the file.
             of: "images": the label of every image, asked about or not; waits until they are made. "questions": the
                 questions and what was released for each.
+            on_wait: called with a sentence that says how much is done, while they are made.
 
         Raises:
             InvalidSetting: there is no folder to put it in.
             ServiceProblem: the job is not completed.
         """
-        return self._download(f"{_job_path(job_id)}/labels", path, params={"format": format, "of": of})
+        wanted: dict[str, str] = {"format": format, "of": of}
+        place = f"{_job_path(job_id)}/labels"
+        return self._download(place, path, params=wanted, most_bytes=MAX_FILE_BYTES, on_wait=on_wait)
 
-    def student(self, job_id: str, path: Path) -> Path:
-        """Download the student that labeled a job's images; waits until it is trained. Raises as `labels`."""
-        return self._download(f"{_job_path(job_id)}/student", path)
+    def student(self, job_id: str, path: Path, *, on_wait: Callable[[str], None] = lambda _: None) -> Path:
+        """Download the student that labeled a job's images; waits until it is trained. As `labels`."""
+        return self._download(f"{_job_path(job_id)}/student", path, most_bytes=MAX_MODEL_BYTES, on_wait=on_wait)
 
     def evaluation(self, job_id: str) -> dict[str, Any]:
         """Read the result of a completed job that evaluates a model; waits until it is made.
@@ -336,10 +355,8 @@ class Client:
         Raises:
             ServiceProblem: the job is not completed, or it labels images.
         """
-        with tempfile.TemporaryDirectory() as folder:
-            path = self._download(f"{_job_path(job_id)}/evaluation", Path(folder) / "evaluation.json")
-            found: dict[str, Any] = json.loads(path.read_bytes())
-            return found
+        found: dict[str, Any] = json.loads(self._connection.call("GET", f"{_job_path(job_id)}/evaluation", repeat=True))
+        return found
 
     def evaluate(
         self,
@@ -405,7 +422,7 @@ class Client:
 
     def model(self, job_id: str, path: Path) -> Path:
         """Download the model that a completed job released; raises as `labels`, also where it asked for labels."""
-        return self._download(f"{_job_path(job_id)}/model", path)
+        return self._download(f"{_job_path(job_id)}/model", path, most_bytes=MAX_MODEL_BYTES)
 
     def thumbnails(self, job_id: str, sources: Sequence[str]) -> dict[str, bytes | None]:
         """Return small JPEGs of some of a job's own images, by name; None where one cannot be shown.
@@ -447,7 +464,8 @@ class Client:
             ServiceProblem: there is no such task, or the journal fails verification and so proves nothing.
         """
         period = {name: at.isoformat() for name, at in (("since", since), ("until", until)) if at is not None}
-        return self._download("/v1/evidence", path, params=period | ({"task": task} if task else {}))
+        wanted = period | ({"task": task} if task else {})
+        return self._download("/v1/evidence", path, params=wanted, most_bytes=MAX_FILE_BYTES)
 
     # Administration
 
@@ -496,7 +514,15 @@ class Client:
         """Tell whether jobs can be taken, and what is missing."""
         return ReadinessView.model_validate_json(self._connection.readiness())
 
-    def _download(self, place: str, path: Path, *, params: dict[str, str] | None = None) -> Path:
+    def _download(
+        self,
+        place: str,
+        path: Path,
+        *,
+        params: dict[str, str] | None = None,
+        most_bytes: int,
+        on_wait: Callable[[str], None] = lambda _: None,
+    ) -> Path:
         if not path.parent.is_dir():
             # Checked before any request: labels may be large, and an answer that waits holds up others.
             raise InvalidSetting(
@@ -507,25 +533,40 @@ class Client:
             raise InvalidSetting(f"{str(path)!r} is a folder; name a file in it")
         part = path.with_name(path.name + ".part")
 
-        def fetch() -> None:
+        heard = ""
+
+        def fetch() -> bool:
+            nonlocal heard
             try:
-                with self._connection.stream(place, params=params) as response, part.open("wb") as file:
-                    for chunk in response.iter_bytes():
+                with (
+                    self._connection.stream(place, params=params, most_bytes=most_bytes) as chunks,
+                    part.open("wb") as file,
+                ):
+                    for chunk in chunks:
                         file.write(chunk)
-            except ServiceProblem:
+            except TooLarge:
                 part.unlink(missing_ok=True)
                 raise
+            except ServiceProblem as error:
+                part.unlink(missing_ok=True)
+                if not isinstance(error, ServiceBusy) or error.status != 503 or error.detail == heard:
+                    raise
+                heard = error.detail
+                on_wait(heard)
+                time.sleep(min(max(error.retry_after_s, _PAUSE_S), _LONGEST_PAUSE_S))
+                return False  # it gets on, so the patience starts again
+            return True
 
-        self._connection.repeated(fetch)
+        while not self._connection.repeated(fetch):
+            pass
         part.replace(path)
         return path
 
     def _get(self, view: type[View], path: str, **params: Any) -> View:
-        answer = self._connection.call("GET", path, params=params, repeat=True)
-        return view.model_validate_json(answer.content)
+        return view.model_validate_json(self._connection.call("GET", path, params=params, repeat=True))
 
     def _delete(self, view: type[View], path: str) -> View:
-        return view.model_validate_json(self._connection.call("DELETE", path, repeat=True).content)
+        return view.model_validate_json(self._connection.call("DELETE", path, repeat=True))
 
     def _post(
         self,
@@ -539,7 +580,7 @@ class Client:
     ) -> View:
         written = request.model_dump(mode="json", exclude_none=True)
         answer = self._connection.call("POST", path, json=written, headers=headers, repeat=repeat, timeout_s=timeout_s)
-        return view.model_validate_json(answer.content)
+        return view.model_validate_json(answer)
 
     def _pages(self, view: type[View], path: str, *, start: str | None = None, **params: Any) -> Iterator[View]:
         after = start
@@ -553,12 +594,15 @@ class Client:
     def _events(self, job_id: str, seen: str) -> Iterator[tuple[str, JobView]]:
         headers = _STREAM_HEADERS | ({"Last-Event-ID": seen} if seen else {})
         identity, data = "", ""
-        with self._connection.stream(f"{_job_path(job_id)}/events", headers=headers) as response:
-            for line in response.iter_lines():
+        path = f"{_job_path(job_id)}/events"
+        with self._connection.stream(path, headers=headers, most_bytes=MAX_STREAM_BYTES) as parts:
+            for line in lines(parts):
                 if line.startswith("id:"):
                     identity = line[3:].strip()
                 elif line.startswith("data:"):
                     data += line[5:]
+                    if len(data) > MAX_ANSWER_BYTES:
+                        raise TooLarge(f"an event has more than {MAX_ANSWER_BYTES} bytes. Is the URL right?")
                 elif not line and data:
                     yield identity, JobView.model_validate_json(data)
                     data = ""

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx2
 
 from api.schema import Problem
-from labeler.errors import InvalidSetting, LabelerError, TryAgain
+from labeler.errors import InvalidSetting, LabelerError, TooLarge, TryAgain
 from labeler.settings import check_names_are_text
-from labeler.system.http_client import http_client, is_loopback
+from labeler.system.http_client import http_client, is_loopback, read_parts, read_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,6 +40,8 @@ _LONGEST_PAUSE_S = 10.0
 _TOKEN = re.compile(r"[!-~]{1,1000}")
 """Characters that a header can carry; a newline at the end, as files have it, is stripped first."""
 _MAX_PROBLEM_BYTES = 64 * 1024
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Largest answer that is held in memory, and largest event of a stream."""
 
 Result = TypeVar("Result")
 
@@ -139,8 +141,8 @@ class Connection:
         params: Mapping[str, Any] | None = None,
         repeat: bool,
         timeout_s: float | None = None,
-    ) -> httpx2.Response:
-        """Send a request and return its whole answer.
+    ) -> bytes:
+        """Send a request and return the body of its answer.
 
         Args:
             content: a body that can be iterated again for every try.
@@ -150,51 +152,57 @@ class Connection:
         Raises:
             ServiceProblem: the service refused.
             ServiceBusy: no answer within the patience.
+            TooLarge: the answer is larger than any that is read.
         """
         asked: dict[str, Any] = {"headers": dict(headers or {}), "params": _present(params), "json": json}
         if timeout_s is not None:
             asked["timeout"] = timeout_s
 
-        def send() -> httpx2.Response:
+        def send() -> bytes:
             try:
                 # A fresh iterator for every try: the body may have been half sent.
                 body = None if content is None else iter(content)
                 with self._http.stream(method, path, content=body, **asked) as response:
-                    response.read()
+                    if response.is_error:
+                        raise problem_in(response)
+                    return read_whole(response, MAX_ANSWER_BYTES)
             except httpx2.RequestError as error:
                 raise self._unreachable(error) from None
-            if response.is_error:
-                raise problem_in(response)
-            return response
 
         return self.repeated(send) if repeat else send()
 
     def readiness(self) -> bytes:
         """Return the body of /readyz. Its 503 is an answer, so it is not retried."""
         try:
-            response = self._http.get("/readyz")
+            with self._http.stream("GET", "/readyz") as response:
+                body = read_whole(response, MAX_ANSWER_BYTES)
         except httpx2.RequestError as error:
             raise self._unreachable(error) from None
-        if response.status_code not in (200, 503) or "checks" not in response.text:
-            raise problem_in(response)
-        return response.content
+        if response.status_code not in (200, 503) or b"checks" not in body:
+            raise problem_in(response, body)
+        return body
 
     @contextmanager
     def stream(
-        self, path: str, *, params: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
-    ) -> Iterator[httpx2.Response]:
-        """Stream an answer; one try.
+        self,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        most_bytes: int,
+    ) -> Iterator[Iterator[bytes]]:
+        """Stream the parts of an answer; one try.
 
         Raises:
             ServiceProblem: the service refused.
             ServiceBusy: it cannot be reached, or the answer broke off.
+            TooLarge: the answer has more bytes than this.
         """
         try:
             with self._http.stream("GET", path, params=_present(params), headers=dict(headers or {})) as response:
                 if response.is_error:
-                    response.read()
                     raise problem_in(response)
-                yield response
+                yield read_parts(response, most_bytes)
         except httpx2.RequestError as error:
             raise self._unreachable(error) from None
 
@@ -241,13 +249,17 @@ def _untrusted(error: BaseException | None) -> ssl.SSLCertVerificationError | No
     return error
 
 
-def problem_in(response: httpx2.Response) -> ServiceProblem:
-    """Return the problem in a refusal; a proxy's refusal has no problem document and is described by its status."""
+def problem_in(response: httpx2.Response, body: bytes | None = None) -> ServiceProblem:
+    """Return the problem in a refusal; a proxy's refusal has no problem document and is described by its status.
+
+    Args:
+        response: a streamed one.
+        body: where it was read already.
+    """
     title = f"the service answered {response.status_code} {response.reason_phrase}"
     problem = Problem(type="", status=response.status_code, title=title, detail="")
-    if len(response.content) <= _MAX_PROBLEM_BYTES:
-        with suppress(ValueError):
-            problem = Problem.model_validate_json(response.content)
+    with suppress(ValueError, TooLarge):
+        problem = Problem.model_validate_json(read_whole(response, _MAX_PROBLEM_BYTES) if body is None else body)
     kind = ServiceBusy if response.status_code in AGAIN else ServiceProblem
     found = kind(
         type=problem.type,
@@ -284,6 +296,23 @@ def _check(url: str) -> None:
         f"{f'{parsed.scheme}://{parsed.host}' if parsed.host else 'neither'}. "
         "A token sent in clear could be read on the way."
     )
+
+
+def lines(parts: Iterable[bytes]) -> Iterator[str]:
+    """Yield the lines of an event stream.
+
+    Raises:
+        TooLarge: one does not end.
+    """
+    rest = bytearray()
+    for part in parts:
+        rest += part
+        if b"\n" in part:
+            *whole, last = rest.split(b"\n")
+            yield from (line.decode("utf-8", "replace").removesuffix("\r") for line in whole)
+            rest = last
+        if len(rest) > MAX_ANSWER_BYTES:
+            raise TooLarge(f"a line of the event stream has more than {MAX_ANSWER_BYTES} bytes. Is the URL right?")
 
 
 CHUNK_BYTES = 256 * 1024
@@ -455,7 +484,11 @@ def image_parts(images: Path | Sequence[Path], leave_out: Collection[str]) -> li
     if not isinstance(images, Path):
         if wrong := [one for one in images if not isinstance(one, Path)]:
             raise InvalidSetting(f"images are a Path, or several; found {type(wrong[0]).__name__}")
-        return _parts([(path, path.name) for path in images])
+        parts = _parts([(path, path.name) for path in images])
+        # A pipe would hold up who reads it.
+        if wrong_kind := [path for path in images if not path.is_file()]:
+            raise InvalidSetting(f"there is no file {wrong_kind[0].name!r}")
+        return parts
     if images.is_dir():
         return _parts([(images / name, name) for name in images_in(images) if name not in leave_out])
     if not images.is_file():

@@ -25,7 +25,7 @@ from starlette.exceptions import HTTPException
 from api.access import JSON, media_type, parse_json, read_json
 from api.coordinator.stores import INCOMING
 from api.coordinator.uploads import UploadWriter
-from api.limits import MAX_JSON_BYTES, SPOOL_BYTES
+from api.limits import BODY_KEY, MAX_JSON_BYTES, SPOOL_BYTES, Body
 from api.schema import JobRequest
 from labeler.errors import InvalidSetting, LabelerError, TooLarge
 
@@ -89,8 +89,10 @@ class JobIntake:
         boundary = options.get(b"boundary")
         if not boundary:
             raise HTTPException(422, "the Content-Type of a form needs a boundary")
+        body: Body = request.scope[BODY_KEY]
         with (
-            UploadWriter(folder, self._limits) as writer,
+            # An archive lies on the disk beside what is unpacked from it.
+            UploadWriter(folder, self._limits, on_bytes=lambda size: body.count(size + form.part_bytes)) as writer,
             tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=str(folder)) as spool,
         ):
             form = _Form(
@@ -122,7 +124,7 @@ class _Form:
         self._request: JobRequest | None = None
         self._kind = ""
         self._field = self._file_name = ""
-        self._size = self._count = 0
+        self.part_bytes = self._count = 0
         self._name = self._value = self._disposition = b""
 
     def callbacks(self) -> dict[str, object]:
@@ -173,14 +175,14 @@ class _Form:
             self._kind = field
         if field == "images" and not file_name:
             raise InvalidSetting("every part named images needs a file name; it becomes the source of its label")
-        self._field, self._file_name, self._size = field, file_name, 0
+        self._field, self._file_name, self.part_bytes = field, file_name, 0
         self._spool.seek(0)
         self._spool.truncate()
 
     def _data(self, data: bytes, start: int, end: int) -> None:
-        self._size += end - start
+        self.part_bytes += end - start
         most = self._most.get(self._field)
-        if most is not None and self._size > most:
+        if most is not None and self.part_bytes > most:
             what = f"image {self._file_name[:100]!r}" if self._field == "images" else "the request"
             raise TooLarge(f"{what} is larger than the {most} bytes that are taken")
         self._spool.write(data[start:end])

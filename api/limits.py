@@ -6,6 +6,9 @@ bound                          value                                   beyond it
 requests at once, one client   `max_connections_per_address` (settings) 429
 size of a body                 `most_bytes`, by route                  413, before anything is read
 time of a body                 `BODY_S` + 1 s per `LEAST_BYTES_PER_S`  503
+time of an answer              `ANSWER_S` + 1 s per that number        the connection is cut
+uploads of one token           `max_token_bytes` (settings)            429, before anything is read
+uploads of all that arrive     the free disk less `SPARE_BYTES`        507, before anything is read
 bodies under way, one sender   `BODIES_EACH`                           503
 bodies under way, in all       `BODIES_TOTAL`, by kind of sender       503
 requests a minute, one token   `max_requests_per_minute` (settings)    429
@@ -36,8 +39,9 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from labeler.errors import InvalidSetting, LabelerError, RateLimited, TooLarge, Unavailable
+from labeler.errors import InvalidSetting, LabelerError, QuotaUsedUp, RateLimited, TooLarge, Unavailable
 from labeler.messages import MAX_MESSAGE_BYTES
+from labeler.system.files import storage_full
 
 if TYPE_CHECKING:
     from api.coordinator.config import LimitsTable
@@ -61,14 +65,24 @@ SPOOL_BYTES: Final = 256 * 1024
 BODY_S: Final = 30.0
 LEAST_BYTES_PER_S: Final = 16 * 1024
 """A body must arrive in `BODY_S`, plus a second for each such number of bytes received."""
+ANSWER_S: Final = 60.0
+"""A client may take nothing of what is sent to it for so long; see `api.server.Connection`."""
 
 SMALL_BYTES: Final = 64 * 1024
-"""Largest cheap body: parsed at once, and counted only for strangers."""
+"""Largest cheap body: parsed at once, and of a token not counted."""
+
+UPLOADS: Final = ("/v1/jobs", "/v1/labels")
+"""Paths whose bodies become uploads."""
+SPARE_BYTES: Final = 256 * 1024 * 1024
+"""Bytes of the disk that arriving uploads leave to the journal and to jobs."""
+QUOTA_WAIT_S: Final = 60
+"""A client of ours is patient for so long, so it does not send again what only the end of a job makes room for."""
 
 Sender = Literal["token", "party", "stranger"]
 BODIES_EACH: Final[dict[Sender, int]] = {"token": 16, "party": 64, "stranger": 4}
-"""Most bodies in progress of one token, or of one client without a token. For tokens and parties only those above
-`SMALL_BYTES` count: smaller ones mostly come with their head, and the limits on requests bound them."""
+"""Most bodies in progress of one token, or of one client without a token. For tokens only those above `SMALL_BYTES`
+count: smaller ones mostly come with their head, and the limits on requests bound them. A party's count whatever their
+size: nobody has shown a key before the first bytes are there."""
 BODIES_TOTAL: Final[dict[Sender, int]] = {"token": 128, "party": 512, "stranger": 64}
 
 LISTS_EACH: Final = 8
@@ -91,6 +105,12 @@ class TooManyRequests(RateLimited):
     def __init__(self, message: str, *, retry_after_s: int) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class Full(QuotaUsedUp):
+    """One token's uploads take too many bytes; `retry_after_s` says when a job may have ended."""
+
+    retry_after_s = QUOTA_WAIT_S
 
 
 class Crowded(Unavailable):
@@ -256,16 +276,89 @@ class Window:
             times.append(now_s)
 
 
+class Uploads:
+    """The bytes of each token's uploads: those of its jobs that have not ended, and those that arrive now.
+
+    The former are counted from files and rows at a start, so a restart forgets none.
+
+    Args:
+        most: bytes of one token.
+        free: returns the free bytes of the disk that takes them.
+    """
+
+    def __init__(self, most: int, *, free: Callable[[], int]) -> None:
+        self._most, self._free = most, free
+        self._lock = threading.Lock()
+        self._kept: dict[str, tuple[str, int]] = {}
+        self._used: Counter[str] = Counter()
+        self._arriving = 0
+
+    def keep(self, job_id: str, token_id: str, size: int) -> None:
+        """Count the upload of a job until `release`."""
+        with self._lock:
+            self._kept[job_id] = (token_id, size)
+            self._used[token_id] += size
+
+    def release(self, job_id: str) -> None:
+        """Count the upload of a job that has ended no longer; a repeated call changes nothing."""
+        with self._lock:
+            token_id, size = self._kept.pop(job_id, ("", 0))
+            self._take(token_id, -size)
+
+    def add(self, token_id: str, size: int) -> None:
+        """Count bytes of an upload that arrives; subtract them when the request ends.
+
+        Raises:
+            QuotaUsedUp: the token may not have so many.
+            StorageFull: the disk may not hold so many.
+        """
+        with self._lock:
+            used = self._used[token_id]
+            if used + size > self._most:
+                raise Full(
+                    f"the uploads of one token may take {self._most} bytes together; this token's take {used} already, "
+                    f"kept for its jobs or arriving now, and this request brings {size} more. Wait until a job ends "
+                    "or cancel one, and send it again; the operator can raise limits.max_token_bytes"
+                )
+            if size > SMALL_BYTES and self._arriving + size > self._free() - SPARE_BYTES:
+                raise storage_full("the upload")
+            self._take(token_id, size)
+            self._arriving += size
+
+    def subtract(self, token_id: str, size: int) -> None:
+        """Count bytes no longer that `add` counted."""
+        with self._lock:
+            self._take(token_id, -size)
+            self._arriving -= size
+
+    def _take(self, token_id: str, size: int) -> None:
+        self._used[token_id] += size
+        if not self._used[token_id]:
+            del self._used[token_id]
+
+
 class Body:
     """An arriving request body: bounded in size and time, and counted until it is read.
+
+    The bytes of an upload are counted until the request ends.
 
     Args:
         most: largest size in bytes.
         stated: size in bytes from the head; None if it comes in chunks.
+        uploads: counts its bytes; None if it becomes no upload.
     """
 
-    def __init__(self, receive: Receive, bodies: dict[Sender, Slots], *, most: int, stated: int | None) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        bodies: dict[Sender, Slots],
+        *,
+        most: int,
+        stated: int | None,
+        uploads: Uploads | None = None,
+    ) -> None:
         self._receive, self._bodies, self._most, self._stated = receive, bodies, most, stated
+        self._uploads, self._owner, self._counted = uploads, "", 0
         self.is_read = stated == 0
         self._size = 0
         self._waited_s = 0.0
@@ -277,10 +370,14 @@ class Body:
         Raises:
             TooLarge: the stated size is above the limit.
             Crowded: too many bodies are in progress.
+            QuotaUsedUp, StorageFull: see `Uploads.add`.
         """
         if self._stated is not None and self._stated > self._most:
             raise too_large(self._most, self._stated)
-        is_small = sender != "stranger" and self._stated is not None and self._stated <= SMALL_BYTES
+        if sender == "token":
+            self._owner = name
+            self.count(self._stated or 0)
+        is_small = sender == "token" and self._stated is not None and self._stated <= SMALL_BYTES
         if not self.is_read and not is_small:
             slots = self._bodies[sender]
             slots.take(name)
@@ -291,6 +388,7 @@ class Body:
 
         Raises:
             TooLarge: more bytes came than the limit.
+            QuotaUsedUp, StorageFull: more came than the token or the disk may have.
             Unavailable: they come too slowly.
         """
         if self.is_read:
@@ -309,10 +407,28 @@ class Body:
             self.end()
         if self._size > self._most:
             raise too_large(self._most)
+        self.count(self._size)
         return message
 
+    def count(self, size: int) -> None:
+        """Count an upload as having at least so many bytes, as they arrive or as they are unpacked.
+
+        Raises:
+            QuotaUsedUp, StorageFull: see `Uploads.add`.
+        """
+        if self._uploads is not None and size > self._counted:
+            self._uploads.add(self._owner, size - self._counted)
+            self._counted = size
+
+    def close(self) -> None:
+        """Stop counting anything of it: the request has ended."""
+        self.end()
+        if self._uploads is not None:
+            self._uploads.subtract(self._owner, self._counted)
+            self._counted = 0
+
     def end(self) -> None:
-        """Stop counting it."""
+        """Stop counting it as being under way."""
         self.is_read = True
         if self._held is not None:
             slots, name = self._held
@@ -330,11 +446,19 @@ class Limits:
     """ASGI middleware that bounds each client's requests and all bodies; see the module.
 
     Args:
+        uploads: counts the bytes of those bodies that become uploads.
         refuse: makes the response of a refusal.
     """
 
-    def __init__(self, app: ASGIApp, *, limits: LimitsTable, refuse: Callable[[LabelerError, str], ASGIApp]) -> None:
-        self._app, self._limits, self._refuse = app, limits, refuse
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        limits: LimitsTable,
+        uploads: Uploads,
+        refuse: Callable[[LabelerError, str], ASGIApp],
+    ) -> None:
+        self._app, self._limits, self._uploads, self._refuse = app, limits, uploads, refuse
         most = limits.max_connections_per_address
         self._clients = Slots("requests", each=most, total=2**62)
         self._bodies: dict[Sender, Slots] = {
@@ -354,7 +478,8 @@ class Limits:
         stated = None if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))
         # Health checks are never limited, however many requests are in progress.
         client = "" if scope["path"] in HEALTH else address_group((scope.get("client") or ("unknown", 0))[0])
-        body = scope[BODY_KEY] = Body(receive, self._bodies, most=most, stated=stated)
+        uploads = self._uploads if scope["path"] in UPLOADS else None
+        body = scope[BODY_KEY] = Body(receive, self._bodies, most=most, stated=stated, uploads=uploads)
         try:
             if client:
                 self._clients.take(client)
@@ -364,6 +489,6 @@ class Limits:
         try:
             await self._app(scope, body.receive, send)
         finally:
-            body.end()
+            body.close()
             if client:
                 self._clients.give_back(client)

@@ -71,6 +71,7 @@ PROBLEMS: dict[type[LabelerError], tuple[int, str]] = {
     errors.AwaitingApproval: (503, "A person at a site has to approve first"),
     errors.SiteStopped: (503, "A site has stopped answering for now"),
     errors.RateLimited: (429, "Too many requests"),
+    errors.QuotaUsedUp: (429, "The uploads of this token take too much room"),
     errors.Unavailable: (503, "A part of the service cannot be reached now"),
     errors.StorageFull: (507, "There is no room left to keep it"),
 }

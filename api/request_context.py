@@ -90,6 +90,10 @@ class RequestContext:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = list(message.get("headers", ()))
+                if f"{scope['path']}/".startswith("/v1/"):
+                    # Whatever an answer says, as those of event streams do.
+                    headers = [header for header in headers if header[0].lower() != b"cache-control"]
+                    headers.append((b"cache-control", b"no-store"))
                 if status >= 400 and not is_read:
                     if not is_waiting:
                         await _discard(counted, lambda: is_read)
@@ -101,8 +105,6 @@ class RequestContext:
                 names = {name.lower() for name, _ in headers}
                 headers.append((b"x-request-id", identity.encode()))
                 headers += [header for header in _PROTECTING if header[0] not in names]
-                if scope["path"].startswith("/v1/") and b"cache-control" not in names:
-                    headers.append((b"cache-control", b"no-store"))
                 message = {**message, "headers": headers}
                 if is_head:
                     # The answer is complete; to a stream that continues, the client has gone.

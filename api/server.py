@@ -1,9 +1,9 @@
 """A uvicorn server, which serves the coordinator on this machine or behind a proxy until it gets a stop signal.
 
 `api.limits` bounds requests and bodies; the edge (`workers.serve`) or another proxy handles slow heads and encryption.
-This server ensures that idle connections never shut out others. X-Forwarded-For is believed only from the proxies in
-the settings. Of its addresses, the rightmost that is not such a proxy counts: the client may have written any address
-further left.
+This server ensures that idle connections, and those whose client does not read, never shut out others. X-Forwarded-For
+is believed only from the proxies in the settings. Of its addresses, the rightmost that is not such a proxy counts: the
+client may have written any address further left.
 
 A stop is graceful: no new connection is taken, long polls and event streams end at once, requests in progress have
 `GRACE_S` to finish, and only then is the coordinator stopped.
@@ -16,18 +16,25 @@ import logging
 import resource
 import signal
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from api import limits
 from api.app import create_app
 from labeler.errors import Unavailable
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+    from asyncio import BaseTransport, TimerHandle
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from uvicorn._types import ASGI3Application
 
     from api.coordinator.service import Coordinator
 
@@ -46,6 +53,77 @@ FILES_FOR_OURSELVES: Final = 256
 """File descriptors reserved for the journal, the mailbox and uploads."""
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+UNSENT_BYTES: Final = 128 * 1024
+"""Most bytes of a connection that the system keeps before it has sent them, so that it is soon seen what leaves."""
+PIECE_BYTES: Final = 64 * 1024
+_RESET: Final = struct.pack("ii", 1, 0)
+
+
+class Connection(HttpToolsProtocol):
+    """An HTTP connection that is aborted if its client does not take what is sent to it.
+
+    A clock runs while the system takes no more bytes of the connection, whatever they are: an answer, one of several
+    that were asked for at once, an event, a refusal, the rest before a close. A client may let it run for `ANSWER_S`,
+    and gets back a second for every `LEAST_BYTES_PER_S` that it took. A stream without events runs no clock. Answers
+    leave in pieces, so a request is in progress, and counted, until nearly all of its answer is taken.
+    """
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows it, too
+        self.transport.set_write_buffer_limits(high=0)
+        self._patience_s = limits.ANSWER_S
+        self._taken = 0
+        self._end: TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
+
+    def pause_writing(self) -> None:
+        """Start the clock: some bytes have to wait."""
+        super().pause_writing()
+        self._since_s = self.loop.time()
+        self._end = self.loop.call_later(self._patience_s, self.abort)
+
+    def resume_writing(self) -> None:
+        """Stop the clock: all bytes left."""
+        super().resume_writing()
+        self._stop_clock()
+        left_s = self._patience_s - (self.loop.time() - self._since_s)
+        self._patience_s = min(limits.ANSWER_S, left_s + self._taken / limits.LEAST_BYTES_PER_S)
+        self._taken = 0
+
+    def abort(self) -> None:
+        """Close at once, and have the system drop what it has not sent."""
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_clock()
+        # uvicorn tells only the newest of several requests that were sent at once.
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, cast("ASGI3Application", partial(self._answer, app)))
+
+    async def _answer(self, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_pieces(message: Message) -> None:
+            whole = memoryview(message.get("body", b""))
+            while len(whole) > PIECE_BYTES:
+                await send({**message, "body": whole[:PIECE_BYTES], "more_body": True})
+                self._taken += PIECE_BYTES
+                whole = whole[PIECE_BYTES:]
+            await send({**message, "body": whole} if whole else message)
+            self._taken += len(whole)
+
+        await app(scope, receive, send_in_pieces)
+
+    def _stop_clock(self) -> None:
+        if self._end is not None:
+            self._end.cancel()
 
 
 class Server(uvicorn.Server):
@@ -74,7 +152,7 @@ class Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
-            http="httptools",
+            http=Connection,
             loop="auto",
             ws="none",
             timeout_graceful_shutdown=GRACE_S,
@@ -146,6 +224,8 @@ def listen(host: str, port: int) -> socket.socket:
         if family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listening.bind((host, port))
+        # Connections inherit it. Beyond the send buffer of megabytes, a slow reader would look like none for a minute.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         listening.listen(BACKLOG)
     except OSError as error:
         listening.close()

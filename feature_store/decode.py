@@ -36,6 +36,9 @@ from labeler.errors import UnreadableImage
 MAX_PIXELS = 64_000_000
 """Larger images are refused before they are decoded: a small file can unpack to gigabytes."""
 
+FORMATS: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+"""Formats that Pillow reads here, by its names. It knows more, of which one starts another program (EPS)."""
+
 _HEAD_BYTES = 132
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
@@ -140,12 +143,18 @@ def header_pixels(data: bytes) -> int:
 def _opened(file: Path | io.BytesIO, head: bytes) -> Image.Image:
     """An image of which the header was read, and nothing more."""
     if head[4:8] != b"ftyp" or head[8:12] not in _HEIC_BRANDS:
-        return Image.open(file)
+        return open_image(file)
     try:
         from pillow_heif import HeifImageFile
     except ImportError:
         raise UnreadableImage("a HEIC image, which needs the extra 'heic': install private-labeler[heic]") from None
     return HeifImageFile(file)  # type: ignore[no-untyped-call]  # a subclass of Pillow's, untyped
+
+
+def open_image(file: Path | io.BytesIO) -> Image.Image:
+    """Read the header of an image in one of FORMATS."""
+    Image.init()
+    return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -6,7 +6,8 @@ A file holds the rows and, if it likes, what belongs to them:
     .parquet        columns of those names; a feature is a list of numbers
     .npy            the rows alone
 
-Ids, labels and persons may also come in files of their own: an array (.npy), or text, one a line.
+A process of its own reads the file, and nothing outside of it (feature_store.array_reader). Ids, labels and persons may
+also come in files of their own: an array (.npy), or text, one a line.
 
 The program neither sees the images or texts nor loads the backbone, so a backbone is only declared: its name, and what
 it was fitted on. A name proves nothing. So everybody who takes part embeds one public probe. Its features are kept in
@@ -19,9 +20,7 @@ only its own. Such a shard is never made.
 from __future__ import annotations
 
 import hashlib
-import zipfile
-import zlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
@@ -30,12 +29,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from feature_store.array_reader import FEATURES, Values, read_arrays
 from feature_store.backbones.backbone import Backbone, fingerprint_of
 from feature_store.backbones.spec import Transform
 from feature_store.decode import MAX_PIXELS, Skipped
 from feature_store.embedding import Embedded, Loaded
 from feature_store.rows import probe_text, quantize, usable_rows
 from labeler.errors import BadData, InvalidSetting
+from labeler.system.files import read_named
 from labeler.untrusted import MOST_PROBE_NUMBERS
 
 FittedOn = Literal["public", "other-records", "voting-records"]
@@ -44,7 +45,9 @@ FittedOn = Literal["public", "other-records", "voting-records"]
 Column = str | Path | Sequence[Any]
 """An array or column of the features' file by name, a file of its own, or the values."""
 
-_SUFFIXES: Final = (".npz", ".npy", ".parquet", ".h5", ".hdf5")
+_MOST_COLUMN_BYTES: Final = 2**30
+"""Of a text of ids, labels or persons."""
+
 _ROWS_AT_ONCE = 4096
 _SEEN: Final = np.empty(0, dtype=np.uint8)
 """Stands for the pixels of an image that somebody else has seen."""
@@ -157,6 +160,8 @@ class FeatureSource:
                 f"{name!r} has {len(self.rows)} rows of features and {len(values)} {what}; give one for each, in the "
                 "same order"
             )
+        if any(isinstance(one, str) and not _is_text(one) for one in values):
+            raise BadData(f"{name!r}: one of the {what} is no text in Unicode: half of a surrogate pair; rename it")
         return values.tolist()
 
     @property
@@ -203,14 +208,16 @@ def read_features(
         InvalidSetting: no such file or array, or another kind of file.
         BadData: the file is damaged, or its rows cannot be used.
     """
-    table = _arrays(path)
-    return FeatureSource(
-        _the_features(table, path),
-        ids=_column(ids, table, "id", path),
-        labels=_column(labels, table, "label", path),
-        persons=_column(persons, table, "person", path),
-        name=path.name,
-    )
+    columns = {"id": ids, "label": labels, "person": persons}
+    names = [
+        [f"{what}s", what] if given is None else [str(given)] if isinstance(given, str | Path) else []
+        for what, given in columns.items()
+    ]
+    rows, *found = read_arrays(path, [[FEATURES], *names])
+    values = {
+        f"{what}s": _column(given, one, what, path) for (what, given), one in zip(columns.items(), found, strict=True)
+    }
+    return FeatureSource(np.asarray(rows), **values, name=path.name)
 
 
 def read_probe(path: Path) -> NDArray[np.float32]:
@@ -219,7 +226,8 @@ def read_probe(path: Path) -> NDArray[np.float32]:
     Raises:
         As `read_features`.
     """
-    return as_rows(_the_features(_arrays(path), path), path.name)
+    (rows,) = read_arrays(path, [[FEATURES]])
+    return as_rows(np.asarray(rows), path.name)
 
 
 def refuse_private_probe(source: FeatureSource, probe: NDArray[np.floating]) -> None:
@@ -251,9 +259,14 @@ def as_rows(rows: NDArray[Any], name: str) -> NDArray[np.float32]:
             f"{name!r} has features of {found.shape[1]} entries, and at most {MOST_PROBE_NUMBERS} are taken; reduce "
             "them first, with a projection fitted on public data"
         )
-    with np.errstate(over="ignore"):
-        floats = found.astype(np.float32)
-    usable = usable_rows(floats)
+    try:
+        with np.errstate(over="ignore"):
+            floats = found.astype(np.float32)
+        usable = usable_rows(floats)
+    except MemoryError:
+        raise BadData(
+            f"{name!r} has features of shape {found.shape}, more than this machine has memory for; give fewer rows"
+        ) from None
     if not usable.all():
         raise BadData(
             f"{int((~usable).sum())} of {len(usable)} rows of {name!r} are zero or not finite, the first of them row "
@@ -262,78 +275,33 @@ def as_rows(rows: NDArray[Any], name: str) -> NDArray[np.float32]:
     return floats
 
 
-def _the_features(table: Mapping[str, NDArray[Any]], path: Path) -> NDArray[Any]:
-    wide = [key for key, value in table.items() if value.ndim == 2]
-    key = "features" if "features" in table else wide[0] if len(wide) == 1 else ""
-    if not key:
-        raise InvalidSetting(
-            f"{path.name!r} needs an array features of shape (n, width); it holds {', '.join(table) or 'nothing'}"
-        )
-    return table[key]
-
-
-def _column(given: Column | None, table: Mapping[str, NDArray[Any]], what: str, path: Path) -> Sequence[Any] | None:
-    """One value per row, from where it was said, or from the array of its usual name."""
+def _column(given: Column | None, found: Values | None, what: str, path: Path) -> Sequence[Any] | None:
+    """One value per row: from the file's array, or from where else it was said."""
+    if found is not None:
+        return found.tolist() if isinstance(found, np.ndarray) else found
     if given is None:
-        found = next((table[key] for key in (f"{what}s", what) if key in table), None)
-        return None if found is None else found.tolist()
+        return None
     if not isinstance(given, str | Path):
         return list(given)
-    if str(given) in table:
-        return list(table[str(given)].tolist())
     file = Path(given)
     try:
         if file.suffix == ".npy":
-            return list(np.load(file, allow_pickle=False).tolist())
-        return file.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, ValueError):
+            (values,) = read_arrays(file, [[FEATURES]])
+            return _column(None, values, what, file)
+        return read_named(file, most_bytes=_MOST_COLUMN_BYTES).decode("utf-8-sig").splitlines()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
         raise InvalidSetting(
-            f"--{what}s: {str(given)!r} is neither an array of {path.name!r} nor a file of them, one a line or .npy"
+            f"--{what}s: {str(given)!r} is neither an array of {path.name!r} nor a file of them, one a line or .npy "
+            f"({why})"
         ) from None
 
 
-def _arrays(path: Path) -> Mapping[str, NDArray[Any]]:
-    if path.suffix not in _SUFFIXES:
-        raise InvalidSetting(f"features come as {', '.join(_SUFFIXES)}; found {path.name!r}")
-    if not path.is_file():
-        raise InvalidSetting(f"there is no file {path.name!r} of features; check the path")
+def _is_text(value: str) -> bool:
     try:
-        if path.suffix == ".npy":
-            return {"features": np.load(path, allow_pickle=False)}
-        if path.suffix == ".npz":
-            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-                return {key: file[key] for key in file.files}
-        return _parquet(path) if path.suffix == ".parquet" else _hdf5(path)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise BadData(
-            f"{path.name!r} cannot be read ({type(error).__name__}); write arrays of numbers and of text, no objects"
-        ) from None
-
-
-def _parquet(path: Path) -> dict[str, NDArray[Any]]:
-    import pyarrow.parquet as pq
-
-    found: dict[str, NDArray[Any]] = {}
-    for name, column in zip((table := pq.read_table(path)).column_names, table.columns, strict=True):
-        values = column.to_pylist()
-        is_row = bool(values) and isinstance(values[0], list)
-        for number, value in enumerate(values if is_row else ()):
-            if not isinstance(value, list) or len(value) != len(values[0]):
-                had = f"{len(value)} numbers" if isinstance(value, list) else "none"
-                raise BadData(f"{path.name!r}, {name}: row 0 has {len(values[0])} numbers, row {number} has {had}")
-        found[name] = np.array(values) if is_row else np.array(values, dtype=object)
-    return found
-
-
-def _hdf5(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        import h5py
-    except ImportError:
-        raise InvalidSetting(
-            "HDF5 needs h5py: pip install private-labeler[hdf5], or write the arrays as .npz"
-        ) from None
-    with h5py.File(path) as file:
-        return {name: np.asarray(one[()]) for name, one in file.items() if isinstance(one, h5py.Dataset)}
+        return bool(value.encode()) or True
+    except UnicodeEncodeError:
+        return False
 
 
 def _text(value: Any) -> str:

@@ -33,8 +33,10 @@ public number: LEAST_NEIGHBORS and one for each ten images, NEIGHBORS at most. W
 for each group no number of neighbors told classes apart as well as k-means of the images themselves, which then is
 what is done. All three were chosen on digits of USPS, 3 to 50 images for each of 10 and 20 groups.
 
-**Large sets.** Above MOST_LANDMARKS images a random sample of that size is grouped. Every other image joins the group
-of most of its nearest landmarks: time and memory stay those of the sample, plus one search.
+**Large sets.** Of more than MOST_LANDMARKS images a random sample of that size gives the principal components, and
+k-means reads the images in batches (Sculley 2010, "Web-scale k-means clustering"). For `spectral` the sample is
+grouped, and every other image joins the group of most of its nearest landmarks: time and memory stay those of the
+sample, plus one search. The sample follows from the public seed alone.
 """
 
 from __future__ import annotations
@@ -53,7 +55,17 @@ from labeler.rounds.effects import MOST_SPECTRAL_GROUPS, Strategy
 
 _MIN_DIRECTIONS, _MAX_DIRECTIONS = 20, 128
 _BLOCK_ROWS = 4096
+_BATCH_ROWS = 4096
 _LEAST_VARIANCE = 1e-6
+
+GROUPING: Final = "Grouping public images"
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, the steps done, and their number."""
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """Tell nobody."""
+
 
 WHITENING = 0.7
 """Of public axes, as chosen for `labeler bench papers dp-helmet` on other users' records."""
@@ -88,7 +100,7 @@ def select_queries(
     strategy: Strategy = "clustered",
     count: int | None = None,
     seed: int = 0,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress = silent,
 ) -> QuerySet:
     """Choose questions about a public set. The same arguments give the same questions.
 
@@ -98,7 +110,7 @@ def select_queries(
         count: how many questions; not more than there are images. Needed unless strategy is `all`. For `weights`: along
             how many public axes the model looks; None for features as they are.
         seed: public; two parties with the same public images and seed choose the same questions.
-        progress: told of the steps of `spectral`, which may take a minute.
+        progress: told of the steps of `clustered` and `spectral`, which may take a minute.
 
     Raises:
         BadData: the features are not quantized public features.
@@ -126,8 +138,11 @@ def select_queries(
     if strategy == "spectral":
         assignment = _along_neighbors(public_features, count, seed, progress)
     else:
+        progress(GROUPING, 0, _STEPS)
         directions = _leading_directions(public_features, count // 4, seed)
+        progress(GROUPING, 1, _STEPS)
         assignment = _k_means(directions, count, seed)
+        progress(GROUPING, _STEPS, _STEPS)
     features = _centres(public_features, assignment, count)
     return QuerySet(features, np.full(count, -1, dtype=np.int64), assignment, strategy, seed)
 
@@ -198,14 +213,14 @@ def _leading_directions(features: NDArray[np.int16], wanted: int, seed: int) -> 
     small = min(unit.shape) <= 500
     from sklearn.decomposition import PCA
 
-    reduced = PCA(dimensions, svd_solver="full" if small else "randomized", random_state=seed).fit_transform(unit)
+    axes = PCA(dimensions, svd_solver="full" if small else "randomized", random_state=seed)
+    is_large = len(unit) > MOST_LANDMARKS
+    reduced = axes.fit(unit[_landmarks(len(unit), seed)]).transform(unit) if is_large else axes.fit_transform(unit)
     norms = np.linalg.norm(reduced, axis=1, keepdims=True)
     return cast(NDArray[np.float32], (reduced / np.maximum(norms, np.finfo(np.float32).tiny)).astype(np.float32))
 
 
-def _along_neighbors(
-    features: NDArray[np.int16], count: int, seed: int, progress: Callable[[str, int, int], None] | None
-) -> NDArray[np.int64]:
+def _along_neighbors(features: NDArray[np.int16], count: int, seed: int, progress: Progress) -> NDArray[np.int64]:
     """Spectral groups of the different images, in the order in which they come; copies are where their image is."""
     _, first, copy_of = np.unique(features, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(first)
@@ -250,13 +265,15 @@ MOST_LANDMARKS: Final = 10_000
 _DENSE_IMAGES: Final = 500
 _STEPS: Final = 4
 
-Progress = Callable[[str, int, int], None]
 Floats = NDArray[np.floating]
 
 
-def spectral_groups(
-    directions: Floats, count: int, *, seed: int, progress: Progress | None = None
-) -> NDArray[np.int64]:
+def _landmarks(images: int, seed: int) -> NDArray[np.int64]:
+    """Return the images that stand for all of a large set, in order."""
+    return np.sort(np.random.default_rng(seed).choice(images, size=MOST_LANDMARKS, replace=False))
+
+
+def spectral_groups(directions: Floats, count: int, *, seed: int, progress: Progress = silent) -> NDArray[np.int64]:
     """Of each image, its group: 0 to count - 1. The same arguments give the same groups.
 
     Reads public features and a public seed alone, before anybody is asked, and so is no part of what is priced.
@@ -265,7 +282,6 @@ def spectral_groups(
         directions: shape (num_images, dimension), unit rows of different images.
         count: how many groups; fewer come out where there are fewer images.
         seed: public.
-        progress: called with what is done, the steps done, and their number.
 
     Raises:
         InvalidSetting: more groups than are offered, or the eigenvectors of this graph are not found.
@@ -281,7 +297,7 @@ def spectral_groups(
         return _groups(directions, count, seed, progress)
     from sklearn.neighbors import KNeighborsClassifier
 
-    landmarks = np.sort(np.random.default_rng(seed).choice(len(directions), size=MOST_LANDMARKS, replace=False))
+    landmarks = _landmarks(len(directions), seed)
     of_landmarks = _groups(directions[landmarks], count, seed, progress)
     groups: NDArray[np.int64] = (
         KNeighborsClassifier(NEIGHBORS).fit(directions[landmarks], of_landmarks).predict(directions).astype(np.int64)
@@ -296,10 +312,9 @@ def neighbors(images: int, count: int) -> int:
     return 0 if for_each < FEW_IMAGES else min(NEIGHBORS, LEAST_NEIGHBORS + for_each // 10)
 
 
-def _groups(directions: Floats, count: int, seed: int, progress: Progress | None) -> NDArray[np.int64]:
+def _groups(directions: Floats, count: int, seed: int, progress: Progress) -> NDArray[np.int64]:
     def told(done: int) -> None:
-        if progress is not None:
-            progress("Grouping public images", done, _STEPS)
+        progress(GROUPING, done, _STEPS)
 
     told(0)
     joined = neighbors(len(directions), count)
@@ -373,12 +388,17 @@ def _solve(graph: Any, wanted: int, seed: int) -> tuple[NDArray[np.float64], NDA
 
 def _k_means(rows: Floats, count: int, seed: int, *, weights: NDArray[np.integer] | None = None) -> NDArray[np.int64]:
     # Loaded where it is wanted: many an embedder never clusters, and starts seconds earlier without.
-    from sklearn.cluster import KMeans
+    from sklearn.cluster import KMeans, MiniBatchKMeans
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():
         # Fewer different rows than groups: some groups stay empty, which the coverage tells.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        found = KMeans(count, n_init=10 if len(rows) <= 5000 else 2, random_state=seed).fit(rows, sample_weight=weights)
-    labels: NDArray[np.int64] = found.labels_.astype(np.int64)
+        clusters = (
+            KMeans(count, n_init=10 if len(rows) <= 5000 else 2, random_state=seed)
+            if len(rows) <= MOST_LANDMARKS
+            else MiniBatchKMeans(count, n_init=1, batch_size=max(_BATCH_ROWS, 2 * count), random_state=seed)
+        )
+        clusters.fit(rows, sample_weight=weights)
+    labels: NDArray[np.int64] = clusters.labels_.astype(np.int64)
     return labels

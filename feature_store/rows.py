@@ -120,6 +120,8 @@ def probe_rows(text: str, dimension: int) -> NDArray[np.int16]:
 def refuse_other_probe(first: str, other: str, dimension: int, *, first_name: str, other_name: str) -> None:
     """Compare two parties' features of one probe: a declared backbone proves nothing, its features do.
 
+    A refusal tells that they differ, never by how much: whoever chooses one of them could read the other one off it.
+
     Args:
         first, other: as `probe_text` made them; empty where a party sent none.
         dimension: numbers in a feature.
@@ -140,12 +142,11 @@ def refuse_other_probe(first: str, other: str, dimension: int, *, first_name: st
             f"{first_name} embedded a probe of {len(ours)} rows and {other_name} one of {len(theirs)}; both embed the "
             "one that was published, whole and in its order"
         )
-    apart = int(np.abs(ours.astype(np.int32) - theirs).max())
-    if apart > PROBE_SLACK:
+    if (np.abs(ours.astype(np.int32) - theirs) > PROBE_SLACK).any():
         raise BadData(
-            f"{other_name} embedded the probe {apart} grid units from {first_name}, and rounding explains "
-            f"{PROBE_SLACK}: they are not of one backbone, whatever it is called. Embed with the same one, fitted once "
-            "and handed to all"
+            f"{other_name} embedded the probe otherwise than {first_name}, by more than the {PROBE_SLACK} grid units "
+            "that rounding explains: they are not of one backbone, whatever it is called. Embed with the same one, "
+            "fitted once and handed to all"
         )
 
 
@@ -174,10 +175,18 @@ class GatheredRows:
         features: int16 (n, d); in memory or memory-mapped.
         rows: int64 (m,), which of them, in which order.
         chunk_bytes: about how much is copied at a time, counted as float32; one row is always taken.
+        ranks: int64 (m,), the place of each in the order of record ids; where absent the rows are in that order.
     """
 
-    def __init__(self, features: NDArray[np.int16], rows: NDArray[np.int64], chunk_bytes: int) -> None:
+    def __init__(
+        self,
+        features: NDArray[np.int16],
+        rows: NDArray[np.int64],
+        chunk_bytes: int,
+        ranks: NDArray[np.int64] | None = None,
+    ) -> None:
         self.features, self.rows, self._chunk_bytes = features, rows, chunk_bytes
+        self.ranks = np.arange(len(rows)) if ranks is None else ranks
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -188,7 +197,7 @@ class GatheredRows:
 
     def part(self, start: int, stop: int) -> GatheredRows:
         """Rows from `start` to before `stop` of these."""
-        return GatheredRows(self.features, self.rows[start:stop], self._chunk_bytes)
+        return GatheredRows(self.features, self.rows[start:stop], self._chunk_bytes, self.ranks[start:stop])
 
     def chunks(self) -> Iterator[tuple[slice, NDArray[np.int16]]]:
         """Yield the place of a piece among these rows, and the piece: int16, C order, a copy."""

@@ -35,9 +35,11 @@ import csv
 import hashlib
 import io
 import json
+import os
 import threading
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -52,11 +54,14 @@ from PIL import Image
 
 from feature_store.decode import MAX_PIXELS, Skipped, decode_image, to_rgb
 from feature_store.results.image_labels import FILE_HEADINGS
-from labeler.errors import BadData, InvalidSetting, UnreadableImage
+from labeler.errors import BadData, InvalidSetting, LabelerError, UnreadableImage
 from labeler.settings import misspelt
+from labeler.system.files import open_regular, read_named
 
 _READ_BYTES = 1 << 20
 _MOST_AT_ONCE = 64 << 20
+_MOST_TABLE_BYTES: Final = 2**30
+"""Of a table of attributes or persons."""
 
 
 class ImageSource(Protocol):
@@ -139,7 +144,8 @@ class FolderSource:
     """CLASS/anything/file for labeled images, or files alone for unlabeled ones; names in sorted order.
 
     Hidden files (a leading dot), files that systems put into folders by themselves, and texts are passed over. Every
-    other file is tried; `read` reports one that is no image. Files outside the class folders are left out.
+    other file is tried; `read` reports one that is no image. Files outside the class folders are left out, and so is
+    what is no file: reading a pipe could wait for ever. A link to a file is the file, wherever it lies.
     """
 
     def __init__(self, path: Path, *, max_pixels: int = MAX_PIXELS) -> None:
@@ -147,11 +153,16 @@ class FolderSource:
         self.max_pixels = max_pixels
         folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
         passed_over: list[str] = []
+        no_files: list[Skipped] = []
 
         def images(folder: Path, found: Iterator[Path]) -> Iterator[Path]:
-            for file in sorted(one for one in found if one.is_file()):
-                if _is_no_image(file, hidden_below=folder):
-                    passed_over.append(file.relative_to(path).as_posix())
+            for file in sorted(one for one in found if not one.is_dir()):
+                name = file.relative_to(path).as_posix()
+                is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+                if not is_hidden and not file.is_file():
+                    no_files.append(Skipped(name, "is no file, but a pipe, a socket, a device or a link to nothing"))
+                elif _is_no_image(file, hidden_below=folder):
+                    passed_over.append(name)
                 else:
                     yield file
 
@@ -168,10 +179,12 @@ class FolderSource:
                 (file, label) for label, folder in enumerate(folders) for file in images(folder, folder.rglob("*"))
             ]
         self.passed_over = tuple(passed_over)
+        self._no_files = tuple(no_files)
         if not labelled:
             raise BadData(f"folder {path.name!r} holds no image: put images in it, or in one folder per class")
         self.names = [file.relative_to(path).as_posix() for file, _ in labelled]
         self.labels = [label for _, label in labelled]
+        self.left_out += self._no_files
 
     def read(self, index: int) -> Image.Image:
         return decode_image(self._path / self.names[index], max_pixels=self.max_pixels)
@@ -179,7 +192,8 @@ class FolderSource:
     def file(self, index: int) -> bytes | Path:
         path = self._path / self.names[index]
         try:
-            return path if path.stat().st_size > _MOST_AT_ONCE else path.read_bytes()
+            with open_regular(path) as file:
+                return path if os.fstat(file.fileno()).st_size > _MOST_AT_ONCE else file.read()
         except FileNotFoundError:
             raise UnreadableImage("the file is gone") from None
         except PermissionError:
@@ -222,10 +236,25 @@ class ParquetSource:
     def __init__(self, path: Path, *, max_pixels: int = MAX_PIXELS) -> None:
         self.max_pixels = max_pixels
         self._path = path
+        with self._reading():
+            # Not mapped into memory: a file that somebody cuts short would end this process.
+            self._file = pq.ParquetFile(path)
+            self._list(path)
+        self._lock = threading.Lock()
+        self._group: tuple[int, list[Any]] = (-1, [])
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
         try:
-            self._file = pq.ParquetFile(path, memory_map=True)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise BadData(f"{path.name!r} is no Parquet file, or damaged ({type(error).__name__})") from None
+            yield
+        except LabelerError:
+            raise
+        # Arrow raises many kinds of exceptions on damaged files.
+        except Exception as error:
+            name = self._path.name
+            raise BadData(f"{name!r} is no Parquet file, or damaged ({type(error).__name__})") from None
+
+    def _list(self, path: Path) -> None:
         schema = self._file.schema_arrow
         if "image" not in schema.names or not _holds_bytes(schema.field("image").type):
             raise BadData(
@@ -242,8 +271,6 @@ class ParquetSource:
             self.names = [str(name) for name in self._file.read(columns=["id"])["id"].to_pylist()]
         self.labels, self.label_names = self._read_labels(path, schema)
         self.names_are_declared = bool(_metadata_label_names(schema))
-        self._lock = threading.Lock()
-        self._group: tuple[int, list[Any]] = (-1, [])
 
     def __reduce__(self) -> tuple[Callable[..., ParquetSource], tuple[Path]]:
         """For another process, which opens the file itself."""
@@ -282,12 +309,13 @@ class ParquetSource:
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
             raise InvalidSetting(f"column {name!r} must hold text or whole numbers, found {kind}")
-        values = self._file.read(columns=[name])[name].to_pylist()
+        with self._reading():
+            values = self._file.read(columns=[name])[name].to_pylist()
         return [None if value is None else str(value).strip() for value in values]
 
     def file(self, index: int) -> bytes:
         group = int(np.searchsorted(self._starts, index, side="right")) - 1
-        with self._lock:
+        with self._lock, self._reading():
             if self._group[0] != group:
                 self._group = (group, self._file.read_row_group(group, columns=["image"])["image"].to_pylist())
             cell = self._group[1][index - int(self._starts[group])]
@@ -449,8 +477,9 @@ class AttributeSource(FolderSource):
     def __init__(self, images: Path, table: Path, *, split: str | None = None, max_pixels: int = MAX_PIXELS) -> None:
         super().__init__(images, max_pixels=max_pixels)
         # Every file counts here, in whatever folder: a label comes from the table.
-        everything = sorted([*self.names, *(skipped.source for skipped in self.left_out)])
-        self.left_out: tuple[Skipped, ...] = ()
+        beside_folders = self.left_out[: len(self.left_out) - len(self._no_files)]
+        everything = sorted([*self.names, *(skipped.source for skipped in beside_folders)])
+        self.left_out = self._no_files
         # A table among the images is none of them.
         tables = (one.resolve() for one in (table, table.with_name(CELEBA_SPLITS)))
         beside = {one.relative_to(self._path).as_posix() for one in tables if one.is_relative_to(self._path)}
@@ -540,7 +569,7 @@ def read_attributes(path: Path, wanted: frozenset[str]) -> AttributeTable:
 
 def _celeba_lines(path: Path) -> Iterator[_Line]:
     """The names of the attributes, then a line per image, numbered as in the file."""
-    lines = ((number, line.split()) for number, line in enumerate(_text(path).split("\n"), start=1))
+    lines = ((number, line.split()) for number, line in enumerate(_lines(path), start=1))
     _, stated = next(lines, (1, [""]))
     if len(stated) != 1 or not stated[0].isdecimal():
         raise BadData(f"{path.name!r}, line 1: the number of images is needed; a table of other kind ends in .csv")
@@ -578,7 +607,7 @@ def _read_split(path: Path, split: str) -> set[str]:
         raise InvalidSetting(f"--split must be one of {', '.join(SPLITS)}; found {split!r}")
     number = str(SPLITS.index(split))
     found: set[str] = set()
-    for line, text in enumerate(_text(path).split("\n"), start=1):
+    for line, text in enumerate(_lines(path), start=1):
         fields = text.split()
         if fields and (len(fields) != 2 or fields[1] not in ("0", "1", "2")):
             raise BadData(f"{path.name!r}, line {line}: the name of an image and 0, 1 or 2 are needed")
@@ -587,9 +616,13 @@ def _read_split(path: Path, split: str) -> set[str]:
     return found
 
 
+def _lines(path: Path) -> list[str]:
+    return io.StringIO(_text(path), newline=None).read().split("\n")
+
+
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_named(path, most_bytes=_MOST_TABLE_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise InvalidSetting(f"{path.name!r} cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
@@ -668,24 +701,22 @@ def _from_folders(images: ImageSource, level: int) -> list[str]:
 def _from_table(images: ImageSource, path: Path) -> list[str]:
     wanted = set(images.names)
     found: dict[str, str] = {}
+    # A quoted field may hold the end of a line.
+    rows = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = csv.DictReader(file, strict=True)
-            if not {FILE_COLUMN, PERSON_COLUMN} <= set(rows.fieldnames or ()):
-                raise BadData(
-                    f"{path.name!r} needs the headings {FILE_COLUMN!r} and {PERSON_COLUMN!r} in its first line; it has "
-                    f"{len(rows.fieldnames or ())} others"
-                )
-            for row in rows:
-                name, person = row[FILE_COLUMN], one_name(row[PERSON_COLUMN] or "")
-                # Rows about images that are not here are another source's.
-                if name not in wanted:
-                    continue
-                if found.setdefault(name, person) != person:
-                    raise BadData(f"{path.name!r} gives the image {name!r} to two people; keep one of the two rows")
-    except OSError as error:
-        raise InvalidSetting(f"{path.name!r} cannot be read ({error.strerror})") from None
-    except (csv.Error, UnicodeDecodeError):
+        if not {FILE_COLUMN, PERSON_COLUMN} <= set(rows.fieldnames or ()):
+            raise BadData(
+                f"{path.name!r} needs the headings {FILE_COLUMN!r} and {PERSON_COLUMN!r} in its first line; it has "
+                f"{len(rows.fieldnames or ())} others"
+            )
+        for row in rows:
+            name, person = row[FILE_COLUMN], one_name(row[PERSON_COLUMN] or "")
+            # Rows about images that are not here are another source's.
+            if name not in wanted:
+                continue
+            if found.setdefault(name, person) != person:
+                raise BadData(f"{path.name!r} gives the image {name!r} to two people; keep one of the two rows")
+    except csv.Error:
         raise BadData(f"{path.name!r} is no table of comma-separated text in UTF-8") from None
     return _complete(images, [found.get(name) or None for name in images.names], f"{path.name!r}")
 

@@ -55,7 +55,7 @@ from scipy.special import betaincinv, ndtr, ndtri
 
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.batching import round_charges
-from labeler.errors import BadData, InvalidSetting
+from labeler.errors import BadData, InvalidSetting, PrivacyRefusal
 from labeler.planning import price
 from labeler.setting import StatedLevel
 from labeler.task import Task, parse_task
@@ -302,13 +302,19 @@ class AuditFindings(_Part):
 
 
 def read_audit(document: bytes) -> AuditFacts:
-    """Return the facts of `audit.json`; every reader computes the findings again.
+    """Return the facts of `audit.json` for a document that leaves; every reader computes the findings again.
 
     Raises:
         BadData: it is not an audit.
+        PrivacyRefusal: its counts are about private records, or it does not say that they are not.
     """
     try:
         found = json.loads(document)
+        if found["facts"] and found.get("private") is not False:
+            raise PrivacyRefusal(
+                "this audit counted private records, or does not say that it did not; its counts stay at the site. Run "
+                "labeler audit again without --records, or with a public shard, in an empty folder"
+            )
         return AuditFacts.model_validate_json(json.dumps(found["facts"]))
     except (ValueError, KeyError, TypeError, RecursionError):
         raise BadData("this is no audit.json of labeler audit; name the file it wrote") from None

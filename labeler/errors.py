@@ -42,6 +42,7 @@
         ├── AwaitingApproval    a person at the site has to approve first
         ├── SiteStopped         the site has stopped answering for now
         ├── RateLimited         too many requests for one token
+        │   └── QuotaUsedUp     its uploads take as many bytes as one token may have
         └── Unavailable         a part of the service cannot be reached now
             └── StorageFull     there is no room left to keep it
 
@@ -276,6 +277,10 @@ class SiteStopped(TryAgain):
 
 class RateLimited(TryAgain):
     """Too many requests came with one token."""
+
+
+class QuotaUsedUp(RateLimited):
+    """One token's uploads, kept and arriving, take as many bytes as they may."""
 
 
 class Unavailable(TryAgain):

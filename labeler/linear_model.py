@@ -26,6 +26,7 @@ from labeler.methods.federated import StepTerms, on_grid, step_terms
 from labeler.methods.sensitivity import training_of
 from labeler.records import FEATURE_ONE, PublicAxes, axes_of
 from labeler.release import Release
+from labeler.steady import steady
 from labeler.task import Task
 
 _BLOCK_ROWS = 4096
@@ -121,7 +122,7 @@ def released_model(task: Task, releases: Sequence[Release], asked: NDArray[np.in
         # Cosines: agents hold more records of one class than of another, and a mean has no intercept.
         weights[-1] = 0
         weights /= np.maximum(np.linalg.norm(weights, axis=0), np.finfo(float).tiny)
-    return LinearModel(weights, terms, axes_of(task, asked))
+    return LinearModel(steady(weights), terms, axes_of(task, asked))
 
 
 def model_before(task: Task, releases: Sequence[Release]) -> NDArray[np.float64]:

@@ -81,17 +81,14 @@ def joined_cards(card: Mapping[str, Any], evaluated: Mapping[str, Any], *, confi
     against whom both hold, and a record is out of it if it is out of one of the two.
 
     Args:
-        card: of the model.
+        card: of the model, from the record of whoever released it and never from a file that was sent here.
         evaluated: of the evaluation.
         confidence: source of the model's stated confidence, for people.
     """
     levels = {}
     for level, one in card["guarantees"].items():
         other = evaluated["guarantees"].get(level, {})
-        both = {
-            name: None if None in (one.get(name), other.get(name)) else one[name] + other[name]
-            for name in ("epsilon", "participant_epsilon")
-        }
+        both = {name: _sum(one.get(name), other.get(name)) for name in ("epsilon", "participant_epsilon")}
         reason = one.get("reason") or other.get("reason") or "the evaluation states none"
         levels[level] = dict(one) | both | ({"reason": reason} if both["epsilon"] is None else {})
     against = [card["holds_against"], evaluated["holds_against"]]
@@ -101,8 +98,9 @@ def joined_cards(card: Mapping[str, Any], evaluated: Mapping[str, Any], *, confi
     joined = dict(card)
     if card.get("dishonest_talliers") != evaluated.get("dishonest_talliers"):
         joined.pop("dishonest_talliers", None)
-    if not_covered := card.get("not_covered") or evaluated.get("not_covered"):
-        joined["not_covered"] = not_covered
+    for outside in ("not_covered", "model_claim"):
+        if sentence := card.get(outside) or evaluated.get(outside):
+            joined[outside] = sentence
     return joined | {
         "guarantees": levels,
         "holds_against": against[0],
@@ -110,6 +108,45 @@ def joined_cards(card: Mapping[str, Any], evaluated: Mapping[str, Any], *, confi
         "delta": card["delta"] + evaluated["delta"],
         "holds": card["holds"] and evaluated["holds"],
         "warning": card["warning"] or evaluated["warning"],
+        "confidence": confidence,
+        "evaluation_task": evaluated["task_digest"],
+    }
+
+
+def _sum(one: Any, other: Any) -> float | None:
+    """Return the sum of two losses; None unless both are numbers that a loss can be."""
+    return None if _loss(one) is None or _loss(other) is None else one + other
+
+
+def _loss(value: Any) -> float | None:
+    """Return a finite number of at least 0; None for anything else that a stranger's file may hold."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value < 1e300 else None
+
+
+def card_beside_claim(card: Mapping[str, Any], evaluated: Mapping[str, Any], *, confidence: str) -> dict[str, Any]:
+    """Return the card of a measured model of which nobody here knows the price: that of the evaluation alone.
+
+    What the model's file says of its own price stands beside it as a claim, in words. No number of it is added to
+    another: whoever uploads a file writes into it what they like.
+
+    Args:
+        card: of the model's file.
+        evaluated, confidence: as for `joined_cards`.
+
+    Raises:
+        KeyError, TypeError, AttributeError: the file holds no privacy card.
+    """
+    if card["version"] != CARD_VERSION:
+        raise KeyError(CARD_VERSION)
+    epsilon, delta = _loss(card["guarantees"]["instance"].get("epsilon")), _loss(card["delta"])
+    claim = "states no price that could hold"
+    if epsilon is not None and delta is not None and delta < 1:
+        claim = f"claims epsilon {short_epsilon(epsilon, digits=4)} per record at delta {delta:g}"
+        if card["holds"] is not True:
+            claim += ", under noise from a seed, which protects nobody"
+    return dict(evaluated) | {
+        "model_claim": f"these numbers are the evaluation's alone; the model's file {claim}, and nothing proves it",
         "confidence": confidence,
         "evaluation_task": evaluated["task_digest"],
     }
@@ -144,6 +181,7 @@ def guarantee_of(card: Mapping[str, Any]) -> dict[str, Any]:
         **stated,
         "colluding_agents": card["colluding_agents"],
         "holds_against": card["holds_against"],
+        **({"model_claim": card["model_claim"]} if "model_claim" in card else {}),
     }
 
 
@@ -161,6 +199,7 @@ def card_in_words(card: Mapping[str, Any]) -> str:
     lines += [
         f"* {card['holds_against'].removesuffix('.')}",
         *([f"* {card['not_covered']}"] if "not_covered" in card else []),
+        *([f"* {card['model_claim']}"] if "model_claim" in card else []),
         f"* delta: {card['delta']:g}",
         f"* computed by: {card['accounting']}",
         f"* each agent contributed {card['contribution']} ({card['system']}, method {card['method']})",

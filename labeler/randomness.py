@@ -164,6 +164,11 @@ def seeded_source(seed: int | bytes) -> AesCtrSource:
     return AesCtrSource(hashlib.sha256(b"labeler-seed/1\n" + tagged).digest(), is_seeded=True)
 
 
+def permutation(source: ByteSource, count: int) -> NDArray[np.int64]:
+    """Return a random order of `count` things, shape (count,); uniform up to count^2 / 2^65."""
+    return np.argsort(source.uint64(count), kind="stable")
+
+
 def derive_key(secret: bytes, *context: bytes) -> bytes:
     """Derive the 32-byte key of one purpose: HMAC-SHA256(secret, every context with its length before it).
 

@@ -40,6 +40,7 @@ from labeler.descent import BLOCK_ROWS, LEAST_BLOCK_ROWS
 from labeler.errors import BadData
 
 if TYPE_CHECKING:
+    from labeler.randomness import ByteSource
     from labeler.task import Task
 
 _MANY_NEIGHBORS = 2**12
@@ -213,8 +214,8 @@ class Indexes(Protocol):
     def of_records(self, records: Records) -> Index:
         """Return an index over records; it finds none of those that do not take part."""
 
-    def of_questions(self, questions: NDArray[np.int16], *, searches: int) -> Index:
-        """Return an index over questions, by their number, for about `searches` searches."""
+    def of_questions(self, questions: NDArray[np.int16], *, searches: int, order: ByteSource) -> Index:
+        """Return an index over questions, by their number, for about `searches` searches, in the order of a source."""
 
 
 class Slopes(Protocol):

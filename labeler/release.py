@@ -313,7 +313,7 @@ def arrays_from_bytes(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, s
     try:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         return load(data), dict(header.get("__metadata__", {}))
-    except (SafetensorError, AttributeError, RecursionError) as error:
+    except (SafetensorError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"no arrays ({type(error).__name__})") from None
 
 

@@ -17,6 +17,9 @@ from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_ser
 from labeler.descent import MOST_RECORDS
 from labeler.settings import PlainNumbers
 
+LEAST: Final = 1e-60
+"""Least absolute value of a number that somebody else chooses for arithmetic on private records (labeler.steady)."""
+
 MOST_LIFE_NANO: Final = 10**10
 """The largest B: mu^2 = 10. It promises little (epsilon 17 at delta 1e-5), and the corrections of integer noise are
 still far below any delta in use."""
@@ -78,7 +81,7 @@ class Sampled(PlainNumbers):
 
     rate: Annotated[float, Field(ge=1e-6, le=1, allow_inf_nan=False)]
     unit: Literal["record", "agent"] = "record"
-    learning_rate: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
+    learning_rate: Annotated[float, Field(ge=LEAST, le=1e6, allow_inf_nan=False)] = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
     local_steps: Annotated[int, Field(ge=1, le=10_000)] = 1
 
@@ -123,11 +126,11 @@ class Training(PlainNumbers):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     min_records: Annotated[int, Field(ge=1, le=2**40)]
-    regularisation: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
-    clip_norm: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
+    regularisation: Annotated[float, Field(ge=LEAST, le=1e6, allow_inf_nan=False)]
+    clip_norm: Annotated[float, Field(ge=LEAST, le=1e6, allow_inf_nan=False)] = 1.0
     max_records: Annotated[int, Field(ge=1, le=MOST_RECORDS)] | None = None
     learner: Literal["softmax", "svm", "means"] = "softmax"
-    radius: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 100.0
+    radius: Annotated[float, Field(ge=LEAST, le=1e9, allow_inf_nan=False)] = 100.0
     iterations: Annotated[int, Field(ge=1, le=100_000)] = 200
     axes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     dimension: Annotated[int, Field(ge=1, le=1_000_000)] = 32

@@ -532,7 +532,7 @@ class Task(PlainNumbers):
 
     @cached_property
     def kind(self) -> str:
-        """Return every field but name and nonce, as JSON. Tasks of one kind cost the same and take equally long."""
+        """Return every field but name and nonce, as JSON. Tasks of one kind cost the same."""
         return self.model_dump_json(exclude={"name", "nonce"})
 
     @cached_property

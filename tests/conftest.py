@@ -18,6 +18,7 @@ from tests import quick_syncs, quick_tables  # noqa: F401  # nobody waits for a 
 from tests.forked_command import begin_server
 from tests.forks import Forks
 from tests.postgres_server import PostgresServer, postgres_running
+from tests.rerun_alone import RerunAlone
 
 # What is imported here stays: the garbage collector need not walk through millions of objects of libraries again and
 # again, neither while they are loaded, which takes half as long without, nor beside every test.
@@ -85,12 +86,18 @@ when one worker has nothing more to begin is short."""
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--forks", metavar="N", help="run the tests in N forks of the process that collects them, or auto")
+    parser.addoption(
+        "--rerun-alone", metavar="FILE", help="run what failed once more, alone; FILE names what passes then"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     wanted = config.getoption("--forks")
     if wanted is not None:
         config.pluginmanager.register(Forks(_auto() if wanted == "auto" else int(wanted)))
+    flaky = config.getoption("--rerun-alone")
+    if flaky is not None:
+        config.pluginmanager.register(RerunAlone(Path(flaky)))
 
 
 def _auto() -> int:

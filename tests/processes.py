@@ -27,6 +27,13 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def tcp_sockets(pid: int) -> list[str]:
+    """Return the lines about a process's TCP sockets, as Linux lists them."""
+    own = {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    lines = [line for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return [line for line in lines if f"socket:[{line.split()[9]}]" in own]
+
+
 def has_caddy() -> bool:
     """Whether an edge can be started: by the caddy on PATH, or that of the extra `edge` in this environment."""
     try:

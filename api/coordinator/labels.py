@@ -30,7 +30,7 @@ from api.schema import LabelRow, Thumbnail, ThumbnailsView
 from feature_store.backbones.spec import Transform
 from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images
 from feature_store.results.job_process import LabelingOrder
-from feature_store.results.models import LINEAR, model_file
+from feature_store.results.models import LINEAR, RELEASED, ReleasedModels, model_file
 from feature_store.results.pseudo_labels import (
     AnsweredRound,
     JobStamp,
@@ -157,7 +157,9 @@ def job_model(job_id: str, *, stores: Stores, config: CoordinatorConfig) -> byte
         # A model without axes is complete in the journal; only one with axes needs the questions.
         asked = read_stored_questions(config.home / "jobs" / job_id / QUESTIONS).features
     model = released_model(task, opened, asked)
-    return model_file(model.arrays, kind=LINEAR, classes=task.classes, card=card)
+    made = model_file(model.arrays, kind=LINEAR, classes=task.classes, card=card, job_id=job_id)
+    ReleasedModels(config.home / RELEASED).add(made)
+    return made
 
 
 def label_rows(table: pa.Table) -> tuple[LabelRow, ...]:

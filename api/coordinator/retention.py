@@ -47,9 +47,12 @@ from feature_store.results.questions import (
     LABELS,
     QUESTIONS,
     STUDENT,
+    UPLOAD,
     EmbedBoard,
+    forget_progress,
     read_failure,
     read_parquet,
+    read_progress,
     write_failure,
 )
 from labeler.errors import BadData, Gone, LabelerError, NotFound, StorageFull, Unavailable
@@ -76,6 +79,7 @@ class Keeper:
 
     Args:
         table_of: makes the table of questions and answers of a completed job, from its questions and releases.
+        on_ended: called with the id of each job whose folder is found ended or was removed; may be called again.
     """
 
     def __init__(
@@ -88,8 +92,10 @@ class Keeper:
         table_of: Callable[[str], pa.Table],
         labeller: ImageLabeler,
         clock: Clock,
+        on_ended: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._folder = home / "jobs"
+        self._on_ended = on_ended
         self._board = EmbedBoard(home)
         self._jobs = jobs
         self._forgotten = forgotten
@@ -118,6 +124,13 @@ class Keeper:
     def wake(self) -> None:
         """Sweep soon."""
         self._bell.set()
+
+    def uploads(self) -> Iterator[tuple[str, str, int]]:
+        """Yield the id, the token and the bytes of the upload of every job that has not ended."""
+        for names in _chunks([path.parent.name for path in self._folder.glob(f"*/{UPLOAD}")]):
+            for name, job in self._jobs.many(names).items():
+                if job.state not in FINISHED:
+                    yield name, job.created_by, (self._folder / name / UPLOAD).stat().st_size
 
     def forget(self, job_id: str) -> None:
         """Forget an ended job now; a repeated call changes nothing.
@@ -234,6 +247,7 @@ class Keeper:
                 self._remove(name)
             return
         self._compact(job)
+        self._on_ended(name)
 
     def _compact(self, job: JobRecord) -> None:
         """Put the labels of a completed job into one file, and later remove their sources."""
@@ -279,6 +293,7 @@ class Keeper:
     def _remove(self, name: str) -> None:
         _delete(self._folder / name)
         self._settled.discard(name)
+        self._on_ended(name)
 
 
 def _delete(path: Path) -> None:
@@ -334,6 +349,13 @@ def _read_of(folder: Path, name: str, read: Callable[[Path], _Made]) -> _Made:
     return read(folder / name)
 
 
+def being_labeled(folder: Path) -> Unavailable:
+    """Return the error for results of a job that are being made, with how much is done."""
+    percent = read_progress(folder)
+    done = "" if percent is None else f": {percent} % done"
+    return Unavailable(f"the images of job {folder.name} are being labeled{done}; ask again in a moment")
+
+
 class ImageLabeler:
     """Labels the images of completed jobs, in one process for small jobs and one for large ones.
 
@@ -386,7 +408,7 @@ class ImageLabeler:
                 raise read_failure(folder / IMAGE_FAILURE)
         if is_made(folder):
             return
-        raise Unavailable(f"the images of job {job.job_id} are being labeled; ask again in a moment")
+        raise being_labeled(folder)
 
     def stop(self) -> None:
         """End every labeling process; missing results are made at the next request."""
@@ -415,6 +437,7 @@ class ImageLabeler:
         for _ in range(2):
             # The process may have ended by design, after long idling or at its time limit; so try once more.
             code = process.carry_out(line, is_over=self._stopping.is_set)
+            forget_progress(folder)
             if self._stopping.is_set() or is_labelled(folder) or not folder.exists():
                 return
             if code == DISK_IS_FULL:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import shutil
 import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from anyio import to_thread
@@ -34,7 +35,8 @@ from api.coordinator.stores import RoomProbe, Stores, clear_incoming, own_keys, 
 from api.coordinator.tasks import create_task, task_view
 from api.coordinator.telemetry import spans_of_environment
 from api.coordinator.uploads import Upload
-from api.coordinator.views import ViewCache, read_views
+from api.coordinator.views import ViewCache, read_views, with_progress
+from api.limits import Uploads
 from api.schema import (
     FINISHED,
     BudgetView,
@@ -51,6 +53,7 @@ from api.schema import (
 )
 from feature_store.decode_process import PixelLimits
 from feature_store.results.evidence import SignedEvidence
+from feature_store.results.questions import UPLOAD
 from labeler.driver.mail import Mailbox
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import NotAuthenticated, NotFound, TryAgain
@@ -97,6 +100,7 @@ class Coordinator:
         self._labeller = ImageLabeler(
             config.home, order_of=lambda job: labels.labeling_order(job, stores=stores, config=config)
         )
+        self.uploads = Uploads(config.limits.max_token_bytes, free=lambda: shutil.disk_usage(config.home).free)
         self._keeper = Keeper(
             config.home,
             stores.jobs,
@@ -105,7 +109,10 @@ class Coordinator:
             table_of=lambda job_id: labels.job_label_table(job_id, stores=stores, config=config),
             labeller=self._labeller,
             clock=clock,
+            on_ended=self.uploads.release,
         )
+        for kept in self._keeper.uploads():
+            self.uploads.keep(*kept)
         self._sweeps = threading.Thread(target=self._keeper.run, args=(self._stopping,), name="keeper", daemon=True)
         self.conductor = Conductor(
             home=config.home,
@@ -174,6 +181,11 @@ class Coordinator:
             owned.callback(stores.database.close)
             keys = own_keys(config.home, is_known=bool(stores.parties.list()))
             mailbox = RedisMailbox(config.redis_url)
+            if not mailbox.is_guarded:
+                log.warning(
+                    "redis_url names a TCP port without a password: whoever reaches it reads and writes the mail; name "
+                    "a socket of mode 700 (docs/deploy.md), or a password"
+                )
             try:
                 mailbox.check()
             except TryAgain:
@@ -264,15 +276,21 @@ class Coordinator:
         self.health.check_trusted()
         return self._submissions.submit(request, upload, reader=reader, idempotency_key=idempotency_key)
 
-    def _taken(self, job_id: str) -> None:
+    def _taken(self, job_id: str, token_id: str) -> None:
         fault_point("coordinator.reserved")
+        path = self.config.home / "jobs" / job_id / UPLOAD
+        with suppress(FileNotFoundError):
+            self.uploads.keep(job_id, token_id, path.stat().st_size)
+        if not path.exists():  # the job has ended meanwhile
+            self.uploads.release(job_id)
         self.driver.wake(job_id)
 
     def job(self, job_id: str, *, reader: Reader) -> JobView:
         """Return one job."""
         with self.stores.database.read() as connection:
             found = self._owners.job(reader, job_id, connection=connection)
-            return shown_to(reader, self._views.view(found, connection=connection))
+            view = self._views.view(found, connection=connection)
+        return shown_to(reader, with_progress(view, self.config.home))
 
     def jobs(
         self, after: str | None, limit: int, states: Collection[JobState] | None = None, *, reader: Reader
@@ -280,7 +298,8 @@ class Coordinator:
         """Return a page of jobs that this reader may see, newest first, in a fixed number of statements."""
         found = self.stores.jobs.list(after=after, limit=limit, states=states, created_by=reader.only_own)
         following = found[-1].cursor if len(found) == limit else None
-        items = tuple(shown_to(reader, view) for view in read_views(found, self.stores))
+        views = (with_progress(view, self.config.home) for view in read_views(found, self.stores))
+        items = tuple(shown_to(reader, view) for view in views)
         return JobPage(items=items, next=following)
 
     def job_counts(self) -> Counter[str]:
@@ -346,18 +365,20 @@ class Coordinator:
         """Yield a job at once, and again at every change, until it is finished or the reader's token is revoked.
 
         Args:
-            after: version last seen, as text; the same version is not sent again.
+            after: version last seen, as text; the same version is sent again only where its preparation gets on.
             reader: its token is checked before every event and at every tick, so a revocation ends open streams.
         """
-        seen = after
+        seen, stage = after, ""
         position = ""
         while not self.is_stopping:
             is_open, view = await to_thread.run_sync(self._changed, job_id, seen, reader)
             if not is_open:
                 return
             if view is not None:
-                seen = str(view.version)
-                yield seen, view
+                is_known = str(view.version) == seen and stage in ("", view.stage)
+                seen, stage = str(view.version), view.stage
+                if not is_known or view.state in FINISHED:
+                    yield seen, view
                 if view.state in FINISHED:
                     return
             try:
@@ -382,16 +403,16 @@ class Coordinator:
         return position
 
     def _changed(self, job_id: str, seen: str, reader: Reader) -> tuple[bool, JobView | None]:
-        """Return whether the reader may keep watching, and the job if it changed since `seen` or has ended.
+        """Return whether the reader may keep watching, and the job if it may have changed since `seen`, or has ended.
 
         If nothing changed, this reads two rows, whatever the number of batches.
         """
         if not self.tokens.is_active(reader.token_id):
             return False, None
         job = self._owners.job(reader, job_id)
-        if str(job.version) == seen and job.state not in FINISHED:
+        if str(job.version) == seen and job.state not in (*FINISHED, "queued"):
             return True, None
-        return True, shown_to(reader, self._views.view(job))
+        return True, shown_to(reader, with_progress(self._views.view(job), self.config.home))
 
     def check_token(self, reader: Reader) -> None:
         """Refuse a token that was revoked after its request arrived.

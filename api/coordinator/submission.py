@@ -30,6 +30,7 @@ from api.coordinator.views import read_view, read_views
 from api.limits import TooManyRequests
 from api.problems import KeptRefusal, problem_of
 from api.schema import FINISHED, JobRequest, JobView, Selection
+from feature_store.results.evaluations import released_model
 from feature_store.results.job_process import given_features
 from feature_store.rows import refuse_other_probes
 from labeler.batching import batch_queries_of, check_round_fits, round_sizes
@@ -39,6 +40,7 @@ from labeler.errors import (
     IdempotencyMismatch,
     InvalidSetting,
     InvalidTask,
+    MixedShards,
     NotFound,
     NotReady,
 )
@@ -73,14 +75,14 @@ class Submissions:
         config: home, limits, deadlines, backbones.
         owners: looks up the tasks that a reader may use.
         prices: queue for prices that take seconds; without it they are computed here.
-        on_taken: called with the id of a new and durable job; not called for a repeated request.
+        on_taken: called with the ids of a new and durable job and of its token; not called for a repeated request.
     """
 
     config: CoordinatorConfig
     stores: Stores
     owners: Owners
     prices: Prices | None = None
-    on_taken: Callable[[str], None] = lambda _: None
+    on_taken: Callable[[str, str], None] = lambda _, __: None
 
     def submit(
         self, request: JobRequest, upload: Upload | None, *, reader: Reader, idempotency_key: str | None = None
@@ -111,7 +113,7 @@ class Submissions:
             taken = _known(order, self.stores) or self._take(order, upload)
             if isinstance(taken, Idempotency):
                 return _again(taken, self.stores)
-            self.on_taken(taken.job_id)
+            self.on_taken(taken.job_id, reader.token_id)
             return taken
         finally:
             if upload is not None:
@@ -292,11 +294,11 @@ def _check_backbone(request: JobRequest, upload: Upload, record: TaskRecord, con
 
 
 def _check_model(upload: Upload, task: Task) -> None:
-    """Refuse an upload without a model to evaluate. Each agent checks before its charge that the model fits.
+    """Refuse an upload without a model that can be evaluated. Each agent checks it again, before its charge.
 
     Raises:
-        BadData: the vectors carry no model.
-        InvalidSetting: images were sent, or the histogram does not fit.
+        BadData: the vectors carry no model of classes with a privacy card.
+        InvalidSetting: images were sent, or the histogram or the model does not fit the task.
     """
     if upload.source != "features":
         raise InvalidSetting(
@@ -305,6 +307,11 @@ def _check_model(upload: Upload, task: Task) -> None:
     asked = Scored.of_rows(given_features(upload.path))
     if math.prod(asked.shape(task.num_classes)) > task.max_queries * task.num_classes:
         raise InvalidSetting("the evaluation has more cells than its task has counts; make the task for its question")
+    model = released_model(asked.model, name="the model that was sent")
+    try:
+        model.check_fits(task.classes, fingerprint=task.backbone_fingerprint, dimension=upload.dimension or 0)
+    except MixedShards as error:
+        raise InvalidSetting(f"features: {error}") from None
 
 
 def _check_dimension(upload: Upload, record: TaskRecord, parties: PartyStore) -> None:

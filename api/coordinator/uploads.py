@@ -19,13 +19,14 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import stat
 import struct
 import tempfile
 import unicodedata
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ from PIL import Image, UnidentifiedImageError
 
 from api.coordinator.config import LimitsTable
 from api.coordinator.parquet_reader import MAX_RATIO, SMALL_BYTES, FeatureRows, parquet_rows
+from feature_store.decode import open_image
 from feature_store.results.questions import job_pixels_refusal
 from feature_store.rows import on_grid, quantize
 from feature_store.shard import check_features
@@ -64,9 +66,6 @@ def tidy_name(name: str) -> str:
         )
     return tidied
 
-
-FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
-"""Accepted formats, by Pillow's names."""
 
 MAX_BAD = 10
 """The most bad images that one refusal names."""
@@ -114,14 +113,16 @@ class UploadWriter:
 
     Args:
         folder: where the file is written; it is created if missing.
+        on_bytes: called with the bytes of all content before more of it is written; may refuse it.
     """
 
-    def __init__(self, folder: Path, limits: LimitsTable) -> None:
+    def __init__(self, folder: Path, limits: LimitsTable, *, on_bytes: Callable[[int], None] = lambda _: None) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, path = tempfile.mkstemp(dir=folder, prefix=_LEFTOVER, suffix=".parquet")
         os.close(handle)
         self._path = Path(path)
         self._limits = limits
+        self._on_bytes = on_bytes
         self._writer: pq.ParquetWriter | None = None
         self._source: Source | None = None
         self._dimension: int | None = None
@@ -330,6 +331,7 @@ class UploadWriter:
         self._total_bytes += size
         if self._total_bytes > self._limits.max_upload_bytes:
             raise TooLarge(f"one job takes at most {self._limits.max_upload_bytes} bytes; make several jobs of it")
+        self._on_bytes(self._total_bytes)
         self._names |= new
         self._pending_bytes += size
 
@@ -359,9 +361,8 @@ class UploadWriter:
 
 def look_at_header(data: bytes, *, max_pixels: int) -> tuple[str | None, int]:
     """Return the reason to refuse a file as an image (None if it is accepted), and its number of pixels."""
-    Image.init()
     try:
-        with Image.open(io.BytesIO(data), formats=[name for name in FORMATS if name in Image.OPEN]) as image:
+        with open_image(io.BytesIO(data)) as image:
             width, height = image.size
             if width * height > max_pixels:
                 return f"{width} x {height} pixels, at most {max_pixels} are taken", width * height
@@ -458,6 +459,8 @@ def _check_members(members: list[zipfile.ZipInfo], limits: LimitsTable) -> None:
         raise TooLarge(f"the zip unpacks to more than the {limits.max_upload_bytes} bytes that one job takes")
     for info in members:
         shown = info.filename[:100]
+        if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
+            raise BadData(f"{shown!r} in the zip is a link or a device, and no file; send the file itself")
         if info.flag_bits & 1:
             raise BadData(f"{shown!r} in the zip is encrypted; send it without a password")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):

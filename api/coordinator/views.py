@@ -10,11 +10,13 @@ import threading
 from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
 from api.coordinator.pricing import price_view, round_prices
 from api.coordinator.stores import Stores
 from api.schema import FINISHED, CostView, JobState, JobView, Problem, Refusal, RoundView, Selection, WaitingFor
+from feature_store.results.questions import read_progress
 from labeler.budget import UNBOUNDED_NANO, epsilon_spent
 from labeler.errors import AwaitingApproval
 from labeler.ledger.database import Connection
@@ -177,6 +179,20 @@ def _reason(said: ProposalReply) -> Literal["approval", "later"]:
 
 def _declined(answers: Answers) -> dict[str, str]:
     return {agent: printable(said.sentence) for agent, said in sorted(answers.items()) if said.answer == "declined"}
+
+
+def with_progress(view: JobView, home: Path) -> JobView:
+    """Return a view whose stage says what is done of the work that a process does on the job; see `read_progress`."""
+    folder = home / "jobs" / view.job_id
+    percent = read_progress(folder) if view.state in ("queued", "completed") else None
+    if percent is None:
+        return view
+    # While it is queued the stage begins with what is being prepared.
+    doing, *rest = view.stage.split("; ")
+    parts = [f"{doing}: {percent} % done", *rest]
+    if view.state == "completed":
+        parts = [view.stage, f"{view.images} images are being labeled: {percent} % done"]
+    return view.model_copy(update={"stage": "; ".join(parts)})
 
 
 def _preparing(job: JobRecord) -> str:

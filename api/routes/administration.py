@@ -99,9 +99,7 @@ def invitation_routes(coordinator: Coordinator) -> APIRouter:
     def invite(
         request: Annotated[InvitationRequest, Body(examples=[examples.INVITATION_REQUEST])],
         who: Who,
-        response: Response,
     ) -> InvitationView:
-        response.headers["Cache-Control"] = "no-store"
         return coordinator.invitations.invite(request, by=who.token_id)
 
     @router.delete(
@@ -175,11 +173,8 @@ def token_routes(coordinator: Coordinator) -> APIRouter:
         description="The secret is in this answer and nowhere else: the service keeps only its SHA-256.",
         responses=answers("The token with its secret", examples.TOKEN_MADE, status=201, problems=(413, 415, 422)),
     )
-    def create_token(
-        request: Annotated[TokenRequest, Body(examples=[examples.TOKEN_REQUEST])], response: Response
-    ) -> TokenView:
+    def create_token(request: Annotated[TokenRequest, Body(examples=[examples.TOKEN_REQUEST])]) -> TokenView:
         record, secret = coordinator.tokens.create(request.name, request.role)
-        response.headers["Cache-Control"] = "no-store"
         return _view(record).model_copy(update={"token": secret})
 
     @router.delete(

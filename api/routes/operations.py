@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mimetypes
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +35,7 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
     router = APIRouter(tags=["operations"], route_class=Route)
     probes = CapacityLimiter(1)  # a thread of their own, so that a probe waits for no other request
     made: dict[str, bytes] = {}  # cached, because strangers may request these documents any number of times
+    making = threading.Lock()  # one makes them, and the others of the same moment wait
     assets = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
 
     @router.get(
@@ -97,8 +99,9 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
         response_class=Response,
     )
     def openapi(request: Request) -> Response:
-        if "openapi" not in made:
-            made["openapi"] = bytes(JSONResponse(document(request.app, JobRequest, Problem)).body)
+        with making:
+            if "openapi" not in made:
+                made["openapi"] = bytes(JSONResponse(document(request.app, JobRequest, Problem)).body)
         return Response(made["openapi"], media_type="application/json")
 
     @router.get(
@@ -109,8 +112,9 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
         responses=_page("text/html", "<!doctype html>..."),
     )
     def reference(request: Request) -> Response:
-        if "reference" not in made:
-            made["reference"] = reference_page(document(request.app, JobRequest, Problem)).encode()
+        with making:
+            if "reference" not in made:
+                made["reference"] = reference_page(document(request.app, JobRequest, Problem)).encode()
         return HTMLResponse(made["reference"], headers=dashboard.HEADERS)
 
     for place in ("/docs", "/redoc"):

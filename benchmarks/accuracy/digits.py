@@ -112,6 +112,7 @@ def bench_audit(*, full: bool = False, progress: ProgressCallback = silent) -> l
             noise_seed=0,
             features=pool.features,
             labels=pool.labels,
+            is_private=pool.is_private,
         )
 
         def tell(stage: str, done: int, total: int, case: str = case) -> None:

@@ -5,6 +5,8 @@ Attackers hold a separate requester's token, or none. Connections that only hold
 loopback addresses than the well-behaved requester's, as a stranger's would.
 
 The service must keep a ratio: while an attack goes on, a job takes at most three times its quiet time.
+
+One attack is on an agent's time, and needs no service: questions sorted toward one record (`sorted_questions`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -30,12 +33,16 @@ import httpx2
 import numpy as np
 from PIL import Image
 
-from benchmarks import BenchRow, in_turn, rows_of
+from api.limits import ANSWER_S
+from benchmarks import BenchRow, in_turn, rows_of, seconds_of
 from benchmarks.service.federation import embed_public, new_federation, running_service
 from benchmarks.service.readers import beside_readers
 from benchmarks.service.requesters import Wanted, WellBehaved, new_token, revoke_token
 from benchmarks.service.service import MAX_QUERIES, QUERIES, TASK, wanted_of
+from feature_store.rows import FEATURE_SCALE, quantize
+from labeler.randomness import os_source
 from workers.progress import ProgressCallback, silent
+from workers.voting import NeighborIndexes
 
 MOST_TIMES: Final = 3.0
 """A job may take this many times its quiet time."""
@@ -43,6 +50,9 @@ MOST_TIMES: Final = 3.0
 AGENTS: Final = 3
 REQUESTS_PER_S: Final = 20.0
 CONNECTIONS: Final = 1_100
+UNREAD: Final = 200
+ASKED: Final = 50
+UPLOADS: Final = 16
 STREAMS: Final = 50
 BOMB_SIDE: Final = 8_000
 BOMB_IMAGES: Final = 400
@@ -51,6 +61,8 @@ BROKEN: Final = 20
 CANCELLED: Final = 25
 VIEWERS: Final = 6
 _ADDRESSES: Final = 10
+DIMENSION, NEIGHBORS, MOST_SEARCHES = 64, 50, 10_000
+"""Of questions sorted toward one record; the last is the bound that the agent's site declares."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,7 +132,36 @@ def bench_attacks(
                 scene = _scene(service.url, service.token, good, wanted, case)
                 quiet = [good.job_seconds() for _ in range(jobs)]
                 rows += _rows(case, quiet, *_under(attack, scene, good, jobs))
-    return rows
+    return rows + sorted_questions(repeats=jobs)
+
+
+def sorted_questions(*, repeats: int = 3, questions: int = 20_000, records: int = 1_500) -> list[BenchRow]:
+    """Measure an agent's search of questions that were sorted toward one record, against the same ones in any order.
+
+    In seconds of the processor, with that record and without it: the order of search is secret, so all are alike.
+    """
+    rng = np.random.default_rng(20261128)
+    private = quantize(rng.normal(size=(records, DIMENSION)))
+    rising = np.linspace(-8, 8, questions)[:, None] * (private[0] / FEATURE_SCALE)
+    toward = quantize(rising + 0.6 * rng.normal(size=rising.shape))
+    asked = {"sorted": toward, "in any order": toward[rng.permutation(questions)]}
+    worlds = {"with the record": private, "without it": private[1:]}
+
+    def search(how: str, who: str) -> None:
+        index = NeighborIndexes(dimension=DIMENSION).of_questions(asked[how], searches=MOST_SEARCHES, order=os_source())
+        index.search(worlds[who], NEIGHBORS)
+
+    cases = list(itertools.product(asked, worlds))
+    # In turns, so that other work on the machine slows all of them; the first turn loads what they need.
+    turns = [[seconds_of(partial(search, *case), time.process_time) for case in cases] for _ in range(1 + repeats)]
+    usual = dict(zip(cases, np.median(turns[1:], axis=0).tolist(), strict=True))
+    found = [(f"{how}, {who}", "seconds, median", usual[how, who], None) for how, who in cases]
+    for who in worlds:
+        found.append(
+            (f"sorted / in any order, {who}", "time ratio", usual["sorted", who] / usual["in any order", who], None)
+        )
+    settings = {"questions": questions, "records": records, "dimension": DIMENSION, "k": NEIGHBORS, "runs": repeats}
+    return rows_of("questions sorted toward one record", found, settings=settings)
 
 
 def _scene(url: str, administrator: str, good: WellBehaved, wanted: Wanted, case: str) -> Scene:
@@ -191,6 +232,31 @@ def bombs(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
 
 def slow_headers(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
     """Open connections that never finish their headers, and reopen them when they are cut."""
+    _holding(
+        scene,
+        answers,
+        attacking,
+        b"GET /healthz HTTP/1.1\r\nHost: here\r\nX-Slow: ",
+        count=CONNECTIONS,
+        per_s=10 * REQUESTS_PER_S,
+    )
+
+
+def unread_answers(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
+    """Ask for much on each of many connections and read nothing."""
+    asked = ASKED * b"GET /openapi.json HTTP/1.1\r\nHost: here\r\n\r\n"
+    _holding(scene, answers, attacking, asked, count=UNREAD, per_s=UNREAD / ANSWER_S)
+
+
+def large_uploads(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
+    """Begin uploads of 2 GiB each with one token, and send little of them."""
+    head = f"POST /v1/jobs HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer {scene.token}\r\n"
+    form = f"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: {2**31}\r\n\r\n"
+    _holding(scene, answers, attacking, (head + form).encode() + bytes(2**18), count=UPLOADS, per_s=1.0)
+
+
+def _holding(scene: Scene, answers: Answers, attacking: ExitStack, sent: bytes, *, count: int, per_s: float) -> None:
+    """Hold connections on which this was sent, and open others in place of the oldest."""
     place = urlsplit(scene.url)
     held: list[socket.socket] = []
 
@@ -206,17 +272,17 @@ def slow_headers(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
             one = socket.create_connection(
                 (place.hostname or "", place.port or 80), timeout=2, source_address=(source, 0)
             )
-            one.sendall(b"GET /healthz HTTP/1.1\r\nHost: here\r\nX-Slow: ")
+            one.sendall(sent)
             held.append(one)
-            if len(held) > CONNECTIONS:
+            if len(held) > count:
                 held.pop(0).close()
             answers[200] += 1
         except OSError:
             answers[0] += 1
 
-    for number in range(CONNECTIONS):
+    for number in range(count):
         connect(number)
-    _again(attacking, answers, connect, per_s=10 * REQUESTS_PER_S)
+    _again(attacking, answers, connect, per_s=per_s)
 
 
 def wrong_tokens(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
@@ -335,6 +401,8 @@ ATTACKS: Final[dict[str, Attack]] = {
     "new jobs, 2 a second": many_jobs,
     "archives of black images, one a second, cancelled": bombs,
     f"{CONNECTIONS} connections that never finish their headers": slow_headers,
+    f"{UNREAD} connections that ask for {ASKED} documents each and never read": unread_answers,
+    f"{UPLOADS} uploads of 2 GiB of one token, at once": large_uploads,
     "wrong tokens, 100 a second, X-Forwarded-For rotating": wrong_tokens,
     "jobs in a foreign task, 20 a second": foreign_tasks,
     f"{STREAMS} event streams of a revoked token": revoked_streams,

@@ -30,8 +30,12 @@ from numpy.typing import NDArray
 from benchmarks import BenchRow, parts_in_turn, seconds_of
 from benchmarks.machine import PeakMemory, run_alone
 from feature_store.index.build import build_index, engine_of_processor, products_of
+from feature_store.query_selection import select_queries
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
+from feature_store.students import NoisyAnswers
+from feature_store.students.labeling import label_images
 from labeler.noise import DiscreteGaussian
 from labeler.planning import price
 from labeler.randomness import os_source
@@ -46,7 +50,9 @@ CLASSES = tuple(f"class {number}" for number in range(10))
 
 
 def bench_speed(*, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
-    """Measure the job against its bare twin, the noise sampler, a price, and a search under a memory limit."""
+    """Measure the job against its bare twin, the noise sampler, a price, labels and clusters of many public images, and
+    a search under a memory limit.
+    """
     agents, records, queries = (10, 10_000, 2_000) if full else (3, 4_000, 500)
     with tempfile.TemporaryDirectory() as name:
         folder, turns = Path(name), 5 if full else 3
@@ -55,6 +61,7 @@ def bench_speed(*, full: bool = False, progress: ProgressCallback = silent) -> l
             "Speed",
             lambda: _job_against_bare(folder, agents=agents, records=records, queries=queries, turns=turns),
             lambda: [_noise(), _price()],
+            lambda: [_labels(images=10_000 if full else 1_000), _clusters(images=100_000 if full else 2_000)],
             lambda: _memory(folder),
         )
 
@@ -145,6 +152,35 @@ def _price() -> BenchRow:
     return BenchRow(
         "206 queries", "price, warm", "milliseconds", 1e3 * seconds, reference="at most 50", seconds=seconds
     )
+
+
+def _public_images(images: int) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+    """Return public features around ten class centers, and the class of each."""
+    rng = np.random.default_rng(0)
+    centers, truth = rng.normal(size=(len(CLASSES), 1280)).astype(np.float32), np.arange(images) % len(CLASSES)
+    rows = [quantize(centers[own] + 2 * rng.normal(size=(len(own), 1280))) for own in np.array_split(truth, 20)]
+    return np.concatenate(rows), truth
+
+
+def _labels(*, images: int) -> BenchRow:
+    """Measure the labels of all images from a release about each of them: what the service does after such a job."""
+    features, truth = _public_images(images)
+    sigma = 5.0
+    votes = 5.0 * np.eye(len(CLASSES))[truth] + np.random.default_rng(1).normal(0, sigma, (images, len(CLASSES)))
+    each = np.arange(images)
+    answers = NoisyAnswers(features, votes.argmax(axis=1), sigma, len(CLASSES), noisy_votes=votes, assignment=each)
+    began = time.process_time()
+    label_images(answers, features, rows=each)
+    seconds = time.process_time() - began
+    return BenchRow(f"{images:,} images x 1280, all asked", "labels of all images", "CPU seconds", seconds)
+
+
+def _clusters(*, images: int) -> BenchRow:
+    features, _ = _public_images(images)
+    began = time.process_time()
+    select_queries(features, strategy="clustered", count=500)
+    seconds = time.process_time() - began
+    return BenchRow(f"{images:,} vectors x 1280", "choosing 500 clusters", "CPU seconds", seconds)
 
 
 def _memory(folder: Path) -> list[BenchRow]:

@@ -48,6 +48,7 @@ from feature_store.backbones.spec import (
 )
 from feature_store.rows import usable_rows
 from labeler.errors import BadData, InvalidSetting, TryAgain
+from labeler.system.files import open_regular
 
 CPU_BATCH = 32
 GPU_BATCH = 256
@@ -272,7 +273,8 @@ def create_timm(architecture: str, options: dict[str, Any], *, pretrained: bool)
 
 def _load_weights(module: nn.Module, path: Path, architecture: str) -> None:
     try:
-        state = load_file(path)
+        with open_regular(path):
+            state = load_file(path)
     except FileNotFoundError:
         raise BadData(f"no weights file {path.name!r} in the folder named; check the path") from None
     except (SafetensorError, OSError) as error:

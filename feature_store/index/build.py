@@ -91,6 +91,7 @@ def build_index(
     searches: int = USUAL_SEARCHES,
     max_records: int | None = None,
     removed: NDArray[np.int64] = NO_IDS,
+    in_this_order: bool = False,
 ) -> NeighborIndex:
     """An index over an agent's records.
 
@@ -108,6 +109,8 @@ def build_index(
             processor.
         max_records: a public bound on n; engine and sizes follow from it, or from a fixed number where there is none.
         removed: ids of records that are not there, as if they were removed at once.
+        in_this_order: an engine of this process meets the records in this order, and not in that of their ids. Ties
+            are settled by ids all the same, so neighbors are equal.
 
     Returns:
         The index, ready to search.
@@ -140,6 +143,7 @@ def build_index(
         memory_limit_bytes=memory_limit_bytes,
         max_records=max_records,
         removed=removed,
+        in_this_order=in_this_order,
     )
 
 

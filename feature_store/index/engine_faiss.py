@@ -50,7 +50,7 @@ class FaissBlock:
                 floats[place, :-1] = some
             index = faiss.IndexFlatIP(rows.dimension + 1)
             index.add(floats)
-            self._tiles.append((index, start))
+            self._tiles.append((index, part.ranks))
 
     def __len__(self) -> int:
         return sum(index.ntotal for index, _ in self._tiles)
@@ -62,8 +62,8 @@ class FaissBlock:
             some[:, :-1] = queries[start : start + _TILE_QUERIES]
             some[:, -1] = -self._last_similarities(some, count)
             best = found[start : start + len(some)]
-            for index, first in self._tiles:
-                _keep_first(best, *_reached(index, some, first))
+            for index, ranks in self._tiles:
+                _keep_first(best, *_reached(index, some, ranks))
         return found
 
     def _last_similarities(self, queries: NDArray[np.float32], count: int) -> NDArray[np.float32]:
@@ -88,7 +88,7 @@ class FaissEngine(Engine):
 
 
 def _reached(
-    index: faiss.IndexFlatIP, queries: NDArray[np.float32], first: int
+    index: faiss.IndexFlatIP, queries: NDArray[np.float32], ranks: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The keys of all records that may count, and whose query each is about, ascending."""
     limits, _, places = index.range_search(queries, -float(index.d))
@@ -98,7 +98,7 @@ def _reached(
     for start in range(0, len(places), _GATHERED):
         part = slice(start, start + _GATHERED)
         np.einsum("ij,ij->i", records[places[part]], queries[whose[part], :-1], out=similarities[part])
-    return pack(similarities, places + first), whose
+    return pack(similarities, ranks[places]), whose
 
 
 def _keep_first(best: NDArray[np.int64], keys: NDArray[np.int64], whose: NDArray[np.int64]) -> None:

@@ -2,13 +2,14 @@
 
 Records are not loaded at all. A search packs two MiB of them at a time for each thread, from the mapped shard or
 memory, and multiplies them with all queries by `pair_kernel`. Of each query it keeps the keys that can still be among
-the first: those above the similarity of the worst one kept. Places ascend within a block, so a record whose similarity
-only equals that comes after it by definition, and ties need no second look.
+the first: those before the worst key kept. Similarities are compared first, many at once, and keys only where a
+similarity reaches that of the worst one.
 
 **What is kept is cleared out on a public schedule**: after the first k + e records, with e = 24 sqrt(k) + 256. Then it
 is cleared whenever as many again have been looked at as before. Between two of these a query gets about k keys more.
-The exact number depends on the order of the records, which is random by their ids, and on nothing they hold. Of the
-records in question each that is nearer than the k-th is as likely to be among the new half as among the old. So k + e
+The exact number depends on the order of the records, and on nothing they hold. That order is random: private records
+lie in the order of their ids, and public questions in a secret order (`workers.voting.NeighborIndexes.of_questions`).
+Of the records in question each that is before the k-th is as likely to be among the new half as among the old. So k + e
 of 2 k + e are new with a chance of at most exp(-e^2 / (4 k + 2 e)) < 2^-200 (Hoeffding). Only then queries are cleared
 in between, so that every order is answered rightly.
 """
@@ -94,8 +95,7 @@ class Int16Block:
                 stop = min(len(self), start + packed_rows)
                 part = self._rows.part(start, stop)
                 packed = _pack(kernel, part.features, part.rows, kernel.rows_per_panel, each, threads)
-                ranks = np.arange(start, stop)
-                each(partial(_Lane.take, packed=packed, ranks=ranks), lanes)
+                each(partial(_Lane.take, packed=packed, ranks=part.ranks), lanes)
             unmap_pages(self._rows.features)
             return np.concatenate(each(_Lane.first, lanes))
 
@@ -113,7 +113,8 @@ class _Lane:
         padded = len(self._packed) // self._pairs
         self._groups = padded // kernel.queries_per_group
         self._keys = np.full((padded, self._capacity), NO_KEY, dtype=np.int64)
-        self._counts = np.zeros(padded, dtype=np.int64)
+        # What is kept lies in front, the worst of it last; what comes is put behind.
+        self._counts = np.full(padded, count, dtype=np.int64)
         self._thresholds = np.full(padded, _LOWEST, dtype=np.int32)
         self._is_padding = np.arange(padded) >= self._num_queries
         self._thresholds[self._is_padding] = _HIGHEST  # what fills up the last group finds nothing
@@ -137,7 +138,7 @@ class _Lane:
             step = self._kernel.score(
                 packed.ctypes.data, panels, self._at_once, self._packed.ctypes.data, self._groups, self._pairs,
                 len(ranks), ranks.ctypes.data, self._thresholds.ctypes.data, self._counts.ctypes.data,
-                self._keys.ctypes.data, self._capacity, step,
+                self._keys.ctypes.data, self._capacity, step, self._count,
             )  # fmt: skip
             if step == last:
                 return
@@ -145,16 +146,16 @@ class _Lane:
             self._clear_out(np.flatnonzero(self._counts > self._count))
 
     def _clear_out(self, some: slice | NDArray[np.int64]) -> None:
-        """Keep the first keys of some queries; what comes later must be above the last of them."""
+        """Keep the first keys of some queries; what comes later must be before the last of them."""
         kept = self._keys[some]
         kept.partition(self._count - 1, axis=1)
         kept[:, self._count :] = NO_KEY
         self._keys[some] = kept
-        self._counts[some] = np.minimum(self._counts[some], self._count)
+        self._counts[some] = self._count
         # Of queries that fill up the last group there is nothing to find, and nothing was found.
-        worst = (1 << 24) - (kept[:, self._count - 1] >> RANK_BITS)
+        below = (1 << 24) - 1 - (kept[:, self._count - 1] >> RANK_BITS)
         lowest = np.where(self._is_padding[some], _HIGHEST, _LOWEST)
-        self._thresholds[some] = np.where(kept[:, self._count - 1] == NO_KEY, lowest, worst)
+        self._thresholds[some] = np.where(kept[:, self._count - 1] == NO_KEY, lowest, below)
 
     def first(self) -> NDArray[np.int64]:
         """Keys of the first records, int64 (nq, count), ascending."""

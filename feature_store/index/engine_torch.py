@@ -11,7 +11,8 @@ The `count` groups of smallest such keys hold the `count` first records. Proof: 
 one of these, in group A with largest similarity S >= s and first rank R <= r. A group B before A has a similarity above
 S, or one equal to S. In the second case it has only ranks below R, because groups are ranges of ranks. In both cases it
 holds a record before a. There are fewer than `count` records before a, so fewer than `count` such groups. Only the
-chosen groups' similarities become keys.
+chosen groups' similarities become keys. Where ranks are not in a row (`GatheredRows.ranks`) a group is known by the
+first of its keys, so that the same holds, and all similarities become keys.
 
 **Padding.** Every panel is whole: the last one is filled up with rows of zeros, whose keys are NO_KEY, the last there
 are. So whether groups are chosen first follows from the count asked for, and never from how many records there are.
@@ -101,7 +102,7 @@ _LOCK = threading.RLock()
 class TorchPart:
     """Records on one device, panel after panel, ranks ascending from panel to panel; see Block."""
 
-    def __init__(self, rows: GatheredRows, first: int, device: torch.device, product: Product, tile_rows: int) -> None:
+    def __init__(self, rows: GatheredRows, device: torch.device, product: Product, tile_rows: int) -> None:
         self._device, self._product, self._count = device, product, len(rows)
         self._panel_rows = min(max(_GROUP, tile_rows // _GROUP * _GROUP), TILE_ROWS)
         self._panels = max(1, -(-len(rows) // self._panel_rows))
@@ -110,7 +111,8 @@ class TorchPart:
         for where, chunk in rows.chunks():
             self._rows[where] = torch.from_numpy(chunk).to(device)
         self._ranks = torch.full((shape[0],), _NO_RANK, dtype=torch.int64, device=device)
-        self._ranks[: len(rows)] = torch.arange(first, first + len(rows), device=device)
+        self._ranks[: len(rows)] = torch.from_numpy(rows.ranks).to(device)
+        self._in_a_row = bool((np.diff(rows.ranks) == 1).all())
         for start in range(0, shape[0], self._panel_rows):
             panel = slice(start, start + self._panel_rows)
             self._rows[panel], self._ranks[panel] = interleaved(self._rows[panel]), interleaved(self._ranks[panel])
@@ -133,7 +135,7 @@ class TorchPart:
             similarities, ranks = self._product(asked, self._rows[start:stop]), self._ranks[start:stop]
             if stop == len(self._rows):
                 similarities = similarities.masked_fill(ranks == _NO_RANK, _LEAST)
-            found = first_of_tile(similarities, ranks, count, self._panel_rows)
+            found = first_of_tile(similarities, ranks, count, self._panel_rows, in_a_row=self._in_a_row)
             best = _smallest(torch.cat([best, found], dim=1), count)
         return best
 
@@ -143,8 +145,9 @@ class TorchPart:
         if self._device.type == "cpu":
             return max(1, queries), 1
         wide = max(self._panel_rows, _WIDE_TILE_ROWS)
-        most_queries = max(1, min(queries, _WORKING_BYTES // _bytes(wide, count)))
-        return most_queries, max(1, _WORKING_BYTES // most_queries // _bytes(self._panel_rows, count))
+        each, in_a_panel = (_bytes(rows, count, in_a_row=self._in_a_row) for rows in (wide, self._panel_rows))
+        most_queries = max(1, min(queries, _WORKING_BYTES // each))
+        return most_queries, max(1, _WORKING_BYTES // most_queries // in_a_panel)
 
 
 class TorchBlock:
@@ -215,7 +218,7 @@ class TorchEngine(Engine):
             for number, device in enumerate(self._devices):
                 start, stop = number * step, min(len(rows), (number + 1) * step)
                 product = self._product or product_of(device)
-                parts.append(TorchPart(rows.part(start, stop), start, device, product, tile_rows))
+                parts.append(TorchPart(rows.part(start, stop), device, product, tile_rows))
         return TorchBlock(parts)
 
     def free(self, block: Block) -> None:
@@ -271,21 +274,23 @@ def _by_groups(groups: int, count: int) -> bool:
     return 2 * count <= groups
 
 
-def _bytes(rows: int, count: int) -> int:
+def _bytes(rows: int, count: int, *, in_a_row: bool) -> int:
     """Memory of selecting from `rows` records, per query."""
     if _by_groups(rows // _GROUP, count):
-        return _BYTES_PER_GROUPED_CELL * rows + _BYTES_PER_CELL * _GROUP * count
+        each = _BYTES_PER_GROUPED_CELL if in_a_row else _BYTES_PER_CELL
+        return each * rows + _BYTES_PER_CELL * _GROUP * count
     return _BYTES_PER_CELL * rows
 
 
-def first_of_tile(similarities: Tensor, ranks: Tensor, count: int, panel_rows: int) -> Tensor:
+def first_of_tile(similarities: Tensor, ranks: Tensor, count: int, panel_rows: int, *, in_a_row: bool = True) -> Tensor:
     """Keys of the first records of a tile, in no order; see **Groups** and **Panels** above.
 
     Args:
         similarities: float32 (nq, n), exact; n a multiple of `panel_rows`.
-        ranks: int64 (n,), interleaved within each panel, ascending from panel to panel.
+        ranks: int64 (n,), interleaved within each panel, ascending from panel to panel if they are in a row.
         count: at least 1.
         panel_rows: records of a panel.
+        in_a_row: whether the ranks of a group are in a row.
 
     Returns:
         int64 (nq, min(count, n)), NO_KEY among them where the tile holds fewer records.
@@ -294,9 +299,12 @@ def first_of_tile(similarities: Tensor, ranks: Tensor, count: int, panel_rows: i
     if not _by_groups(groups, count):
         return _smallest(_pack(similarities, ranks), count)
     paneled, members = similarities.view(-1, panels, panel_rows), ranks.view(panels, panel_rows)
-    grouped = paneled[:, :, : groups * _GROUP].view(-1, panels, _GROUP, groups)
-    largest = _pack(grouped.amax(dim=2), members[:, :groups]).flatten(1)
-    chosen = torch.topk(largest, count, dim=1, largest=False, sorted=False).indices
+    among = (slice(None), slice(None), slice(groups * _GROUP))
+    if in_a_row:
+        first_keys = _pack(paneled[among].view(-1, panels, _GROUP, groups).amax(dim=2), members[:, :groups])
+    else:
+        first_keys = _pack(paneled, members)[among].view(-1, panels, _GROUP, groups).amin(dim=2)
+    chosen = torch.topk(first_keys.flatten(1), count, dim=1, largest=False, sorted=False).indices
     first = chosen // groups * panel_rows + chosen % groups
     where = (first[:, :, None] + torch.arange(0, groups * _GROUP, groups, device=first.device)).flatten(1)
     keys = [_pack(torch.gather(similarities, 1, where), ranks[where])]

@@ -28,9 +28,11 @@ processor, at whatever time: an answer that is charged is given.
 
 **Engines.** An engine loads records, and a block of them finds first keys; the plain engine needs nothing but numpy. A
 block compares similarity and place in the order of ids as one number (`definition`, "Keys"), so no engine ever
-chooses among tied records, and a tie takes no extra work. Which operations a search runs follows from public
-numbers: the dimension, the number of queries, the count asked for. The number of records decides how many tiles there
-are, and nothing else.
+chooses among tied records, and a tie takes no extra work. Neither does the order in which an engine meets the records
+change what it finds; it may change for how long it searches. So that order is no requester's to choose: private records
+lie in the order of their random ids, and public questions in a secret one (`in_this_order`). Which operations a search
+runs follows from public numbers: the dimension, the number of queries, the count asked for. The number of records
+decides how many tiles there are, and nothing else.
 """
 
 from __future__ import annotations
@@ -190,8 +192,8 @@ class _Part:
     """A loaded part.
 
     Attributes:
-        block: its records, which were not removed, in the order of their ids.
-        rows: int64 (m + 1,), their rows in the features; then NO_RECORD.
+        block: its records, which were not removed.
+        rows: int64 (m + 1,), their rows in the features, in the order of their ids; then NO_RECORD.
     """
 
     block: Block
@@ -209,6 +211,7 @@ class ExactIndex:
         memory_limit_bytes: see the module; None for no limit.
         max_records: a public bound on n, from which sizes follow; None where there is none.
         removed: ids of records that are not there, as if they were removed later.
+        in_this_order: engines meet the records in this order, and not in that of their ids; neighbors are equal.
 
     Attributes:
         engine: what searches now: another one than at the beginning where a device failed.
@@ -230,6 +233,7 @@ class ExactIndex:
         memory_limit_bytes: int | None = None,
         max_records: int | None = None,
         removed: NDArray[np.int64] = NO_IDS,
+        in_this_order: bool = False,
     ) -> None:
         check_features(features)
         check_record_ids(record_ids, len(features))
@@ -241,6 +245,7 @@ class ExactIndex:
         self._alive.remove(removed, missing_ok=False)
         self._limit = memory_limit_bytes
         self._max_records = max_records
+        self._in_this_order = in_this_order
         self._step: int | None = None
         self._kept: list[_Part] | None = None
         self.engine = engine
@@ -372,10 +377,13 @@ class ExactIndex:
         rows = np.flatnonzero(self._alive.marks[where]) + (where.start or 0)
         if not len(rows):
             return
-        rows = rows[np.argsort(self._ids[rows])]
+        by_id = np.argsort(self._ids[rows])
+        places = np.arange(len(rows)) if self._in_this_order else by_id
+        ranks = np.empty_like(places)
+        ranks[by_id] = np.arange(len(rows))
         chunk_bytes = _GATHER_FREELY_BYTES if self._limit is None else _GATHER_BYTES
-        gathered = GatheredRows(self._features, rows, chunk_bytes)
-        part = _Part(self.engine.load(gathered, self._public_rows), np.append(rows, NO_RECORD))
+        gathered = GatheredRows(self._features, rows[places], chunk_bytes, ranks[places])
+        part = _Part(self.engine.load(gathered, self._public_rows), np.append(rows[by_id], NO_RECORD))
         if not is_checked:
             self._check_found(part, gathered)
         yield part
@@ -394,7 +402,7 @@ class ExactIndex:
         asked = queries.astype(np.float64)
         expected = np.empty((len(queries), 0), dtype=np.int64)
         for where, chunk in rows.chunks():
-            keys = pack(asked @ chunk.astype(np.float64).T, np.arange(where.start, where.stop))
+            keys = pack(asked @ chunk.astype(np.float64).T, rows.ranks[where])
             expected = np.concatenate([expected, keys], axis=1)
             expected.sort(axis=1)
             expected = expected[:, :_CHECKED_FOUND]
@@ -449,7 +457,7 @@ class DeviceFault(Exception):
 
 
 class Block(Protocol):
-    """Some records, loaded. The rank of a record in its keys is its place among them, from 0."""
+    """Some records, loaded. The rank of a record in its keys is its place in the order of their ids, from 0."""
 
     def __len__(self) -> int: ...
 
@@ -481,7 +489,7 @@ class Engine:
         return None
 
     def load(self, rows: GatheredRows, most_rows: int) -> Block:
-        """A block of at least one row; `rows` are in the order of record ids.
+        """A block of at least one row, searched in the order of `rows`, which say their ranks.
 
         Args:
             most_rows: a public number of rows that sizes of tiles and numbers of threads may follow from; `rows`
@@ -497,10 +505,15 @@ class Engine:
 
 
 class NumpyBlock:
-    """Records as a float32 matrix; see Block."""
+    """Records as a float32 matrix; see Block.
 
-    def __init__(self, rows: NDArray[np.float32]) -> None:
+    Args:
+        ranks: of the rows, if they are not in the order of ids.
+    """
+
+    def __init__(self, rows: NDArray[np.float32], ranks: NDArray[np.int64] | None = None) -> None:
         self._rows = rows
+        self._ranks = np.arange(len(rows)) if ranks is None else ranks
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -516,7 +529,7 @@ class NumpyBlock:
             for start in range(0, len(self), _TILE_ROWS):
                 scores = self.scores(some, slice(start, start + _TILE_ROWS))
                 width = count + scores.shape[1]
-                best[:, count:width] = pack(scores, np.arange(start, start + scores.shape[1]))
+                best[:, count:width] = pack(scores, self._ranks[start : start + _TILE_ROWS])
                 best[:, :width].partition(count - 1, axis=1)
             found[first : first + _TILE_QUERIES] = best[:, :count]
         found.sort(axis=1)
@@ -539,4 +552,4 @@ class NumpyEngine(Engine):
         floats = np.empty((len(rows), rows.dimension), dtype=np.float32)
         for where, chunk in rows.chunks():
             floats[where] = chunk
-        return NumpyBlock(floats)
+        return NumpyBlock(floats, rows.ranks)

@@ -9,7 +9,7 @@ second: for AVX2 and AVX-512, with VNNI or without. This is the only module that
 Both sides are packed first. A panel of records holds, for one pair of coordinates after the other, that pair of each of
 its `rows_per_panel` records; queries lie in groups of `queries_per_group` in the same way. `score` walks over groups
 and panels with one sum per query and record in a register, and appends the keys (`definition`) of those above a query's
-threshold.
+threshold and before its worst key.
 
 **Exact.** Coordinates are at most 2048 in absolute value (`definition`), so a product is at most 2^22, and two of them
 2^23: `vpmaddwd` cannot wrap (its one case is four times -32768). A sum over any subset of coordinates is below 2^24 by
@@ -49,10 +49,10 @@ class PairKernel:
             row rows[i] goes to place i % rows-of-a-panel of panel i // rows-of-a-panel. A last coordinate
             without a partner has 0 for one.
         score: (records, panels, panels at a time, queries, groups, pairs of coordinates, records that count,
-            ranks int64 *, thresholds int32 *, counts int64 *, keys int64 *, capacity, step) -> next step. Every record
-            whose similarity is above its query's threshold has its key put at keys[query, counts[query]]. It stops
-            before a step for which a query of the group lacks room, to be called again with that step. The last step is
-            that of ceil(panels / panels at a time) * groups.
+            ranks int64 *, thresholds int32 *, counts int64 *, keys int64 *, capacity, step, kept) -> next step. Every
+            record whose similarity is above its query's threshold, and whose key is below keys[query, kept - 1], has
+            it put at keys[query, counts[query]]. It stops before a step for which a query of the group lacks room, to
+            be called again with that step. The last step is that of ceil(panels / panels at a time) * groups.
         code: keeps the compiled code alive.
     """
 
@@ -99,7 +99,7 @@ def compile_kernel(*, without: frozenset[str] = frozenset()) -> PairKernel:
     code.finalize_object()
     address, number = ctypes.c_void_p, ctypes.c_int64
     pack = ctypes.CFUNCTYPE(None, address, number, address, *[number] * 4, address)
-    score = ctypes.CFUNCTYPE(number, address, number, number, address, *[number] * 3, *[address] * 4, number, number)
+    score = ctypes.CFUNCTYPE(number, address, number, number, address, *[number] * 3, *[address] * 4, *[number] * 3)
     vnni = has.get("avx512vnni") if width == 16 else has.get("avxvnni") or has.get("avx512vnni")
     return PairKernel(
         instructions=f"{'vpdpwssd' if vnni else 'vpmaddwd'} of {32 * width} bits",
@@ -188,9 +188,9 @@ def _write_score(module: Any, width: int, group: int, vectors: int, *, wide: boo
     sums, halves = ir.VectorType(_I32, width), ir.VectorType(_I16, 2 * width)
     name = "llvm.x86.avx512.pmaddw.d.512" if wide else "llvm.x86.avx2.pmadd.wd"
     multiply = ir.Function(module, ir.FunctionType(sums, [halves, halves]), name)
-    kind = ir.FunctionType(_I64, [_POINTER, _I64, _I64, _POINTER, *[_I64] * 3, *[_POINTER] * 4, _I64, _I64])
+    kind = ir.FunctionType(_I64, [_POINTER, _I64, _I64, _POINTER, *[_I64] * 3, *[_POINTER] * 4, *[_I64] * 3])
     function = ir.Function(module, kind, "score")
-    records, panels, at_once, queries, groups, pairs, count, ranks, thresholds, counts, keys, capacity, begin = (
+    records, panels, at_once, queries, groups, pairs, count, ranks, thresholds, counts, keys, capacity, begin, kept = (
         function.args
     )
     for pointer in (records, queries, ranks, thresholds, counts, keys):
@@ -235,6 +235,7 @@ def _write_score(module: Any, width: int, group: int, vectors: int, *, wide: boo
                 to.store(to.load(cell, typ=sums), _at(to, tile, _number(number), sums))
             with _loop(to, zero, _number(group)) as row:
                 asking = to.add(first_query, row)
+                worst = _load(to, keys, to.add(to.mul(asking, capacity), to.sub(kept, _number(1))), _I64)
                 threshold = everywhere(_load(to, thresholds, asking, _I32))
                 with _loop(to, zero, _number(vectors)) as vector:
                     scores = _at(to, tile, to.add(to.mul(row, _number(vectors)), vector), sums)
@@ -246,9 +247,10 @@ def _write_score(module: Any, width: int, group: int, vectors: int, *, wide: boo
                             similarity = to.sext(_load(to, scores, bit, _I32), _I64)
                             above_it = to.shl(to.sub(_number(1 << 24), similarity), _number(RANK_BITS))
                             key = to.or_(above_it, _load(to, ranks, place, _I64))
-                            found = _load(to, counts, asking, _I64)
-                            to.store(key, _at(to, keys, to.add(to.mul(asking, capacity), found), _I64))
-                            to.store(to.add(found, _number(1)), _at(to, counts, asking, _I64))
+                            with to.if_then(to.icmp_signed("<", key, worst)):
+                                found = _load(to, counts, asking, _I64)
+                                to.store(key, _at(to, keys, to.add(to.mul(asking, capacity), found), _I64))
+                                to.store(to.add(found, _number(1)), _at(to, counts, asking, _I64))
     to.ret(to.mul(parts, groups))
 
 

@@ -17,11 +17,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from feature_store.results.models import ATTRIBUTES, Measured, StoredModel, model_file, model_of_bytes
+from feature_store.results.models import (
+    ATTRIBUTES,
+    LINEAR,
+    Measured,
+    ReleasedModels,
+    StoredModel,
+    model_file,
+    model_of_bytes,
+)
 from labeler.errors import BadData
 from labeler.evaluation import SPEAKS_FOR, Evaluation, choose_bands, choose_layout
 from labeler.methods.evaluate import Layout, Scored, edges_of
-from labeler.privacy_card import joined_cards
+from labeler.privacy_card import card_beside_claim, joined_cards
 from labeler.task import Task
 
 EVALUATION: Final = "evaluation.json"
@@ -65,7 +73,7 @@ def question_of(
 
 
 def released_model(model: bytes, *, name: str) -> StoredModel:
-    """Read a model to evaluate; it must label classes, and carry the privacy card of the job that released it.
+    """Read a model to evaluate; it must label classes, and carry a privacy card, whose numbers are only claims.
 
     Raises:
         BadData: it is no such model.
@@ -74,7 +82,7 @@ def released_model(model: bytes, *, name: str) -> StoredModel:
     if stored.kind == ATTRIBUTES:
         raise BadData(f"{name} labels attributes, any number per image, and an evaluation counts one class each")
     try:
-        joined_cards(stored.card, stored.card, confidence="")
+        card_beside_claim(stored.card, {"task_digest": ""}, confidence="")
     except (KeyError, TypeError, AttributeError):
         raise BadData(f"{name} holds no privacy card of this version; download it again") from None
     return stored
@@ -98,14 +106,20 @@ def evaluation_document(
     card: Mapping[str, Any],
     job_id: str,
     created_at: str,
+    released: ReleasedModels,
 ) -> dict[str, Any]:
-    """Return the content of evaluation.json."""
+    """Return the content of evaluation.json.
+
+    Args:
+        released: the models that were released here: the job of another one is what its file claims.
+    """
     asked = Scored.of_rows(question)
     model = model_of_bytes(asked.model, name="the question")
-    sigma = task.sum_sigma_votes(contributors)
+    sigma, known = task.sum_sigma_votes(contributors), released.find(model)
+    job = {"job_id": known[0]} if known else {"job_id": "", "claimed_job_id": model.job_id[:200]}
     found = Evaluation.of(asked, task.classes, votes, sigma=sigma, contributors=contributors)
     return found.to_json() | {
-        "model": {"sha256": hashlib.sha256(asked.model).hexdigest(), "kind": model.kind, "job_id": model.job_id},
+        "model": {"sha256": hashlib.sha256(asked.model).hexdigest(), "kind": model.kind} | job,
         "job_id": job_id,
         "task_digest": task.digest,
         "created_at": created_at,
@@ -113,20 +127,29 @@ def evaluation_document(
     }
 
 
-def measured_model(model: bytes, evaluation: Mapping[str, Any]) -> bytes:
+def measured_model(model: bytes, evaluation: Mapping[str, Any], *, released: ReleasedModels) -> bytes:
     """Return the file of the evaluated model, which now states in each band the share that was right there.
 
-    This is post-processing: it costs nothing more.
+    This is post-processing: it costs nothing more. The card states the price of both only if the model was released
+    here. Else it states that of the evaluation, and beside it what the model's file claims.
     """
     stored = model_of_bytes(model, name="the question")
+    known, evaluated = released.find(stored), evaluation["privacy"]
+    if known is not None:
+        card = joined_cards(known[1], evaluated, confidence=CONFIDENCE)
+    else:
+        card = card_beside_claim(stored.card, evaluated, confidence=CONFIDENCE)
+    # How the model is read, which `StoredModel.check_fits` has checked. It says nothing of a price.
+    card |= {"backbone_fingerprint": stored.fingerprint}
+    card |= {"training": stored.card["training"]} if stored.kind == LINEAR else {}
     measured = Measured(tuple(evaluation["edges"]), tuple(map(tuple, evaluation["stated"])))
     return model_file(
         stored.arrays,
         kind=stored.kind,
         classes=stored.classes,
-        card=joined_cards(stored.card, evaluation["privacy"], confidence=CONFIDENCE),
+        card=card,
         backbone=stored.backbone,
-        job_id=stored.job_id,
+        job_id=None if known is None else known[0],
         measured=measured,
         probe=stored.probe,
     )

@@ -5,19 +5,24 @@ reveal at most, and is read back in the tests by the tool it is for. An interrup
 
 Croissant (mlcommons.org/croissant, 1.0) tells tools where the columns are, how many bytes each file has and what its
 SHA-256 is. `datasets.load_dataset(folder)` reads the Hugging Face folder without any further word.
+
+More than 600 lines: the formats are read together with the names that all of them share.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
-import io
 import json
 import os
+import re
 import shutil
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import Any, Final
 from xml.etree import ElementTree
 
@@ -70,6 +75,9 @@ LABEL_STUDIO_IMAGE = "image"
 """Names of the tags in `label_studio_config`, to which each prediction refers."""
 
 
+_NO_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
 def config_beside(out: Path) -> Path:
     """Return the path of the labeling configuration of Label Studio tasks."""
     return out.with_suffix(".config.xml")
@@ -80,6 +88,9 @@ def label_studio_config(table: pa.Table) -> bytes:
 
     To be pasted into the project's settings (Labeling Interface, Code) before its tasks are imported: a prediction of a
     choice that the project does not have is refused.
+
+    Raises:
+        InvalidSetting: a class has a name that XML cannot hold.
     """
     several = "multiple" if are_attributes(table) else "single"
     view = ElementTree.Element("View")
@@ -88,6 +99,11 @@ def label_studio_config(table: pa.Table) -> bytes:
         view, "Choices", name=LABEL_STUDIO_CHOICES, toName=LABEL_STUDIO_IMAGE, choice=several
     )
     for name in json.loads(table.schema.metadata[b"classes"]):
+        if _NO_XML.search(name):
+            raise InvalidSetting(
+                f"the class {name!r} has a character that Label Studio's configuration, which is XML, cannot hold; "
+                "choose another format"
+            )
         ElementTree.SubElement(choices, "Choice", value=name)
     ElementTree.indent(view)
     return ElementTree.tostring(view, encoding="unicode").encode() + b"\n"
@@ -128,9 +144,10 @@ def _labelled(row: Mapping[str, Any]) -> list[Any]:
 
 
 def _csv(rows: Iterable[Iterable[Any]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
+    lines: list[str] = []
+    # With this end of a line: Python before 3.13 quotes a carriage return, which ends a row for readers, only then.
+    csv.writer(SimpleNamespace(write=lines.append), lineterminator="\r\n").writerows(rows)
+    return "".join(line.removesuffix("\r\n") + "\n" for line in lines).encode()
 
 
 def chunks(table: pa.Table) -> Iterator[list[dict[str, Any]]]:
@@ -156,40 +173,104 @@ def write_label_studio(wanted: Wanted) -> Path:
     return wanted.out
 
 
+NAMES_FILE = "labels.csv"
+
+
 def write_image_folder(wanted: Wanted) -> Path:
     """One folder for each class with a link (or a copy) of each of its images, as torchvision's ImageFolder reads it.
 
-    Names keep the folders they were in, with "-" for "/"; where two meet, the later gets a number.
+    Names keep the folders they were in, with "-" for "/"; `safe_names` decides the rest. NAMES_FILE beside the folders
+    says of each file which image it is, and the name of its class.
     """
     stamp = stamp_of(wanted.table)
-    check_new(wanted.out)
-    found = pictures(wanted.images, wanted.table["source"].to_pylist())
-    for name in stamp.classes:
-        (wanted.out / folder_name(name)).mkdir(parents=True, exist_ok=True)
-    for path, name, label in zip(
-        found, wanted.table["source"].to_pylist(), wanted.table["label_name"].to_pylist(), strict=True
-    ):
-        target = _free(wanted.out / folder_name(label) / "-".join(PurePosixPath(name).parts))
+    check_new(wanted.out, as_folder=True)
+    sources, labels = wanted.table["source"].to_pylist(), wanted.table["label_name"].to_pylist()
+    found = pictures(wanted.images, sources)
+    classes = list(dict.fromkeys([*stamp.classes, *labels]))
+    folders = dict(zip(classes, safe_names([NAMES_FILE, *classes])[1:], strict=True))
+    files = safe_names("-".join(part for part in PurePosixPath(source).parts if part != "/") for source in sources)
+    wanted.out.mkdir(parents=True, exist_ok=True)
+    for folder in folders.values():
+        (wanted.out / folder).mkdir()
+    names = [f"{folders[label]}/{file}" for label, file in zip(labels, files, strict=True)]
+    for path, name in zip(found, names, strict=True):
+        target = wanted.out / name
         if wanted.copy:
-            shutil.copyfile(path, target)
+            # A new file, never one that somebody has put there, nor what a link there names.
+            with path.open("rb") as picture, target.open("xb") as copied:
+                shutil.copyfileobj(picture, copied)
         else:
             target.symlink_to(os.path.relpath(path.resolve(), target.parent.resolve()))
+    rows = [("file_name", "label", "source"), *zip(names, labels, sources, strict=True)]
+    replace_file(wanted.out / NAMES_FILE, _csv(rows))
     sync_folder(wanted.out)
     return wanted.out
 
 
+MOST_NAME_BYTES: Final = 255
+"""Of a file's name, in UTF-8, on the usual file systems."""
+
+_RESERVED: Final = re.compile(r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|conin\$|conout\$) *(\.|$)", re.IGNORECASE)
+_LONGEST_SUFFIX = 16
+
+
+def safe_names(names: Iterable[str]) -> list[str]:
+    """Return a name for a file or folder for each name: safe on every system, all different, as they were if possible.
+
+    Two names are different if they are on every system: whatever their case and however their letters are composed.
+    Where some meet, the first that needed no change keeps its name, or else the first; the others get a number. The
+    same names give the same result.
+    """
+    wanted = list(names)
+    found = [folder_name(name) for name in wanted]
+    taken, numbers, later = set[str](), dict[str, int](), []
+    for place in sorted(range(len(wanted)), key=lambda place: found[place] != wanted[place]):
+        if (key := _key(found[place])) in taken:
+            later.append((place, key))
+        taken.add(key)
+    for place, key in later:
+        suffix = _suffix(found[place])
+        stem = found[place].removesuffix(suffix)
+        while _key(found[place]) in taken:
+            numbers[key] = numbers.get(key, 1) + 1
+            tail = f"-{numbers[key]}{suffix}"
+            found[place] = _cut(stem, MOST_NAME_BYTES - len(tail.encode())) + tail
+        taken.add(_key(found[place]))
+    return found
+
+
 def folder_name(name: str) -> str:
-    """A class name as the name of a folder: no separators, never the folder above."""
-    plain = name.replace("/", "_").replace("\\", "_").replace("\0", "_")
-    return plain if plain.strip(". ") else f"class {plain!r}"
+    """Return a name as that of a file or folder; see `safe_names`, which makes several different.
+
+    Separators and control characters become "_". Spaces and dots at its end fall away, as Windows drops them. What is
+    hidden, an option, a drive or a device elsewhere begins with "_". At most 255 bytes: the end is cut, but a suffix.
+    """
+    plain = "".join(
+        "_" if letter in "/\\" or unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") else letter
+        for letter in name
+    )
+    plain = re.sub(r"^([A-Za-z]):", r"\1_", plain.strip(" ").rstrip(". "))
+    if not plain or plain[0] in ".-~" or _RESERVED.match(plain):
+        plain = "_" + plain
+    suffix = _suffix(plain)
+    return _cut(plain.removesuffix(suffix), MOST_NAME_BYTES - len(suffix.encode())) + suffix
 
 
-def _free(path: Path) -> Path:
-    number, wanted = 1, path
-    while path.is_symlink() or path.exists():
-        number += 1
-        path = wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")
-    return path
+def _suffix(name: str) -> str:
+    suffix = PurePosixPath(name).suffix
+    return suffix if len(suffix.encode()) <= _LONGEST_SUFFIX else ""
+
+
+def _cut(text: str, most_bytes: int) -> str:
+    """As much of a text as its UTF-8 has room for, without blanks or dots at its end."""
+    if len(text.encode()) <= most_bytes:
+        return text
+    return text.encode()[:most_bytes].decode("utf-8", "ignore").rstrip(". ")
+
+
+def _key(name: str) -> str:
+    """A name as a system sees it that knows neither case nor composition."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
 
 
 def label_studio_task(row: Mapping[str, Any], task_name: str, *, image_root: str = "") -> dict[str, Any]:
@@ -219,9 +300,11 @@ def picture(root: Path, name: str) -> Path:
         BadData: it is not there, or lies outside of the folder.
     """
     path = root / name
-    if not path.is_file() or not path.resolve().is_relative_to(root.resolve()):
-        raise BadData(f"there is no image {name!r} in {root}; name the folder that was embedded")
-    return path
+    # A name that is longer than any file's has none.
+    with suppress(OSError):
+        if path.is_file() and path.resolve().is_relative_to(root.resolve()):
+            return path
+    raise BadData(f"there is no image {name!r} in {root}; name the folder that was embedded")
 
 
 def pictures(root: Path | None, names: Iterable[str]) -> list[Path]:
@@ -236,13 +319,17 @@ def pictures(root: Path | None, names: Iterable[str]) -> list[Path]:
     return [picture(root, name) for name in names]
 
 
-def check_new(out: Path) -> None:
+def check_new(out: Path, *, as_folder: bool = False) -> None:
     """Refuse to write over something.
 
+    Args:
+        as_folder: whether a folder is written, for which an empty one may be there.
+
     Raises:
-        InvalidSetting: it is there, and not an empty folder.
+        InvalidSetting: it is there, also a link that leads nowhere.
     """
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    is_free_folder = as_folder and out.is_dir() and not any(out.iterdir())
+    if os.path.lexists(out) and not is_free_folder:
         raise InvalidSetting(f"{out} is there already; name a new place")
 
 
@@ -280,7 +367,7 @@ _COLUMNS = (
 def write_croissant(wanted: Wanted) -> Path:
     """Write `labels.parquet` and `croissant.json` into a folder; the description last."""
     stamp = stamp_of(wanted.table)
-    check_new(wanted.out)
+    check_new(wanted.out, as_folder=True)
     wanted.out.mkdir(parents=True, exist_ok=True)
     labels = wanted.out / LABELS_FILE
     write_parquet(wanted.table, labels)
@@ -391,7 +478,7 @@ _PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 def write_data_set(wanted: Wanted) -> Path:
     """Write the folder; the card last, so that a folder with a card is whole."""
     stamp = stamp_of(wanted.table)
-    check_new(wanted.out)
+    check_new(wanted.out, as_folder=True)
     names = wanted.table["source"].to_pylist()
     found = pictures(wanted.images, names) if wanted.images is not None else None
     data = wanted.out / "data"
@@ -407,7 +494,7 @@ def write_data_set(wanted: Wanted) -> Path:
             temporary.open("wb") as file,
             pq.ParquetWriter(file, schema, compression="zstd") as writer,
         ):
-            for rows in _groups(wanted.table, found, start, stop, schema):
+            for rows in _groups(wanted, found, start, stop, schema):
                 writer.write_table(rows)
     sync_folder(data)
     replace_file(wanted.out / "README.md", card(stamp, count, with_pictures=found is not None).encode())
@@ -492,15 +579,17 @@ def _schema(stamp: ImageStamp, *, with_pictures: bool) -> pa.Schema:
     return pa.schema(fields, metadata=metadata)
 
 
-def _groups(table: pa.Table, found: list[Path] | None, start: int, stop: int, schema: pa.Schema) -> Iterator[pa.Table]:
+def _groups(wanted: Wanted, found: list[Path] | None, start: int, stop: int, schema: pa.Schema) -> Iterator[pa.Table]:
+    table, root = wanted.table, wanted.images or Path()
     for begin in range(start, stop, ROWS_PER_GROUP):
         rows = table.slice(begin, min(ROWS_PER_GROUP, stop - begin))
         names = rows["source"].to_pylist()
         first = pa.array(names, pa.string())
         if found is not None:
             values = [
-                {"bytes": path.read_bytes(), "path": name}
-                for path, name in zip(found[begin : begin + len(names)], names, strict=True)
+                # Relative, also where the name is not: a tool may write the picture under it.
+                {"bytes": path.read_bytes(), "path": Path(os.path.relpath(path, root)).as_posix()}
+                for path in found[begin : begin + len(names)]
             ]
             first = pa.array(values, _PICTURE)
         columns = [first, rows["label"].cast(pa.int64()), rows["confidence"], rows["origin"]]
@@ -512,7 +601,9 @@ def _value(dtype: str) -> dict[str, str]:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    """A text of YAML, which takes a JSON text but for characters that do not print."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in quoted)
 
 
 _WRITERS: Final[dict[str, Callable[[Wanted], Path]]] = {

@@ -144,16 +144,18 @@ def stamp_of(table: pa.Table) -> ImageStamp:
         about = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
         if table.schema.names != IMAGE_SCHEMA.names:
             raise ValueError
+        classes = tuple(json.loads(about["classes"]))
+        "".join(classes).encode()  # JSON can spell half of a surrogate pair, which is no text
         return ImageStamp(
             task_digest=about["task_digest"],
             job_id=about["job_id"],
-            classes=tuple(json.loads(about["classes"])),
+            classes=classes,
             privacy=json.loads(about["privacy"]),
             is_seeded=bool(json.loads(about["seeded"])),
             created_at=about["created_at"],
             task_name=about.get("task_name", ""),
         )
-    except (KeyError, ValueError, UnicodeDecodeError):
+    except (KeyError, TypeError, ValueError):
         raise BadData(
             "these are no labels of images as this version writes them; run `labeler run` again in the job's folder: "
             "nothing is asked or charged twice"

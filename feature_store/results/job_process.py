@@ -33,7 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from feature_store.decode import Skipped
 from feature_store.query_selection import select_queries
 from feature_store.results.image_labels import ImageStamp, image_label_table
-from feature_store.results.models import model_file
+from feature_store.results.models import RELEASED, ReleasedModels, model_file
 from feature_store.results.pseudo_labels import label_released, task_of
 from feature_store.results.questions import (
     IMAGE_FAILURE,
@@ -46,6 +46,7 @@ from feature_store.results.questions import (
     StoredQuestions,
     read_parquet,
     read_stored_questions,
+    saying_progress,
     unasked,
     write_failure,
     write_parquet,
@@ -97,7 +98,10 @@ def write_questions(folder: Path, request: QuestionRequest) -> None:
         UnreadableImage: of some images it has made none, a blank one for example.
     """
     features = given_features(folder / UPLOAD) if request.source == "features" else _embedded(folder / SHARD)
-    queries = select_queries(features, strategy=request.strategy, count=request.count, seed=request.seed)
+    with saying_progress(folder) as progress:
+        queries = select_queries(
+            features, strategy=request.strategy, count=request.count, seed=request.seed, progress=progress
+        )
     stored = StoredQuestions(
         features=queries.features,
         rows=queries.rows,
@@ -203,6 +207,11 @@ class LabelingOrder(BaseModel):
     backbone: str = ""
     rounds: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def released(self) -> ReleasedModels:
+        """What this service released: `released/` in its home, beside `jobs/`; it outlives a job's own files."""
+        return ReleasedModels(Path(self.folder).parent.parent / RELEASED)
+
 
 def label_job(order: LabelingOrder) -> None:
     """Write the labels of every image of a job, and its student; the labels last.
@@ -230,14 +239,16 @@ def label_job(order: LabelingOrder) -> None:
     contributors = np.array([order.contributors])
     if is_several:
         contributors = np.repeat([own for _, own in order.rounds], [asked for asked, _ in order.rounds])
-    said = label_released(
-        table,
-        questions=questions.features,
-        rows=questions.rows,
-        assignment=questions.assignment,
-        images=features,
-        contributors=contributors,
-    )
+    with saying_progress(folder) as progress:
+        said = label_released(
+            table,
+            questions=questions.features,
+            rows=questions.rows,
+            assignment=questions.assignment,
+            images=features,
+            contributors=contributors,
+            progress=progress,
+        )
     stamp = ImageStamp(
         task_digest=order.task_digest,
         task_name=task.name,
@@ -258,6 +269,7 @@ def label_job(order: LabelingOrder) -> None:
         backbone=order.backbone,
         job_id=order.job_id,
     )
+    order.released.add(student)
     replace_file(folder / STUDENT, student, mode=0o600)
     write_parquet(rows, folder / IMAGE_LABELS, mode=0o600)
 
@@ -283,10 +295,13 @@ def _write_evaluation(
         card=order.card,
         job_id=order.job_id,
         created_at=order.created_at,
+        released=order.released,
     )
     model = Scored.of_rows(question).model
     released_model(model, name="the evaluated model")
-    replace_file(folder / STUDENT, measured_model(model, document), mode=0o600)
+    measured = measured_model(model, document, released=order.released)
+    order.released.add(measured)
+    replace_file(folder / STUDENT, measured, mode=0o600)
     replace_file(folder / EVALUATION, evaluation_bytes(document), mode=0o600)
 
 

@@ -15,26 +15,31 @@ The folder of a finished run also holds what `labeler student` needs (`ForStuden
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from labeler.errors import BadData
+from labeler.errors import BadData, LabelerError, MixedShards
 from labeler.methods.blind_average import LinearTerms, MeanTerms
 from labeler.methods.federated import StepTerms
 from labeler.release import arrays_from_bytes, arrays_to_bytes
-from labeler.setting import Training
+from labeler.setting import LEAST, Training
+from labeler.steady import MOST, is_steady, steady_arrays
 from labeler.system.files import read_named, replace_file, replacing
+
+if TYPE_CHECKING:
+    from feature_store.students.answers import Forms
 
 _MOST_BYTES: Final = 2**30
 """Of a model: twice what 32,000 classes of 2,048 features take."""
@@ -95,6 +100,8 @@ class Measured:
         numbers = [*self.edges, *(one for row in self.stated for one in row)]
         if {len(row) for row in self.stated} != {len(self.edges) + 1} or not all(0 <= one <= 1 for one in numbers):
             raise ValueError("each band of confidence has one share that is right")
+        if not is_steady(np.array(numbers)):
+            raise ValueError("a share of a band is 0, or a number that a model may hold (labeler.steady)")
 
     def __call__(self, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
         """Probabilities whose largest, at the class it was, is what the band deserves: at least as much as all alike.
@@ -187,21 +194,77 @@ class StoredModel:
         """Return the stated probabilities: the same class, as sure as an evaluation found."""
         return own if self.measured is None else self.measured(own)
 
+    def check_fits(self, classes: Sequence[str], *, fingerprint: str, dimension: int) -> None:
+        """Refuse a model that does not label features of such a task in a time that no record changes.
+
+        A stranger may have made it. Nothing here depends on a record.
+
+        Raises:
+            MixedShards: it is of other classes, another backbone or dimension, or of attributes; or it holds a number
+                that is not steady (`labeler.steady`).
+        """
+        if tuple(self.classes) != tuple(classes):
+            its, ours = (", ".join(names[:8]) + ", ..." * (len(names) > 8) for names in (self.classes, classes))
+            raise MixedShards(
+                f"the model that is evaluated has other classes ({its}) than are asked for here ({ours}); name those "
+                "of its file, in its order"
+            )
+        if self.fingerprint != fingerprint:
+            raise MixedShards(
+                f"the model that is evaluated reads features of backbone {self.fingerprint[:12]}, the task's are of "
+                f"{fingerprint[:12]}"
+            )
+        if self.kind == ATTRIBUTES or self.dimension != dimension or _sizes(self)["classes"] != len(classes):
+            raise MixedShards(
+                f"the model does not give each of {len(classes)} classes a probability from features of {dimension} "
+                "numbers; evaluate a student or a released model of classes"
+            )
+        numbers = dict(self.arrays)
+        if self.kind == LINEAR:
+            try:
+                terms = self._terms()
+            except LabelerError as error:
+                raise MixedShards(f"the terms by which the model was trained are none: {error}") from None
+            numbers["terms"] = np.array([terms.feature_norm, terms.bias_feature])
+        if wrong := sorted(name for name, one in numbers.items() if not is_steady(one)):
+            raise MixedShards(
+                f"the model does not give each of {len(classes)} classes a probability in a time that no record "
+                f"changes: its {wrong[0][:60]} hold a number that is neither 0 nor between {LEAST:g} and {MOST:g} in "
+                "absolute value; evaluate a model as its job gave it, and train an older student again (labeler "
+                "student)"
+            )
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that a release tells in it: the arrays, and what an evaluation measured.
+
+        Its other metadata, like the card and the job's id, are claims of whoever wrote the file.
+        """
+        told = model_file(self.arrays, kind="", classes=(), card={}, measured=self.measured)
+        return hashlib.sha256(told).hexdigest()
+
     @cached_property
     def _scorer(self) -> Callable[[NDArray[np.int16]], NDArray[np.float64]]:
-        """The function that scores features, made of the arrays once."""
+        """The function that scores features, made of the arrays once; steady, whatever they hold (labeler.steady).
+
+        Raises:
+            BadData: they hold NaN, or a linear model does not say how it was trained.
+        """
+        arrays = steady_arrays(self.arrays)
+        if any(np.isnan(one).any() for one in arrays.values()):
+            raise BadData("the model holds numbers that are none (NaN); download it again")
         if self.kind == ATTRIBUTES:
             from feature_store.students.attributes import AttributeHeads
 
-            return AttributeHeads.of_arrays(self.arrays).predict_proba
+            return AttributeHeads.of_arrays(arrays).predict_proba
         if self.kind != LINEAR:
             from feature_store.students import Student
 
-            return Student.of_arrays(self.kind, self.arrays).predict_proba
+            return Student.of_arrays(self.kind, arrays).predict_proba
         from feature_store.students.answers import softmax
         from labeler.linear_model import LinearModel
 
-        linear = LinearModel.of(self.arrays, self._terms())
+        linear = LinearModel.of(arrays, self._terms())
         return lambda features: softmax(linear.scores(features))
 
     def _terms(self) -> LinearTerms | MeanTerms | StepTerms:
@@ -224,6 +287,49 @@ class StoredModel:
             iterations=training.iterations,
             min_records=training.min_records,
         )
+
+
+@dataclass(frozen=True)
+class ReleasedModels:
+    """A folder's records of the models that were released here: by a service, or by the job of a folder.
+
+        FOLDER/DIGEST.json       the job that released the model, and its privacy card, from the ledger's own price
+
+    A record is found by what the model tells (`StoredModel.digest`). A card and a job's id in a file prove nothing:
+    anybody may write them. A record is never overwritten, so that a later file cannot lower a price.
+    """
+
+    folder: Path
+
+    def add(self, model: bytes) -> None:
+        """Record a model that was made here, with the card that it was made with."""
+        stored = model_of_bytes(model, name="the released model")
+        path = self._path(stored)
+        if not path.exists():
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            record = {"job_id": stored.job_id, "card": dict(stored.card)}
+            replace_file(path, json.dumps(record, allow_nan=False).encode(), mode=0o600)
+
+    def find(self, model: StoredModel) -> tuple[str, dict[str, Any]] | None:
+        """Return the job and the card of a model that was released here; None of any other.
+
+        Bands that nobody here measured change nothing about what the arrays tell.
+
+        Raises:
+            BadData: the record is damaged.
+        """
+        for path in (self._path(model), self._path(replace(model, measured=None))):
+            try:
+                record = json.loads(path.read_bytes())
+                return str(record["job_id"]), dict(record["card"])
+            except FileNotFoundError:
+                continue
+            except (ValueError, KeyError, TypeError):
+                raise BadData(f"the record {path.name} of a released model is damaged; restore it") from None
+        return None
+
+    def _path(self, model: StoredModel) -> Path:
+        return self.folder / f"{model.digest}.json"
 
 
 def read_model(path: Path | str) -> StoredModel:
@@ -282,22 +388,48 @@ def model_of_bytes(data: bytes, *, name: str) -> StoredModel:
 
 def _check(model: StoredModel) -> None:
     """Raise KeyError, TypeError or ValueError where arrays do not make a model."""
-    if model.measured is not None and len(model.measured.stated) not in (1, len(model.classes)):
+    if model.measured is not None and (
+        len(model.classes) < 2 or len(model.measured.stated) not in (1, len(model.classes))
+    ):
         raise ValueError
-    if model.kind == LINEAR:
-        if model.arrays["weights"].shape[1:] != (len(model.classes),):
+    classes = _sizes(model)["classes"]
+    if model.kind in (LINEAR, ATTRIBUTES) and classes != len(model.classes):
+        raise ValueError
+    if model.dimension < 1 or ("temperature" in model.arrays and not model.arrays["temperature"][0] > 0):
+        raise ValueError
+
+
+def _sizes(model: StoredModel) -> dict[str, int]:
+    """The sizes of a model's arrays, by name (`Forms`); ValueError or KeyError where they are not those of its kind."""
+    forms, sizes = _forms(model), {"one": 1}
+    if forms.keys() != model.arrays.keys():
+        raise ValueError
+    for name, (dtype, shape) in forms.items():
+        array = model.arrays[name]
+        if array.dtype != dtype or array.ndim != len(shape) or not array.size:
             raise ValueError
-        return
+        if any(sizes.setdefault(size, found) != found for size, found in zip(shape, array.shape, strict=True)):
+            raise ValueError
+    return sizes
+
+
+def _forms(model: StoredModel) -> Forms:
+    """The type and the shape of each array of a kind of model; KeyError where there is no such kind."""
+    if model.kind == LINEAR:
+        axes = {"axes": (np.int16, ("rows", "dimension"))} if "axes" in model.arrays else {}
+        return {"weights": (np.float64, ("rows", "classes"))} | axes
+    # Imported on use: a linear model needs no student.
     if model.kind == ATTRIBUTES:
         from feature_store.students.attributes import AttributeHeads
 
-        if len(AttributeHeads.of_arrays(model.arrays).biases) != len(model.classes):
-            raise ValueError
-        return
-    from feature_store.students import Student
+        return AttributeHeads.FORMS
+    from feature_store.students.student import forms_of
 
-    Student.of_arrays(model.kind, model.arrays)
+    return forms_of(model.kind)
 
+
+RELEASED: Final = "released"
+"""Name of the folder of `ReleasedModels`."""
 
 QUERIES: Final = "queries.npz"
 PLACE: Final = "job.json"

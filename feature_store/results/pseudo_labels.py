@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from feature_store.query_selection import Progress, silent
 from feature_store.students.answers import NoisyAnswers
 from labeler.errors import BadData, InvalidSetting
 from labeler.linear_model import released_model
@@ -362,6 +363,7 @@ def label_released(
     contributors: NDArray[np.integer],
     kind: str = "planned",
     seed: int = 0,
+    progress: Progress = silent,
 ) -> LabeledImages | LabeledAttributes:
     """Label every public image from what a job released. Post-processing: costs no privacy.
 
@@ -373,6 +375,7 @@ def label_released(
         images: features of all images, shape (num_images, dimension).
         contributors: of how many agents sums were opened: of each question's, for a task about attributes; of any.
         kind, seed: see `feature_store.students.fit_student`.
+        progress: see `feature_store.students.labeling.label_images`.
 
     Raises:
         NotReady, BadData: nothing was answered, or shapes do not fit.
@@ -393,4 +396,4 @@ def label_released(
         # Rounds may differ in their contributors; expecting the most noise is the cautious guess.
         contributors=int(contributors.max()),
     )
-    return label_images(answers, images, rows=None if is_model else rows, kind=kind, seed=seed)
+    return label_images(answers, images, rows=None if is_model else rows, kind=kind, seed=seed, progress=progress)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,9 @@ MOST_NAMED: Final = 10
 
 IMAGE_FAILURE: Final = "image-labels.json"
 """Why the images of a job have no labels."""
+
+PROGRESS: Final = "progress"
+"""Percent of the work on a job that its process has done; for people who wait, and nothing depends on it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +159,43 @@ def read_failure(path: Path) -> LabelerError:
         return named_error(str(found["problem_type"]), str(found["sentence"]))
     except (OSError, ValueError, KeyError, TypeError):
         return BadData("the questions could not be prepared, and the reason cannot be read; submit the job again")
+
+
+@contextmanager
+def saying_progress(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
+    """Keep PROGRESS in a job's folder while the block works on it.
+
+    Yields:
+        Called with what is being done, the steps done, and their number.
+    """
+
+    said = -1
+
+    def say(_: str, done: int, total: int) -> None:
+        nonlocal said
+        before, said = said, 100 * done // total
+        if said != before:
+            with suppress(OSError):  # A full disk or a forgotten job is found by the work itself.
+                replace_file(folder / PROGRESS, b"%d" % said, mode=0o600)
+
+    try:
+        yield say
+    finally:
+        forget_progress(folder)
+
+
+def forget_progress(folder: Path) -> None:
+    """Remove PROGRESS, also after a process that was killed."""
+    with suppress(OSError):
+        (folder / PROGRESS).unlink()
+
+
+def read_progress(folder: Path) -> int | None:
+    """Return the percent that is done of the work on a job; None where no process works on it."""
+    with suppress(OSError), (folder / PROGRESS).open("rb") as file:
+        said = file.read(3)
+        return min(int(said), 100) if said.isdigit() else None
+    return None
 
 
 def named_error(problem_type: str, sentence: str) -> LabelerError:

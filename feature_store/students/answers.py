@@ -46,6 +46,7 @@ References:
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,6 +56,7 @@ from scipy.special import log_ndtr
 
 from labeler.errors import BadData, InvalidSetting, NotReady
 from labeler.methods import METHODS, MethodName
+from labeler.steady import IMPOSSIBLE, powers, steady
 from labeler.task import Task
 
 NOTHING_ANSWERED = (
@@ -279,6 +281,9 @@ def check_features(features: NDArray[np.generic], what: str) -> None:
 
 _LEAST_DEVIATION: Final = 1e-9
 
+Forms = Mapping[str, tuple[type[np.generic], tuple[str, ...]]]
+"""The type and the shape of a model's arrays, by name; sizes of one name are equal."""
+
 
 @dataclass(frozen=True, eq=False)
 class Projection:
@@ -304,7 +309,7 @@ class Projection:
                 f"this student was trained on features of dimension {len(self.mean)}, found {features.shape[1]}; "
                 "embed the images with the backbone of its task"
             )
-        return unit_rows((unit_rows(features) - self.mean) @ self.components)
+        return unit_rows(steady((unit_rows(features) - self.mean) @ self.components))
 
 
 def fit_projection(public_features: NDArray[np.generic], *, dimensions: int, seed: int) -> Projection:
@@ -353,9 +358,8 @@ def unit_rows(rows: NDArray[np.generic]) -> NDArray[np.float64]:
 
 def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """Rows of probabilities proportional to exp(score); a score of -inf is impossible, and where all are, all alike."""
-    largest = scores.max(axis=1, keepdims=True)
-    shifted = np.exp(np.where(np.isneginf(largest), 0.0, scores - np.where(np.isneginf(largest), 0.0, largest)))
-    probabilities: NDArray[np.float64] = shifted / shifted.sum(axis=1, keepdims=True)
+    found = powers(scores)
+    probabilities: NDArray[np.float64] = found / found.sum(axis=1, keepdims=True)
     return probabilities
 
 
@@ -377,7 +381,7 @@ def sharpened(probabilities: NDArray[np.floating], temperature: float) -> NDArra
         probabilities: shape (n, num_classes), rows sum to one.
         temperature: above 1 makes less sure, below 1 surer.
     """
-    return softmax(np.where(probabilities > 0, np.log(np.maximum(probabilities, _LEAST)) / temperature, -np.inf))
+    return softmax(np.log(np.maximum(probabilities, _LEAST)) / temperature + IMPOSSIBLE * (probabilities <= 0))
 
 
 def fit_temperature(
@@ -401,11 +405,16 @@ def fit_temperature(
     noise, mean = answers.total_sigma_votes**2, mean_votes(answers)
     agree_noise, differ_noise = noise * (shares[kept] ** 2).sum(axis=1), noise * (rest**2).sum(axis=1)
 
+    # As `sharpened` does it, whose sum over the images of a question is all that is wanted.
+    logs = np.where(probabilities > 0, np.log(np.maximum(probabilities, _LEAST)), -np.inf)
+    logs -= logs.max(axis=1, keepdims=True)
+    own = shares[assignment]
+
     def log_likelihood(temperature: float) -> float:
         """The likelihood of the counts that agree and differ, up to a constant; M_q integrated out."""
-        said = np.zeros_like(shares)
-        np.add.at(said, assignment, sharpened(probabilities, temperature))
-        agreed = (said * shares).sum(axis=1)[kept] / sizes[kept]
+        said = np.exp(logs / temperature)
+        agreeing = np.einsum("nc,nc->n", said, own) / said.sum(axis=1)
+        agreed = np.bincount(assignment, agreeing, minlength=queries)[kept] / sizes[kept]
         share = np.clip((1 - SMEAR) * agreed + SMEAR / classes, _LEAST_SHARE, _MOST_SHARE)
         var_agree, var_differ = agree_noise + mean * share, differ_noise + mean * (1 - share)
         over, under = agree - mean * share, differ - mean * (1 - share)
@@ -415,9 +424,9 @@ def fit_temperature(
         square = over**2 / var_agree + under**2 / var_differ - mean**2 * along**2 / (1 + length)
         return float(-0.5 * (square + np.log(var_agree) + np.log(var_differ) + np.log1p(length)).sum())
 
-    logs = np.log(_TEMPERATURES) / SPREAD
+    distance = np.log(_TEMPERATURES) / SPREAD
     likelihood = np.array([log_likelihood(float(one)) for one in _TEMPERATURES])
-    return float(_TEMPERATURES[int(np.argmax(likelihood - 0.5 * logs**2))])
+    return float(_TEMPERATURES[int(np.argmax(likelihood - 0.5 * distance**2))])
 
 
 def cell_shares(

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.students.answers import Projection, fit_projection, most_axes
+from feature_store.students.answers import Forms, Projection, fit_projection, most_axes
 from labeler.errors import BadData
 from labeler.task import Task
 
@@ -51,6 +51,12 @@ class AttributeHeads:
     """
 
     kind: ClassVar[str] = "attributes"
+    FORMS: ClassVar[Forms] = {
+        "mean": (np.float64, ("dimension",)),
+        "components": (np.float64, ("dimension", "reduced")),
+        "model_weights": (np.float64, ("classes", "reduced")),
+        "model_biases": (np.float64, ("classes",)),
+    }
 
     projection: Projection
     weights: NDArray[np.float64]
@@ -75,12 +81,10 @@ class AttributeHeads:
         """The student of what `arrays` gave.
 
         Raises:
-            KeyError, ValueError: it is none.
+            KeyError: it is none.
         """
-        weights, biases = arrays["model_weights"], arrays["model_biases"]
-        if weights.ndim != 2 or biases.shape != (len(weights),):
-            raise ValueError
-        return cls(Projection(arrays["mean"], arrays["components"]), weights, biases)
+        axes = Projection(arrays["mean"], arrays["components"])
+        return cls(axes, arrays["model_weights"], arrays["model_biases"])
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,6 +49,7 @@ half is for them. The caller says how many records an agent holds; nothing priva
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -59,7 +60,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.index.build import build_index
-from feature_store.query_selection import QuerySet, select_queries
+from feature_store.query_selection import Progress, QuerySet, select_queries, silent
 from feature_store.students.answers import (
     SMEAR,
     NoisyAnswers,
@@ -69,7 +70,7 @@ from feature_store.students.answers import (
     sharpened,
     vote_agreement,
 )
-from feature_store.students.student import Learners, Student, assignment_of, fit_student
+from feature_store.students.student import DRAWS, Learners, Student, assignment_of, fit_and_say, fit_student
 from labeler.errors import InvalidSetting
 from labeler.expectation import ALIKE, UNLIKE, Expectation, assumed_records, expect, votes_per_question, winning_chance
 from labeler.methods import METHODS
@@ -84,6 +85,7 @@ STANDS_OUT: Final = 0.999
 """Chance that a class stands out of the noise from which on no bound is needed: noise misleads nobody then."""
 
 REHEARSALS: Final = 3
+LABELING: Final = "Labeling images"
 _HOTTEST: Final = 1e6
 _HALVINGS: Final = 60
 
@@ -113,6 +115,7 @@ def label_images(
     rows: NDArray[np.int64] | None,
     kind: str = "planned",
     seed: int = 0,
+    progress: Progress = silent,
 ) -> LabeledImages:
     """Train a student, and label every public image with it and with what was answered about the image itself.
 
@@ -122,48 +125,50 @@ def label_images(
         rows: shape (num_answers,), the image that each answer is about, or -1 for the center of a cluster; None where a
             model was asked for, which is about no image.
         kind, seed: see `fit_student`.
+        progress: told of every student that is fitted; there may be fewer than it is told beforehand.
 
     Raises:
         BadData: features do not fit the answers.
     """
-    learners = Learners(public_features, num_classes=answers.num_classes, seed=seed)
-    student = fit_student(kind, answers, public_features, num_classes=answers.num_classes, seed=seed, learners=learners)
+    fitted, most = itertools.count(), 1 + (DRAWS if kind == "planned" else 0) + 2 * REHEARSALS
+
+    def on_fit() -> None:
+        progress(LABELING, min(next(fitted), most), most)
+
+    learners = Learners(public_features, num_classes=answers.num_classes, seed=seed, on_fit=on_fit)
+    student, said = fit_and_say(kind, answers, learners)
     asked = np.zeros(len(public_features), dtype=np.bool_)
     if rows is not None:
         asked[rows[(rows >= 0) & answers.answered]] = True
-    probabilities = _say(student, answers, public_features, rows)
+    assignment = assignment_of(answers, public_features)
+    probabilities = _say(said, answers, assignment, rows)
     if answers.noisy_votes is None or not METHODS[answers.method].counts:
+        progress(LABELING, most, most)
         return LabeledImages(student, probabilities, asked, answers)
 
     def label(release: NoisyAnswers) -> NDArray[np.float64]:
-        again = fit_student(
-            student.kind,
-            release,
-            public_features,
-            num_classes=release.num_classes,
-            seed=seed,
-            learners=learners,
-        )
-        return _say(again, release, public_features, rows)
+        return _say(fit_and_say(student.kind, release, learners)[1], release, assignment, rows)
 
-    assignment = assignment_of(answers, public_features)
     own, inferred = temperatures(label, answers, probabilities, assignment, (asked, ~asked), seed=seed)
     probabilities[asked] = sharpened(probabilities[asked], own)
     probabilities[~asked] = sharpened(probabilities[~asked], inferred)
+    progress(LABELING, most, most)
     # Of other images the student says no more than of those that were not asked about.
     cooled = student.temperature * (inferred if not asked.all() else own)
     return LabeledImages(replace(student, temperature=cooled), probabilities, asked, answers)
 
 
 def _say(
-    student: Student, answers: NoisyAnswers, public_features: NDArray[np.generic], rows: NDArray[np.int64] | None
+    probabilities: NDArray[np.float64],
+    answers: NoisyAnswers,
+    assignment: NDArray[np.int64],
+    rows: NDArray[np.int64] | None,
 ) -> NDArray[np.float64]:
     """Return a student's probabilities of every image, together with the answers about images themselves."""
-    probabilities = student.predict_proba(public_features)
     own = np.zeros(0, dtype=np.int64) if rows is None else np.flatnonzero((rows >= 0) & answers.answered)
     if rows is not None and answers.noisy_votes is not None and METHODS[answers.method].counts and len(own):
         images, counts = rows[own], answers.noisy_votes[own]
-        trust = vote_agreement(probabilities.argmax(axis=1), answers, assignment_of(answers, public_features))
+        trust = vote_agreement(probabilities.argmax(axis=1), answers, assignment)
         agreement = max(trust, majority_share(counts, answers.total_sigma_votes))
         # A student that is wrong as often as votes contradict it may not overrule what was answered about the image.
         doubted = trust * probabilities[images] + (1 - trust) / answers.num_classes

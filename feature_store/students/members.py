@@ -1,9 +1,10 @@
 """The four models that students are made of: prototypes, matched components, spreading and linear discriminants.
 
 Every learner prepares the public images once and then learns from any number of releases about them. `learn` takes the
-release and, of each public image, the answer that stands for it. Learners are made of the public features, of shape
-(num_images, dimension), the number C of classes, and a seed for the projection. All of it is post-processing of public
-features and of what was released: nothing is charged.
+release and, of each public image, the answer that stands for it. It returns the model together with what this says of
+the public images, which are projected and searched once and not for every release. Learners are made of the public
+features, of shape (num_images, dimension), the number C of classes, and a seed for the projection. All of it is
+post-processing of public features and of what was released: nothing is charged.
 
 **Matching.** The class of each component of the public images has an exact posterior, given noisy counts and their
 known noise. Public images fall into components k = 1..C. S_qk is the share of component k's images that
@@ -42,7 +43,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from functools import cached_property
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +52,7 @@ from scipy.sparse import csr_matrix, diags
 from scipy.special import gammaln, log_ndtr, logsumexp
 
 from feature_store.students.answers import (
+    Forms,
     NoisyAnswers,
     Projection,
     fit_projection,
@@ -61,6 +64,7 @@ from feature_store.students.answers import (
     softmax,
     unit_rows,
 )
+from labeler.steady import IMPOSSIBLE, MOST, largest, powers, shares
 
 CONCENTRATION: Final = 10.0
 """How sharply similarity to a prototype turns into probability (kappa of a von Mises-Fisher distribution)."""
@@ -92,9 +96,19 @@ RIDGE: Final = 0.1
 _REFINEMENTS: Final = 5
 _SPREADINGS: Final = 30
 _MOST_CLUSTERED: Final = 20_000
-_BLOCK_ROWS: Final = 1024
+_BLOCK_ROWS: Final = 4096
 _LEAST_EVIDENCE: Final = 1e-3
 _LEAST: Final = 1e-12
+
+Model = TypeVar("Model", covariant=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Fit(Generic[Model]):
+    """A model fitted to a release, and what it says of the public images, shape (num_images, num_classes)."""
+
+    model: Model
+    public: NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,13 +121,19 @@ class Prototypes:
         supported: bool, shape (num_classes,): classes some answer spoke for.
     """
 
+    FORMS: ClassVar[Forms] = {"prototypes": (np.float64, ("classes", "reduced")), "supported": (np.bool_, ("classes",))}
+
     projection: Projection
     prototypes: NDArray[np.float64]
     supported: NDArray[np.bool_]
 
     def predict_proba(self, features: NDArray[np.generic]) -> NDArray[np.float64]:
         """Class probabilities, shape (n, num_classes)."""
-        return softmax(_similarities(self.projection(features), self.prototypes, self.supported))
+        return self.of_rows(self.projection(features))
+
+    def of_rows(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Class probabilities of projected features."""
+        return softmax(_similarities(rows, self.prototypes, self.supported))
 
 
 class PrototypeLearner:
@@ -132,11 +152,11 @@ class PrototypeLearner:
         self._projection = fit_projection(public_features, dimensions=min(max(20, 2 * num_classes), 256), seed=seed)
         self._rows = self._projection(public_features)
 
-    def learn(self, answers: NoisyAnswers, assignment: NDArray[np.integer]) -> Prototypes:
+    def learn(self, answers: NoisyAnswers, assignment: NDArray[np.integer]) -> Fit[Prototypes]:
         """Fit to a release."""
         return self.fit(soft_labels(answers)[assignment], answers.answered[assignment].astype(np.float64))
 
-    def fit(self, evidence: NDArray[np.float64], weights: NDArray[np.float64]) -> Prototypes:
+    def fit(self, evidence: NDArray[np.float64], weights: NDArray[np.float64]) -> Fit[Prototypes]:
         """Fit to what is known about each image.
 
         Args:
@@ -151,13 +171,14 @@ class PrototypeLearner:
             posterior = softmax(_similarities(self._rows, prototypes, supported)) * kept
             posterior /= posterior.sum(axis=1, keepdims=True)
             prototypes = unit_rows(posterior.T @ self._rows)
-        return Prototypes(self._projection, prototypes, supported)
+        model = Prototypes(self._projection, prototypes, supported)
+        return Fit(model, model.of_rows(self._rows))
 
 
 def _similarities(
     rows: NDArray[np.float64], prototypes: NDArray[np.float64], supported: NDArray[np.bool_] | bool = True
 ) -> NDArray[np.float64]:
-    return np.where(supported, CONCENTRATION * rows @ prototypes.T, -np.inf)
+    return np.where(supported, CONCENTRATION * rows @ prototypes.T, IMPOSSIBLE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,18 +192,25 @@ class Matched:
             class.
     """
 
+    FORMS: ClassVar[Forms] = {
+        "prototypes": (np.float64, ("divisions", "components", "reduced")),
+        "chances": (np.float64, ("divisions", "components", "classes")),
+    }
+
     projection: Projection
     prototypes: NDArray[np.float64]
     chances: NDArray[np.float64]
 
     def predict_proba(self, features: NDArray[np.generic]) -> NDArray[np.float64]:
         """Class probabilities, shape (n, num_classes)."""
-        rows = self.projection(features)
+        return self.of_rows(self.projection(features))
+
+    def of_rows(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Class probabilities of projected features."""
         found = np.zeros((len(rows), self.chances.shape[2]))
         for prototypes, chances in zip(self.prototypes, self.chances, strict=True):
             found += softmax(_similarities(rows, prototypes)) @ chances
-        probabilities: NDArray[np.float64] = found / found.sum(axis=1, keepdims=True)
-        return probabilities
+        return shares(found)
 
 
 class MatchedLearner:
@@ -208,7 +236,7 @@ class MatchedLearner:
         self._rows = self._projection(public_features)
         self._public = [self._refined(start) for start in _divisions(self._rows, num_classes, seed)]
 
-    def learn(self, answers: NoisyAnswers, assignment: NDArray[np.integer]) -> Matched:
+    def learn(self, answers: NoisyAnswers, assignment: NDArray[np.integer]) -> Fit[Matched]:
         """Fit to a release; of winners each counts as one vote."""
         counts = released_counts(answers)
         read = counts.T @ group_means(self._rows, assignment, len(counts))
@@ -218,7 +246,8 @@ class MatchedLearner:
         evidence = np.array([one.log_evidence for one in found])
         weights = np.exp(evidence - logsumexp(evidence))
         chances = np.stack([weight * one.chances for weight, one in zip(weights, found, strict=True)])
-        return Matched(self._projection, np.stack(divisions), chances)
+        model = Matched(self._projection, np.stack(divisions), chances)
+        return Fit(model, model.of_rows(self._rows))
 
     def _refined(
         self, prototypes: NDArray[np.float64], supported: NDArray[np.bool_] | bool = True
@@ -280,18 +309,28 @@ class Spreading:
         labels: float64, shape (num_images, num_classes), spread labels, rows sum to one.
     """
 
+    FORMS: ClassVar[Forms] = {
+        "references": (np.float32, ("images", "reduced")),
+        "labels": (np.float64, ("images", "classes")),
+    }
+
     projection: Projection
     references: NDArray[np.float32]
     labels: NDArray[np.float64]
 
     def predict_proba(self, features: NDArray[np.generic]) -> NDArray[np.float64]:
         """Class probabilities, shape (n, num_classes)."""
-        rows = self.projection(features).astype(np.float32)
-        nearest, similarity = _nearest(rows, self.references, min(NEIGHBORS, len(self.references)))
-        weight = np.exp(SHARPNESS * (similarity - 1.0))
-        votes = np.einsum("nk,nkc->nc", weight, self.labels[nearest])
-        probabilities: NDArray[np.float64] = votes / votes.sum(axis=1, keepdims=True)
-        return probabilities
+        places = self.places
+        return self.of_neighbors(*_nearest(self.projection(features), places, min(NEIGHBORS, len(places))))
+
+    @cached_property
+    def places(self) -> NDArray[np.float64]:
+        """The references in double precision, in which no product of a steady model is subnormal."""
+        return self.references.astype(np.float64)
+
+    def of_neighbors(self, nearest: NDArray[np.int64], similarity: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Class probabilities of images with these nearest references."""
+        return shares(np.einsum("nk,nkc->nc", powers(SHARPNESS * similarity), self.labels[nearest]))
 
 
 class SpreadingLearner:
@@ -307,13 +346,16 @@ class SpreadingLearner:
     def __init__(self, public_features: NDArray[np.generic], *, num_classes: int, seed: int) -> None:
         self._projection = fit_projection(public_features, dimensions=most_axes(num_classes), seed=seed)
         self._rows = self._projection(public_features).astype(np.float32)
-        self._graph = _normalized_graph(self._rows)
+        # One neighbor more, because an image is its own nearest; among copies it may not be the first.
+        nearest, similarity = _nearest_of_public(self._rows, min(NEIGHBORS + 1, len(self._rows)))
+        self._graph = _normalized_graph(nearest, similarity)
+        self._neighbors = nearest[:, :NEIGHBORS], similarity[:, :NEIGHBORS]
 
-    def learn(self, answers: NoisyAnswers, assignment: NDArray[np.integer]) -> Spreading:
+    def learn(self, answers: NoisyAnswers, assignment: NDArray[np.integer]) -> Fit[Spreading]:
         """Fit to a release."""
         return self.fit(soft_labels(answers)[assignment], answers.answered[assignment].astype(np.float64))
 
-    def fit(self, evidence: NDArray[np.float64], weights: NDArray[np.float64]) -> Spreading:
+    def fit(self, evidence: NDArray[np.float64], weights: NDArray[np.float64]) -> Fit[Spreading]:
         """Fit to what is known about each image.
 
         Args:
@@ -327,14 +369,13 @@ class SpreadingLearner:
         totals = spread.sum(axis=1, keepdims=True)
         reached = totals > _LEAST
         labels = np.where(reached, spread / np.where(reached, totals, 1.0), 1.0 / evidence.shape[1])
-        return Spreading(self._projection, self._rows, labels)
+        model = Spreading(self._projection, self._rows, labels)
+        return Fit(model, model.of_neighbors(*self._neighbors))
 
 
-def _normalized_graph(rows: NDArray[np.float32]) -> csr_matrix:
+def _normalized_graph(nearest: NDArray[np.int64], similarity: NDArray[np.float64]) -> csr_matrix:
     """Return D^-1/2 W D^-1/2 of the symmetric nearest-neighbor graph."""
-    num_images = len(rows)
-    # One neighbor more, because an image is its own nearest; duplicates may hide it, hence the mask.
-    nearest, similarity = _nearest(rows, rows, min(NEIGHBORS + 1, num_images))
+    num_images = len(nearest)
     sources = np.repeat(np.arange(num_images), nearest.shape[1])
     edges = np.exp(SHARPNESS * (similarity.ravel() - 1.0)) * (nearest.ravel() != sources)
     graph = csr_matrix((edges, (sources, nearest.ravel())), shape=(num_images, num_images))
@@ -344,17 +385,23 @@ def _normalized_graph(rows: NDArray[np.float32]) -> csr_matrix:
     return csr_matrix(scale @ graph @ scale)
 
 
-def _nearest(
-    rows: NDArray[np.float32], references: NDArray[np.float32], count: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The most similar references of each row, in blocks so that memory does not grow with rows times references."""
-    parts = []
-    for start in range(0, len(rows), _BLOCK_ROWS):
-        similarity = rows[start : start + _BLOCK_ROWS] @ references.T
-        best = np.argpartition(-similarity, count - 1, axis=1)[:, :count]
-        parts.append((best, np.take_along_axis(similarity, best, axis=1)))
-    nearest = np.concatenate([part[0] for part in parts]).astype(np.int64)
-    return nearest, np.concatenate([part[1] for part in parts]).astype(np.float64)
+def _nearest(rows: NDArray[Any], references: NDArray[Any], count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The most similar references of each row, in blocks so that memory does not grow with rows times references.
+
+    The rows may be private, and somebody else may have chosen the references: see `labeler.steady.largest`.
+    """
+    parts = [
+        largest(rows[start : start + _BLOCK_ROWS] @ references.T, count) for start in range(0, len(rows), _BLOCK_ROWS)
+    ]
+    return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+
+
+def _nearest_of_public(rows: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The most similar public images of each public image, the nearest first; all are of unit length."""
+    from sklearn.neighbors import NearestNeighbors
+
+    distance, nearest = NearestNeighbors(n_neighbors=count, algorithm="brute").fit(rows).kneighbors(rows)
+    return nearest.astype(np.int64), 1.0 - distance.astype(np.float64) ** 2 / 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,8 +411,13 @@ class Discriminant:
     Attributes:
         projection: fitted on public features.
         weights: float64, shape (num_classes, reduced).
-        biases: float64, shape (num_classes,); -inf for a class without any support.
+        biases: float64, shape (num_classes,); -MOST for a class without any support.
     """
+
+    FORMS: ClassVar[Forms] = {
+        "weights": (np.float64, ("classes", "reduced")),
+        "biases": (np.float64, ("classes",)),
+    }
 
     projection: Projection
     weights: NDArray[np.float64]
@@ -373,7 +425,11 @@ class Discriminant:
 
     def predict_proba(self, features: NDArray[np.generic]) -> NDArray[np.float64]:
         """Class probabilities, shape (n, num_classes)."""
-        return softmax(self.projection(features) @ self.weights.T + self.biases)
+        return self.of_rows(self.projection(features))
+
+    def of_rows(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Class probabilities of projected features."""
+        return softmax(rows @ self.weights.T + self.biases)
 
 
 class DiscriminantLearner:
@@ -410,20 +466,20 @@ class DiscriminantLearner:
 
     def __init__(self, public_features: NDArray[np.generic], *, num_classes: int, seed: int) -> None:
         self._projection = fit_projection(public_features, dimensions=max(AXES, min(4 * num_classes, 512)), seed=seed)
-        rows = self._projection(public_features)
-        self._mean = rows.mean(axis=0)
-        self._rows = rows - self._mean
-        covariance = self._rows.T @ self._rows / len(rows)
+        self._rows = self._projection(public_features)
+        self._mean = self._rows.mean(axis=0)
+        self._centered = self._rows - self._mean
+        covariance = self._centered.T @ self._centered / len(self._rows)
         self._covariance = covariance + (RIDGE * np.trace(covariance) / len(covariance) + _LEAST) * np.eye(
             len(covariance)
         )
 
-    def learn(self, answers: NoisyAnswers, assignment: NDArray[np.integer]) -> Discriminant:
+    def learn(self, answers: NoisyAnswers, assignment: NDArray[np.integer]) -> Fit[Discriminant]:
         """Fit to a release; of winners each counts as one vote."""
         counts = released_counts(answers)
         supported = (counts != 0).any(axis=0)
         supported |= not supported.any()  # where nothing speaks for any, nothing speaks against any either
-        centers = group_means(self._rows, assignment, len(counts))
+        centers = group_means(self._centered, assignment, len(counts))
         variance = noise_of_counts(answers) ** 2
         votes = np.ones(answers.num_classes)
         votes[supported] = votes_of_classes(counts[:, supported], variance * int(answers.answered.sum()))
@@ -434,7 +490,8 @@ class DiscriminantLearner:
         means = sums / votes[:, None] * signal / np.maximum(signal + noise, _LEAST)
         weights = np.linalg.solve(self._covariance, means.T).T
         biases = -0.5 * np.einsum("cd,cd->c", weights, means) - weights @ self._mean
-        return Discriminant(self._projection, weights, np.where(supported, biases, -np.inf))
+        model = Discriminant(self._projection, weights, np.where(supported, biases, -MOST))
+        return Fit(model, model.of_rows(self._rows))
 
 
 def votes_of_classes(counts: NDArray[np.float64], noise: float) -> NDArray[np.float64]:

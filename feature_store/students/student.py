@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.students.answers import (
+    Forms,
     NoisyAnswers,
     Projection,
     cell_shares,
@@ -45,6 +46,7 @@ from feature_store.students.answers import (
 from feature_store.students.members import (
     Discriminant,
     DiscriminantLearner,
+    Fit,
     Matched,
     MatchedLearner,
     PrototypeLearner,
@@ -54,6 +56,7 @@ from feature_store.students.members import (
 )
 from labeler.errors import BadData, InvalidSetting
 from labeler.rounds.effects import STUDENT_KINDS, StudentKind
+from labeler.steady import steady_arrays
 
 Member = Prototypes | Matched | Spreading | Discriminant
 Learner = PrototypeLearner | MatchedLearner | SpreadingLearner | DiscriminantLearner
@@ -95,7 +98,7 @@ Predict = Callable[[NoisyAnswers], NDArray[np.int64]]
 _BLOCK_ROWS: Final = 4096
 _TAU: Final = 0.5
 _FOLDS: Final = 5
-_DRAWS: Final = 6
+DRAWS: Final = 6
 _LEAST_QUERIES_PER_CLASS: Final = 5
 
 
@@ -130,10 +133,9 @@ class Student:
         """Everything the student consists of, by name."""
         arrays: dict[str, NDArray[np.generic]] = {"temperature": np.array(self.temperature)}
         for name, member in self.members.items():
-            fields = dict(vars(member))
-            axes = fields.pop("projection")
+            axes = member.projection
             arrays |= {f"{name}.mean": axes.mean, f"{name}.components": axes.components}
-            arrays |= {f"{name}.model_{key}": np.asarray(value) for key, value in fields.items()}
+            arrays |= {f"{name}.model_{key}": np.asarray(getattr(member, key)) for key in member.FORMS}
         return arrays
 
     @classmethod
@@ -145,10 +147,24 @@ class Student:
         """
         members = {}
         for name in shares_of(kind):
-            own = {key.removeprefix(f"{name}."): one for key, one in arrays.items() if key.startswith(f"{name}.")}
-            axes = Projection(own.pop("mean"), own.pop("components"))
-            members[name] = _MODELS[name](axes, **{key.removeprefix("model_"): one for key, one in own.items()})
+            axes, model = Projection(arrays[f"{name}.mean"], arrays[f"{name}.components"]), _MODELS[name]
+            members[name] = model(axes, **{key: arrays[f"{name}.model_{key}"] for key in model.FORMS})
         return cls(kind, members, temperature=float(np.ravel(arrays["temperature"])[0]))
+
+
+def forms_of(kind: str) -> Forms:
+    """Return the type and the shape of each array of a kind of student, by name.
+
+    Raises:
+        KeyError: there is no such kind.
+    """
+    forms: dict[str, tuple[type[np.generic], tuple[str, ...]]] = {"temperature": (np.float64, ("one",))}
+    for name in shares_of(kind):
+        forms[f"{name}.mean"] = np.float64, ("dimension",)
+        forms[f"{name}.components"] = np.float64, ("dimension", f"{name} reduced")
+        for key, (dtype, sizes) in _MODELS[name].FORMS.items():
+            forms[f"{name}.model_{key}"] = dtype, tuple(one if one == "classes" else f"{name} {one}" for one in sizes)
+    return forms
 
 
 def shares_of(kind: str) -> Mapping[str, float]:
@@ -175,27 +191,37 @@ class Learners:
         public_features: shape (num_images, dimension).
         num_classes: C.
         seed: same arguments, same students.
+        on_fit: called before each student is fitted, for those who wait.
 
     Raises:
         BadData: NaN, or zero rows.
     """
 
-    def __init__(self, public_features: NDArray[np.generic], *, num_classes: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        public_features: NDArray[np.generic],
+        *,
+        num_classes: int,
+        seed: int = 0,
+        on_fit: Callable[[], None] = lambda: None,
+    ) -> None:
         check_features(public_features, "public")
+        self._on_fit = on_fit
         self.features, self.num_classes, self.seed = public_features, num_classes, seed
         self._made: dict[str, Learner] = {}
 
-    def fit(self, kind: str, answers: NoisyAnswers, assignment: NDArray[np.int64]) -> dict[str, Member]:
-        """Return the fitted members of one kind of student.
+    def fit(self, kind: str, answers: NoisyAnswers, assignment: NDArray[np.int64]) -> dict[str, Fit[Member]]:
+        """Return the fitted members of one kind of student, and what each says of the public images.
 
         Raises:
             BadData: no answered query stands for a public image.
         """
         if not answers.answered[assignment].any():
             raise BadData("the answered queries stand for no public image; check the assignment against the queries")
+        self._on_fit()
         return {name: self._fit(name, answers, assignment) for name in shares_of(kind)}
 
-    def _fit(self, name: str, answers: NoisyAnswers, assignment: NDArray[np.int64]) -> Member:
+    def _fit(self, name: str, answers: NoisyAnswers, assignment: NDArray[np.int64]) -> Fit[Member]:
         if name != "followed":
             return self._learner(name).learn(answers, assignment)
         said = self.steady(answers, assignment)
@@ -206,11 +232,11 @@ class Learners:
     def steady(self, answers: NoisyAnswers, assignment: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the mean of matched components and prototypes on the public images: what noise misleads least."""
         two = (self._learner(name).learn(answers, assignment) for name in ("matched", "prototypes"))
-        return np.asarray(np.mean([one.predict_proba(self.features) for one in two], axis=0))
+        return np.asarray(np.mean([one.public for one in two], axis=0))
 
     def labels(self, kind: str, answers: NoisyAnswers, assignment: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the class that a kind of student gives to each public image, shape (num_images,)."""
-        said = [one.predict_proba(self.features) for one in self.fit(kind, answers, assignment).values()]
+        said = [one.public for one in self.fit(kind, answers, assignment).values()]
         return np.asarray(_product(said, list(shares_of(kind).values())).argmax(axis=1))
 
     def _learner(self, name: str) -> Learner:
@@ -245,18 +271,34 @@ def fit_student(
         BadData: NaN, zero rows, another dimension or number of images than the answers'.
         InvalidSetting: unknown kind, or a number of classes other than the answers'.
     """
-    if kind not in STUDENT_KINDS and kind not in _MODELS:
-        raise InvalidSetting(f"unknown student {kind!r}; choose one of {', '.join(STUDENT_KINDS)}")
     if num_classes != answers.num_classes:
         raise InvalidSetting(f"the answers have {answers.num_classes} classes, the student is asked for {num_classes}")
-    prepared = learners or Learners(public_features, num_classes=num_classes, seed=seed)
-    assignment = assignment_of(answers, public_features)
+    return fit_and_say(kind, answers, learners or Learners(public_features, num_classes=num_classes, seed=seed))[0]
+
+
+def fit_and_say(
+    kind: StudentKind | str, answers: NoisyAnswers, learners: Learners
+) -> tuple[Student, NDArray[np.float64]]:
+    """Train a student on a release about prepared images, and return it with what it says of them; see `fit_student`.
+
+    Returns:
+        The student, and `predict_proba` of the public images, which are not projected and searched again.
+    """
+    if kind not in STUDENT_KINDS and kind not in _MODELS:
+        raise InvalidSetting(f"unknown student {kind!r}; choose one of {', '.join(STUDENT_KINDS)}")
+    assignment = assignment_of(answers, learners.features)
     compared: dict[str, float] = {}
     chosen = str(kind)
     if kind == "planned":
-        chosen, compared = _planned(prepared, answers, assignment, seed)
-    student = Student(chosen, prepared.fit(chosen, answers, assignment), compared)
-    return replace(student, temperature=fit_temperature(student.predict_proba(public_features), answers, assignment))
+        chosen, compared = _planned(learners, answers, assignment, learners.seed)
+    fits = learners.fit(chosen, answers, assignment)
+    said = _product([one.public for one in fits.values()], list(shares_of(chosen).values()))
+    # As its file will hold it: an evaluation refuses numbers that are not steady.
+    arrays = steady_arrays(Student(chosen, {name: one.model for name, one in fits.items()}).arrays)
+    student = replace(Student.of_arrays(chosen, arrays), contradicted=compared)
+    # As `predict_proba` says it of a student without a temperature.
+    student = replace(student, temperature=fit_temperature(sharpened(said, 1.0), answers, assignment))
+    return student, sharpened(said, student.temperature)
 
 
 def assignment_of(answers: NoisyAnswers, features: NDArray[np.generic]) -> NDArray[np.int64]:
@@ -321,16 +363,16 @@ def _on_votes(
     # Below the noise of a sum over all coordinates the total is unknown; a larger one only makes the choice cautious.
     total = max(float(votes.sum()), sigma * math.sqrt(votes.size), 1.0)
     agreed, shares = np.zeros(2), np.zeros((2, *votes.shape))
-    for _ in range(_DRAWS):
+    for _ in range(DRAWS):
         extra = sigma * rng.standard_normal(votes.shape)
         seen = replace(answers, noisy_votes=votes + _TAU * extra, total_sigma_votes=sigma * math.hypot(1, _TAU))
         for number, predict in enumerate(predictors):
             share = cell_shares(predict(seen), assignment, votes.shape) * answers.answered[:, None]
-            agreed[number] += float(((votes - extra / _TAU) * share).sum()) / _DRAWS
-            shares[number] += share / _DRAWS
+            agreed[number] += float(((votes - extra / _TAU) * share).sum()) / DRAWS
+            shares[number] += share / DRAWS
     first, second = np.maximum(0.0, 1.0 - agreed / total)
     apart = float(np.linalg.norm(shares[0] - shares[1]))
-    return (float(first), float(second)), sigma * math.sqrt(1 + 1 / (_TAU**2 * _DRAWS)) * apart / total
+    return (float(first), float(second)), sigma * math.sqrt(1 + 1 / (_TAU**2 * DRAWS)) * apart / total
 
 
 def _on_winners(

@@ -6,9 +6,9 @@
     progress:JOB                   stream   changes of a job, for people who watch       the last 1,000; 1 day unused
     alive:ROLE                     string   a process of a role was running lately       seconds
 
-`labeler.driver.mail` specifies a mailbox; positions are ids of streams. Redis 6.2 is enough. Only the coordinator and
-its embedders may reach it. Anybody who can read it sees the sealed shares, and learns which agents answer. Anybody who
-can write to it can delay the service.
+`labeler.driver.mail` specifies a mailbox; positions are ids of streams. Redis 6.2 is enough, and so is any Valkey. Only
+the coordinator and its embedders may reach it. Anybody who can read it sees the sealed shares, and learns which agents
+answer. Anybody who can write to it can delay the service.
 """
 
 from __future__ import annotations
@@ -106,6 +106,10 @@ class RedisMailbox:
     Args:
         url: redis://, rediss:// or unix://, with its password.
 
+    Attributes:
+        is_guarded: True if reaching the address is not enough to be let in. It is a file, whose mode decides, or the
+            URL has a password or a certificate of ours.
+
     Raises:
         InvalidSetting: the URL has another form.
     """
@@ -128,6 +132,8 @@ class RedisMailbox:
             raise InvalidSetting(
                 "the redis URL must be redis://, rediss:// or unix://, with a host or a path"
             ) from None
+        understood = self._redis.get_connection_kwargs()
+        self.is_guarded = any(understood.get(name) for name in ("path", "password", "ssl_certfile"))
         self._send = self._redis.register_script(_SEND)
         self._mail = self._waiting.register_script(_MAIL)
 

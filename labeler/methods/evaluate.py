@@ -6,8 +6,12 @@ records. `labeler.evaluation` states what follows from the noised sum.
 
 **The cell depends on that record alone, bit for bit.** A batch of rows in one matrix product may round each of them
 differently when another row is missing, and near a band's edge move its cell. So the model scores one row at a
-time, in code that saw no other record. If it cannot score a record (NaN or an error), the record falls into the first
-cell of its class: nothing about a record raises. Band edges, the model and the layout of cells are public.
+time, in code that saw no other record. A model of no numbers (NaN) is refused before the charge; were it not, each
+record would fall into the first cell of its class: nothing about a record raises. Band edges, the model and the layout
+of cells are public.
+
+**Its time depends on no record.** A stranger may have made the model. So its numbers are bounded before the charge, and
+its arithmetic computes no number that a processor handles slowly (`labeler.steady`).
 
 **The question is the model itself.** A model's file is sent as rows that look like features (`Scored.rows`), so that a
 round, its digest and its messages are those of every other method. Rows have no meaning for the histogram: its cells
@@ -35,7 +39,7 @@ from numpy.typing import NDArray
 from labeler.errors import BadData, PrivacyRefusal
 from labeler.methods import reverse_knn
 from labeler.methods.sensitivity import CountedVotes, Method, check_labels
-from labeler.setting import StatedLevel
+from labeler.setting import LEAST, StatedLevel
 
 if TYPE_CHECKING:
     from labeler.methods.sensitivity import Learner, RunnerContext
@@ -95,7 +99,7 @@ class Scored:
     layout: Layout = "confusion"
 
     def __post_init__(self) -> None:
-        inside = all(isinstance(edge, float) and 0 < edge < 1 for edge in self.edges)
+        inside = all(isinstance(edge, float) and LEAST <= edge < 1 for edge in self.edges)
         if not inside or list(self.edges) != sorted(set(self.edges)) or len(self.edges) >= MOST_BANDS:
             raise BadData(
                 f"edges of bands are different numbers between 0 and 1, ascending, at most {MOST_BANDS - 1}; "

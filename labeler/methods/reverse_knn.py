@@ -247,7 +247,8 @@ def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerCont
     """
     if task.max_agent_records is not None:
         records = records.first(task.max_agent_records)
-    queries = context.indexes.of_questions(batch.features, searches=records.max_records or UNDECLARED_RECORDS)
+    searches = records.max_records or UNDECLARED_RECORDS
+    queries = context.indexes.of_questions(batch.features, searches=searches, order=context.order())
     votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
     k = min(task.k, len(batch))
     for features, labels in records.blocks(records_at_once(batch.features.shape[1], k, votes.size)):

@@ -80,6 +80,7 @@ from labeler.accounting.winner import ONE_BIT, SWAP, IntegerWinner
 from labeler.budget import LEAST_DELTA_OF_WINNERS
 from labeler.descent import MOST_RECORDS
 from labeler.errors import InvalidSetting, PrivacyRefusal
+from labeler.randomness import ByteSource, os_source
 from labeler.records import Indexes, ModelStore, PublicAxes, Records, Rows
 from labeler.setting import StatedLevel, Training
 
@@ -88,7 +89,6 @@ if TYPE_CHECKING:
     from labeler.methods.blind_average import LinearTerms, MeanTerms
     from labeler.methods.federated import StepTerms
     from labeler.noise import VectorSum
-    from labeler.randomness import ByteSource
     from labeler.tally import QueryBatch
     from labeler.task import Task
 
@@ -474,12 +474,15 @@ class RunnerContext:
         local_noise: returns the agent's secret source of chance for this batch, at its beginning: for noise, or
             for who takes part in a step.
         learner: fits models.
+        order: returns the secret source of the order in which public questions are searched, for this batch. Whoever
+            asks chooses the questions, and could else choose an order in which one record takes long to search them.
     """
 
     indexes: Indexes = field(repr=False)
     models: ModelStore = field(repr=False)
     local_noise: Callable[[], ByteSource] = field(repr=False)
     learner: Learner = field(repr=False)
+    order: Callable[[], ByteSource] = field(default=os_source, repr=False)
 
 
 def _unanswered(*_: object) -> NDArray[np.int64]:

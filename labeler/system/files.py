@@ -7,7 +7,8 @@ read-only disk) the log says so at each opening and the shard is still used. Ref
 nothing that is not readable already.
 
 **Files that a person named.** The name is checked, and the file is read whole. A name may be a device that never ends,
-or a picture of a gigabyte instead of a task file: no more is read than such a file can have. Output paths are checked
+or a picture of a gigabyte instead of a task file: no more is read than such a file can have. It may be a pipe into
+which nobody writes: that reads as empty. Output paths are checked
 before the work. Otherwise hours of work, or a charge, could end without a place for the result. A full disk means that
 nothing is wrong with the request, and that it waits for room.
 
@@ -27,7 +28,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from labeler.errors import InvalidSetting, OutputInUse, StorageFull, UnsafeStorage
 from labeler.system.faults import between
@@ -191,11 +192,30 @@ def read_named(path: Path, *, most_bytes: int = MOST_SETTINGS_BYTES) -> bytes:
     Raises:
         OSError: it cannot be read, or is longer; `strerror` says what was wrong.
     """
-    with path.open("rb") as file:
+    with open(path, "rb", opener=_without_waiting) as file:
+        os.set_blocking(file.fileno(), True)
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise OSError(errno.EFBIG, f"it has more than {most_bytes:,} bytes; is it the right file?", str(path))
     return data
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading; a link to one is followed.
+
+    Raises:
+        OSError: it cannot be opened, or is a folder, pipe, socket or device; `strerror` says what was wrong.
+    """
+    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  # the caller's
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is a pipe, a socket or a device, and no file", str(path))
+    return file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; do not wait until somebody writes into a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

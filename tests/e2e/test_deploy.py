@@ -6,6 +6,7 @@ import importlib.util
 import re
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from api.coordinator.config import read_config
+from labeler.driver.mail_redis import RedisMailbox
 from tests.e2e.place import EMBED, TALLIERS, Place, is_ready, place
-from tests.processes import has_caddy, wait_until
+from tests.processes import has_caddy, tcp_sockets, wait_until
 from workers.digits import write_digits, zip_images
+from workers.homes.new import make_coordinator_home
+from workers.up.redis_server import _program
 
 __all__ = ["place"]
 
@@ -39,7 +44,7 @@ def test_a_site_shares_a_network_with_the_coordinator_and_talliers_one_with_each
 
     def members(network: str) -> set[str]:
         assert COMPOSE["networks"][network] == {"internal": True}
-        return {name for name, service in services.items() if network in service["networks"]}
+        return {name for name, service in services.items() if network in service.get("networks", ())}
 
     for site in SITES:
         own, *shared = services[site]["networks"]
@@ -48,16 +53,43 @@ def test_a_site_shares_a_network_with_the_coordinator_and_talliers_one_with_each
     assert members("winners") == {"tallier-0", "tallier-1", "tallier-2"}
 
 
-def test_redis_is_in_the_operators_network_alone_and_opens_no_port() -> None:
+def test_redis_has_a_socket_that_the_operators_own_share_and_neither_network_nor_port() -> None:
     services = COMPOSE["services"]
-    assert services["redis"]["networks"] == ["operator"]
-    assert COMPOSE["networks"]["operator"] == {"internal": True}
-    members = {name for name, service in services.items() if "operator" in service["networks"]}
+    assert services["redis"]["network_mode"] == "none"
+    assert services["redis"].keys().isdisjoint({"networks", "ports", "command"})
+    members = {name for name, one in services.items() if "redis:/run/labeler-redis" in one["volumes"]}
     assert members == {"redis", "coordinator", "embedder", "embedder-gpu"}
     assert [name for name, service in services.items() if "ports" in service] == ["coordinator"]
-    command = " ".join(services["redis"]["command"])
-    assert "--maxmemory-policy noeviction" in command
-    assert "--appendonly no" in command
+    image = (ROOT / "Dockerfile").read_text()
+    assert re.search(r"--owner labeler --mode 0700 .*/run/labeler-redis", image)
+    assert 'ENTRYPOINT ["redis-server", "/etc/labeler/redis.conf"]' in image
+
+
+def test_the_operators_redis_opens_a_socket_of_mode_700_no_port_and_takes_what_the_coordinator_needs(
+    tmp_path: Path,
+) -> None:
+    home = tmp_path / "home"
+    make_coordinator_home(home)
+    url = read_config(home / "coordinator.toml").redis_url
+    text = (ROOT / "deploy" / "redis.conf").read_text()
+    place = "/run/labeler-redis"
+    assert url == f"unix://{place}/redis.sock"
+    for shared in ("helm/labeler/templates/party.yaml", "systemd/labeler-redis.service"):
+        assert place in (ROOT / "deploy" / shared).read_text()
+    (tmp_path / "redis.conf").write_text(text.replace(place, str(tmp_path)))
+    server = subprocess.Popen([_program(), str(tmp_path / "redis.conf")], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    try:
+        opened = tmp_path / "redis.sock"
+        wait_until(opened.exists)
+        mailbox = RedisMailbox(url.replace(place, str(tmp_path)))
+        mailbox.check()
+        assert stat.S_IMODE(opened.stat().st_mode) == 0o700
+        assert mailbox.is_guarded
+        mailbox.close()
+        assert tcp_sockets(server.pid) == []
+    finally:
+        server.kill()
+        server.wait()
 
 
 def test_every_service_keeps_its_home_in_a_volume_of_its_own_and_runs_without_privileges() -> None:

@@ -129,7 +129,7 @@ def test_commands_of_chart_and_units_exist_with_their_options(tmp_path: Path) ->
         line.removeprefix("ExecStart=/opt/labeler/bin/")
         for unit in UNITS
         for line in unit.read_text().splitlines()
-        if line.startswith("ExecStart=")
+        if line.startswith("ExecStart=/opt/labeler/bin/")
     ]
     for role in ROLES:
         pod = of_kind(render(tmp_path, role), "StatefulSet")["spec"]["template"]["spec"]

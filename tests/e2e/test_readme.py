@@ -72,9 +72,7 @@ def test_every_block_of_the_tutorial_of_text_runs_as_pasted(tmp_path: Path) -> N
     )
     right, refused = ran.stdout.strip().splitlines()
     assert float(right) > 0.9
-    assert re.match(
-        r"shard 'company-c\.shard' embedded the probe \d+ grid units from shard 'company-a\.shard'", refused
-    )
+    assert re.match(r"shard 'company-c\.shard' embedded the probe otherwise than shard 'company-a\.shard'", refused)
     for kind, text in blocks:
         if kind == "":
             subprocess.run(["bash", "-e", "-c", text], cwd=tmp_path, env=env, check=True)

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from pillow_heif import from_pillow
 from pydicom.dataset import FileDataset, FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+from pydicom.uid import UID, ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
 from feature_store.backbones import load_backbone
 from feature_store.backbones.spec import Transform
@@ -138,6 +138,17 @@ def test_one_image_is_the_same_in_every_encoding_that_is_read() -> None:
 def test_what_is_not_read_says_why(name: str, words: str) -> None:
     with pytest.raises(UnreadableImage, match=words):
         decode_image(KEPT / name)
+
+
+def test_pixels_that_lie_at_an_address_are_not_fetched() -> None:
+    dataset = pydicom.dcmread(io.BytesIO(dicom(RAMP)))
+    del dataset.PixelData
+    dataset.PixelDataProviderURL = "http://127.0.0.1:9/jpip?target=other"
+    dataset.file_meta.TransferSyntaxUID = UID("1.2.840.10008.1.2.4.94")  # JPIP referenced
+    file = io.BytesIO()
+    dataset.save_as(file)
+    with pytest.raises(UnreadableImage, match="without whole-number pixels"):
+        decode_image(file.getvalue())
 
 
 def test_a_large_image_is_refused_by_its_header() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import shutil
 import struct
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,11 @@ from PIL import Image
 
 from feature_store.backbones import Transform, load_backbone, parse_spec
 from feature_store.backbones.backbone import decode_for, decode_reduced, least_side, prepare_image, region
-from feature_store.decode import Skipped, decode_image
-from feature_store.sources import open_source
-from labeler.errors import BadData, InvalidSetting, UnreadableImage
+from feature_store.decode import Skipped, decode_image, header_pixels
+from feature_store.sources import AttributeSource, PersonColumn, open_source
+from labeler.errors import BadData, InvalidSetting, LabelerError, UnreadableImage
+from workers.embedder.shards import lines_of
+from workers.run.task_file import read_task_file
 
 
 def encode(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
@@ -87,6 +92,100 @@ def test_what_is_certainly_no_image_is_passed_over_and_a_damaged_image_is_not(tm
     assert set(source.passed_over) == no_images.keys()
     assert set(source.names) - {f"{name}/{n}.png" for name in ("cat", "dog", "owl") for n in range(2)} == perhaps.keys()
     assert source.left_out == ()
+
+
+@pytest.mark.parametrize("attributes", [False, True])
+def test_what_is_no_file_is_listed_and_a_link_to_a_file_is_the_file(tmp_path: Path, attributes: bool) -> None:
+    root = folder_of_classes(tmp_path / "images")
+    os.mkfifo(root / "cat" / "pipe.png")
+    (root / "dog" / "device.png").symlink_to("/dev/zero")
+    (root / "owl" / "gone.png").symlink_to("nowhere.png")
+    (root / "owl" / ".gone").symlink_to("nowhere")
+    (tmp_path / "elsewhere.png").write_bytes(solid((9, 9, 9)))
+    (root / "owl" / "elsewhere.png").symlink_to(tmp_path / "elsewhere.png")
+    os.mkfifo(root / "stray")
+    source = open_source(root)
+    if attributes:
+        (tmp_path / "table.csv").write_text("file,tame\n" + "".join(f"{name},1\n" for name in source.names))
+        source = AttributeSource(root, tmp_path / "table.csv")
+    assert {one.source for one in source.left_out} == {"cat/pipe.png", "dog/device.png", "owl/gone.png", "stray"}
+    assert all("is no file, but a pipe" in one.reason for one in source.left_out)
+    assert len(source.names) == 7
+    assert source.read(list(source.names).index("owl/elsewhere.png")).getpixel((0, 0)) == (9, 9, 9)
+
+
+@pytest.mark.parametrize("what", ["table", "persons", "names", "task"])
+def test_a_table_that_is_a_pipe_holds_nobody_up(tmp_path: Path, what: str) -> None:
+    root = folder_of_classes(tmp_path / "images")
+    os.mkfifo(pipe := tmp_path / "pipe.csv")
+    reads: dict[str, Callable[[], object]] = {
+        "table": lambda: AttributeSource(root, pipe),
+        "persons": lambda: PersonColumn(table=pipe).of(open_source(root)),
+        "names": lambda: lines_of(pipe),
+        "task": lambda: read_task_file(pipe),
+    }
+    raised: list[BaseException | None] = []
+
+    def read() -> None:
+        try:
+            reads[what]()
+            raised.append(None)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert [type(error) for error in raised if not isinstance(error, LabelerError | None)] == []
+
+
+def test_a_parquet_file_that_is_cut_short_while_it_is_read_is_a_sentence(tmp_path: Path) -> None:
+    """In another process, since the file was mapped into memory: the system ended who read it (SIGBUS)."""
+    program = """if True:
+        import os, sys
+        from pathlib import Path
+        from feature_store.sources import open_source
+        from labeler.errors import LabelerError
+        source = open_source(Path(sys.argv[1]))
+        os.truncate(sys.argv[1], 10)
+        try:
+            source.file(7)
+        except LabelerError as error:
+            print(error)
+    """
+    path = tmp_path / "images.parquet"
+    images = [np.random.default_rng(number).bytes(2**16) for number in range(8)]
+    pq.write_table(pa.table({"image": images}), path, row_group_size=2)
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "'images.parquet' is no Parquet file, or damaged" in done.stdout
+
+
+def test_a_damaged_page_of_a_parquet_file_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "images.parquet"
+    pq.write_table(pa.table({"image": [solid((1, 2, 3))] * 4, "label": [0, 1, 0, 1]}), path, compression="zstd")
+    whole = path.read_bytes()
+    refused = 0
+    for place in range(4, len(whole) - 8, max(1, len(whole) // 60)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            source = open_source(path)
+            for number in range(len(source.names)):
+                source.file(number)
+        except LabelerError:
+            refused += 1
+    assert refused
+
+
+def test_no_program_is_started_for_an_image() -> None:
+    """Pillow hands PostScript to Ghostscript, a program that opens files by itself."""
+    postscript = (
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 2 2\n%%EndComments\n(/etc/passwd) (r) file\nshowpage\n%%EOF\n"
+    )
+    with pytest.raises(UnreadableImage, match="not an image of a known format"):
+        decode_image(postscript)
+    assert header_pixels(postscript) == 0
 
 
 def test_an_empty_folder_and_a_wrong_path_are_refused(tmp_path: Path) -> None:

@@ -185,3 +185,21 @@ def test_a_small_set_is_asked_as_clustered_asks_it(rng: np.random.Generator) -> 
     asked = [select_queries(features, strategy=way, count=10, seed=3) for way in ("spectral", "clustered")]
     assert np.array_equal(asked[0].assignment, asked[1].assignment)
     assert np.array_equal(asked[0].features, asked[1].features)
+
+
+def test_of_a_large_set_clusters_are_found_in_batches_and_progress_is_told(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth = np.arange(1200) % 6
+    features = quantize(np.eye(32)[truth] + 0.05 * rng.normal(size=(1200, 32)))
+    monkeypatch.setattr(module, "MOST_LANDMARKS", 200)
+    told: list[tuple[int, int]] = []
+    first, again = (
+        select_queries(features, count=6, seed=3, progress=lambda _, done, total: told.append((done, total)))
+        for _ in range(2)
+    )
+    assert np.array_equal(first.features, again.features)
+    assert np.array_equal(first.assignment, again.assignment)
+    assert share_alike(first.assignment, truth) == 1.0
+    assert told[0] == (0, 4)
+    assert told[-1] == (4, 4)

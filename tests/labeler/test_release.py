@@ -5,6 +5,7 @@ The statistical test has fixed seeds; it would reject a right release for one se
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from labeler.randomness import ByteSource, os_source, seeded_source
 from labeler.release import (
     Release,
     agree_on_winners,
+    arrays_from_bytes,
     check_ballots,
     contribution,
     input_shares,
@@ -148,6 +150,30 @@ def test_rows_that_do_not_add_up_are_found_before_anything_is_opened() -> None:
     for missing in (None, rows[:2]):
         with pytest.raises(ProtocolViolation, match="row"):
             open_winner([shares[0], replace(shares[1], row_sums=missing), shares[2]], task)
+
+
+_PLAIN = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"a": _PLAIN, "b": _PLAIN | {"data_offsets": [8, 24]}},
+        {"a": _PLAIN, "b": _PLAIN | {"data_offsets": [48, 64]}},
+        {"a": _PLAIN | {"shape": [2**38], "data_offsets": [0, 2**40]}},
+        {"a": _PLAIN | {"data_offsets": [16, 0]}},
+        {"a": _PLAIN | {"shape": [2**62, 2**62], "data_offsets": [0, 64]}},
+        {"a": {"dtype": "F8_E4M3", "shape": [64], "data_offsets": [0, 64]}},
+        {"a": {"dtype": "Q9", "shape": [64], "data_offsets": [0, 64]}},
+        {"a": _PLAIN, "__metadata__": 5},
+        {"a": 5},
+        [1],
+    ],
+)
+def test_arrays_that_overlap_or_lie_out_of_their_file_are_refused(header: object) -> None:
+    text = json.dumps(header).encode()
+    with pytest.raises(ValueError, match="no arrays"):
+        arrays_from_bytes(len(text).to_bytes(8, "little") + text + bytes(64))
 
 
 def test_ties_go_to_the_lowest_class() -> None:

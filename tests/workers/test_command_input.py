@@ -11,7 +11,9 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,6 +34,7 @@ from tests.command_line import Labeler
 from workers.audit.adversaries import _stored
 from workers.commands.catalog import in_option_words, load_commands
 from workers.commands.client import _tell_job, unreadable_images
+from workers.embedder.image_count import count_images
 from workers.homes.new import make_agent_home, make_tallier_home, read_public
 from workers.run.task_file import read_task_file
 
@@ -77,6 +80,19 @@ def test_a_settings_file_that_never_ends_is_read_no_further_than_one_can_be_long
     endless.symlink_to("/dev/zero")
     with pytest.raises(LabelerError, match="more than 16,777,216 bytes; is it the right file"):
         read(endless)
+
+
+def test_a_damaged_zip_of_images_is_counted_or_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "images.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(3):
+            archive.writestr(f"{number}.png", b"x")
+    whole = path.read_bytes()
+    start = whole.index(b"PK\x01\x02")
+    for place in range(start, len(whole)):
+        path.write_bytes(whole[:place] + b"\xff" + whole[place + 1 :])
+        with suppress(LabelerError):
+            count_images(path, endings=())
 
 
 def test_a_named_file_is_read_whole_up_to_its_bound(tmp_path: Path) -> None:

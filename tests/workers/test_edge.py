@@ -52,6 +52,7 @@ def test_caddy_understands_every_bound_as_it_is_meant(edge: Edge, tmp_path: Path
     assert server["read_header_timeout"] == 10 * 10**9
     assert server["read_timeout"] == 30 * 60 * 10**9
     assert server["read_idle_timeout"] == -(10**9), "else a slow body never ends"
+    assert server["write_idle_timeout"] == 60 * 10**9, "a client that does not read is cut off"
     assert server["idle_timeout"] == 75 * 10**9
     assert server["max_header_bytes"] == 16_000
     assert server["strict_sni_host"] is True
@@ -84,6 +85,17 @@ def test_caddy_understands_every_bound_as_it_is_meant(edge: Edge, tmp_path: Path
     assert [(one["certificate"], one["key"]) for one in files] == (
         [] if edge.tls_files is None else [tuple(map(str, edge.tls_files))]
     )
+
+
+@pytest.mark.parametrize(
+    ("edge", "is_told"),
+    [(Edge("a.example"), True), (Edge("localhost", 8443, "internal"), True), (Edge("localhost", 80, "off"), False)],
+)
+def test_browsers_are_told_to_come_by_https_alone_where_there_is_https(
+    edge: Edge, is_told: bool, tmp_path: Path
+) -> None:
+    text = written(edge, tmp_path)
+    assert text.count('header_down Strict-Transport-Security "max-age=31536000"') == 2 * is_told
 
 
 def test_the_coordinator_keeps_connections_longer_than_its_edge() -> None:

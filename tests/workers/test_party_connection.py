@@ -124,9 +124,21 @@ def test_many_requests_go_over_one_connection(serve: Serve) -> None:
         (b"HTTP/1.1 302 There\r\nLocation: http://x/\r\nContent-Length: 0\r\n\r\n", ProtocolViolation),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 101\r\n\r\n" + b"x" * 101, TooLarge),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 101, TooLarge),
+        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello", TooLarge),
         (b"HTTP/1.1 503 No\r\nContent-Length: 21\r\n\r\n" + b"x" * 21, TooLarge),
     ],
-    ids=["cut", "chunk cut", "nothing", "no HTTP", "later", "elsewhere", "long", "long, unstated", "refusal too long"],
+    ids=[
+        "cut",
+        "chunk cut",
+        "nothing",
+        "no HTTP",
+        "later",
+        "elsewhere",
+        "long",
+        "long, unstated",
+        "packed",
+        "refusal too long",
+    ],
 )
 def test_an_answer_that_is_none_or_too_long_is_an_error_and_the_next_is_read_from_a_new_connection(
     serve: Serve, answer: bytes, error: type[Exception]

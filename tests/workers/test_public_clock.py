@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -16,21 +17,33 @@ import numpy as np
 import pytest
 from scipy.stats import fisher_exact, ks_2samp, mannwhitneyu
 
+from feature_store.rows import quantize
 from feature_store.shard import Shard, declare_most
-from labeler.errors import InvalidSetting
+from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Ledger
-from labeler.messages.bodies import Settled
-from labeler.records import Records
+from labeler.messages.bodies import Ask, Settled, TallierKey
+from labeler.records import Records, block_rows
+from labeler.system.keys import PartyKeys
 from labeler.tally import QueryBatch
 from labeler.task import Task
 from tests.labeler.tasks import make_task
 from tests.processes import wait_until
 from tests.workers.agent_site import Site
-from tests.workers.public_clock import NOW, Office, make_office, shares_of
-from workers.agent.agent import Agent, as_it_is
+from tests.workers.public_clock import NOW, Office, Time, make_office, shares_of
+from workers.agent.agent import Agent, Answer, as_it_is
 from workers.agent.driver import AgentDriver
-from workers.agent.public_clock import FIXED_S, ROOM, TICK_S, DrawnProbe, Padding, PublicClock
+from workers.agent.public_clock import (
+    FIXED_S,
+    LONG_S,
+    PROBE_S,
+    ROOM,
+    TICK_S,
+    DrawnProbe,
+    Padding,
+    PublicClock,
+)
+from workers.learning import linear
 
 MakeShard = Callable[..., Shard]
 ANSWER = ("input-share", "input-share", "input-share", "answered")
@@ -224,6 +237,220 @@ def test_a_plan_is_no_shorter_than_its_longest_rows_say_where_runs_are_short() -
         took = {16: 0.001, 1024: few, 4096: many}
         probe._once = lambda _, rows, took=took: took[rows]  # type: ignore[assignment, misc]
         assert probe._timed(None, 40_960) >= 0.04  # type: ignore[arg-type]
+
+
+# What is timed, and for how long.
+
+
+@dataclass
+class Bench:
+    """A probe in a time that only its work moves.
+
+    Attributes:
+        work_s: how long an answer takes, by its questions and its rows.
+        computes: whether answers are computed besides.
+        runs: the rows of every run, and the key that it had.
+    """
+
+    shard: Shard
+    work_s: Callable[[QueryBatch, int], float] = lambda _, __: 0.0
+    computes: bool = True
+    time: Time = field(default_factory=Time)
+    runs: list[tuple[int, bytes]] = field(default_factory=list)
+
+    def probe(self) -> DrawnProbe:
+        return DrawnProbe(lambda: self.shard, engine="numpy", clock=self.time, now=self.time)
+
+    def ask(self, task: Task, batch: QueryBatch, *, expires_in_s: float = 1e6) -> Ask:
+        named = tuple(
+            TallierKey(f"tallier-{number}", keys.seal_key, keys.verify_key) for number, keys in enumerate(TALLIERS)
+        )
+        return Ask(task, batch, named, self.time() + expires_in_s)
+
+
+TALLIERS = [PartyKeys.generate().public for _ in range(3)]
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, make_shard: MakeShard) -> Bench:
+    bench = Bench(make_shard("own", records=60, max_records=10_000))
+    computed = Agent.computed
+
+    def takes_time(self: Agent, task: Task, batch: QueryBatch, *, key: bytes, **named: Any) -> Any:
+        bench.runs.append((len(self._shard), key))
+        bench.time.now_s += bench.work_s(batch, len(self._shard))
+        return computed(self, task, batch, key=key, **named) if bench.computes else Answer(())
+
+    monkeypatch.setattr(Agent, "computed", takes_time)
+    return bench
+
+
+def questions(shard: Shard, number: int, count: int = 8) -> QueryBatch:
+    rng = np.random.default_rng(number)
+    return QueryBatch(quantize(rng.normal(size=(count, shard.dimension))))
+
+
+@pytest.mark.parametrize("method", ["knn", "reverse-knn", "ensemble"])
+@pytest.mark.parametrize("cheap_first", [True, False])
+def test_a_plan_belongs_to_its_questions_and_is_no_other_askers_of_the_same_kind(
+    bench: Bench, method: str, cheap_first: bool
+) -> None:
+    """A cheap question set 0.26 s for one that takes 0.42 to 0.62 s."""
+    task = task_of(bench.shard, method=method, k=3 if method != "ensemble" else 1, sigma_votes=4e3, max_queries=8)
+    cheap, dear = (questions(bench.shard, number) for number in range(2))
+    bench.work_s = lambda batch, rows: rows * (3e-4 if batch.digest == dear.digest else 1e-4)
+    probe = bench.probe()
+    asked = [cheap, dear] if cheap_first else [dear, cheap]
+    found = {batch.digest: probe.seconds(bench.ask(task, batch)) for batch in asked}
+    assert found[cheap.digest] == pytest.approx(1.0, rel=0.01)
+    assert found[dear.digest] == pytest.approx(3.0, rel=0.01)
+
+
+def test_a_plan_belongs_to_the_model_that_a_step_begins_from(bench: Bench) -> None:
+    rows, classes = bench.shard.dimension + 1, len(bench.shard.classes)
+    task = task_of(
+        bench.shard, method="federated", k=1, sigma_votes=30.0, max_queries=5 * rows,
+        training={"min_records": 20, "regularisation": 0.1, "iterations": 5, "sampled": {"rate": 0.3}},
+    )  # fmt: skip
+    zero, other = np.zeros((rows, classes)), np.ones((rows, classes))
+    bench.work_s = lambda batch, rows: rows * (1e-4 + 2e-4 * float(np.asarray(batch.model).any()))
+    probe = bench.probe()
+    features = questions(bench.shard, 0, rows).features
+    seconds = [probe.seconds(bench.ask(task, QueryBatch(features, model=model))) for model in (zero, other, zero)]
+    assert seconds == [pytest.approx(1.0, rel=0.01), pytest.approx(3.0, rel=0.01), seconds[0]]
+
+
+def test_what_is_asked_again_is_planned_alike_and_timed_once(bench: Bench) -> None:
+    task, batch, probe = task_of(bench.shard, k=3, sigma_votes=4e3), questions(bench.shard, 0), bench.probe()
+    chance = random.Random(0)
+    bench.work_s = lambda _, rows: rows * 1e-4 * chance.uniform(1, 2)
+    once = probe.seconds(bench.ask(task, batch))
+    runs = len(bench.runs)
+    again = task.model_copy(update={"name": "another", "nonce": "of the same kind"})
+    assert [probe.seconds(bench.ask(one, batch, expires_in_s=99.0)) for one in (task, again)] == [once, once]
+    assert len(bench.runs) == runs
+
+
+def test_an_ask_that_is_admitted_is_not_timed_again_for_its_plan(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[Any] = []
+    whole = DrawnProbe._timed
+
+    def counted(self: DrawnProbe, ask: Ask, most: int, **named: Any) -> float:
+        timed.append(ask)
+        return whole(self, ask, most, **named)
+
+    monkeypatch.setattr(DrawnProbe, "_timed", counted)
+    ask = office.ask()
+    answered, _ = office.after(ask)
+    assert (shares_of(answered, ask), len(timed)) == (3, 1)
+
+
+@pytest.mark.parametrize("fixed_s", [1e-6, 0.001, 0.1, 3.0, 9.0, 100.0])
+@pytest.mark.parametrize("row_s", [0.0, 1e-6, 1e-3, 0.1, 2.0, 60.0])
+@pytest.mark.parametrize("left_s", [0.5, 7.0, 1e6])
+def test_an_ask_is_timed_no_longer_than_a_public_number_of_seconds_and_its_deadline(
+    bench: Bench, fixed_s: float, row_s: float, left_s: float
+) -> None:
+    """Uncharged asks held an agent's only thread for 115 to 550 s each. The first run, of the fewest rows, is bounded
+    by the size of a message alone."""
+    bench.work_s = lambda _, rows: fixed_s + row_s * rows
+    ask = bench.ask(task_of(bench.shard, k=3, sigma_votes=4e3), questions(bench.shard, 0), expires_in_s=left_s)
+    begun, bench.computes = bench.time(), False
+    try:
+        found = bench.probe().seconds(ask)
+    except PrivacyRefusal:
+        found = None
+    passed_s = bench.time() - begun
+    assert passed_s <= max(min(PROBE_S, left_s), fixed_s + 16 * row_s) + 1e-9
+    whole_s = fixed_s + 10_000 * row_s
+    if found is not None:
+        assert found >= 0.999 * whole_s
+        assert left_s < PROBE_S or whole_s > LONG_S or found < 3 * whole_s + 0.01
+    else:
+        assert 5 * (fixed_s + 16 * row_s) > min(PROBE_S, left_s), "refused though there was time"
+
+
+@pytest.mark.parametrize("iterations", [3, 200, 100_000])
+@pytest.mark.parametrize("step_s", [1e-3, 1e-2, 1.0])
+def test_a_training_of_any_number_of_steps_is_timed_within_the_bound(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, iterations: int, step_s: float
+) -> None:
+    slopes = linear.SLOPES["softmax"]
+
+    def takes_time(scores: Any, truth: Any) -> Any:
+        bench.time.now_s += step_s * (1 + scores.shape[-2] / 1000)
+        return slopes(scores, truth)
+
+    monkeypatch.setitem(linear.SLOPES, "softmax", takes_time)
+    rows = bench.shard.dimension + 1
+    training = {"min_records": 20, "regularisation": 0.1, "iterations": iterations}
+    task = task_of(bench.shard, method="blind-average", k=1, sigma_votes=30.0, max_queries=rows, training=training)
+    begun = bench.time()
+    found = bench.probe().seconds(bench.ask(task, questions(bench.shard, 0, rows)))
+    assert bench.time() - begun <= PROBE_S
+    # 10,000 rows lie in blocks, each of which counts a step.
+    blocks = -(-10_000 // block_rows(bench.shard.dimension + rows + len(bench.shard.classes)))
+    whole_s = iterations * step_s * (blocks + 10)
+    assert found == pytest.approx(whole_s, rel=0.3, abs=0.02)
+
+
+@pytest.mark.parametrize("question_s", [1e-5, 1e-3, 0.1, 1.0])
+@pytest.mark.parametrize("count", [1, 3, 2_000])
+def test_any_number_of_dear_questions_is_timed_within_the_bound(bench: Bench, question_s: float, count: int) -> None:
+    """With many neighbors even few rows take long: an agent's table holds k of them for each question."""
+    bench.work_s = lambda batch, rows: 1e-3 + len(batch) * question_s * (1 + rows / 10_000)
+    bench.computes = False
+    task = task_of(bench.shard, k=3, sigma_votes=4e3, max_queries=count)
+    begun = bench.time()
+    found = bench.probe().seconds(bench.ask(task, questions(bench.shard, 0, count)))
+    assert bench.time() - begun <= PROBE_S
+    whole_s = 2 * count * question_s
+    assert whole_s < 1.01 * found < 1.4 * whole_s + 0.4
+
+
+@pytest.mark.parametrize("expires_in_s", [15.0, 1e6])
+def test_what_takes_too_long_to_be_timed_is_refused_before_the_charge(office: Office, expires_in_s: float) -> None:
+    office.work_s = lambda rows: rows * 1.0
+    ask = office.ask(expires_in_s=expires_in_s)
+    refused, waited_s = office.after(ask)
+    assert (refused.kinds, waited_s, office.computed, spent(office)) == (("refused", "poll"), 0.0, 0, 0)
+
+
+def test_what_is_late_anyway_is_not_timed(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> float:
+        raise AssertionError("it was timed")
+
+    monkeypatch.setattr(DrawnProbe, "seconds", never)
+    refused, _ = office.after(office.ask(expires_in_s=0.05))
+    assert refused.kinds == ("refused", "poll")
+
+
+@pytest.mark.parametrize("way", ["probe", "padding"])
+def test_drawn_rows_are_worked_on_under_a_fresh_key_that_nobody_can_search_an_order_for(bench: Bench, way: str) -> None:
+    task = task_of(bench.shard, method="reverse-knn", k=3, sigma_votes=4e3, max_queries=8)
+    padding, probe = Padding(bench.shard, engine="numpy"), bench.probe()
+    for number in range(3):
+        if way == "probe":
+            probe.seconds(bench.ask(task, questions(bench.shard, number)))
+        else:
+            padding(task, questions(bench.shard, 0), 60)
+    keys = [key for _, key in bench.runs]
+    assert len(set(keys)) == len(keys) >= 3
+    assert bytes(32) not in keys
+
+
+def test_a_probe_remembers_a_bounded_number_of_plans_and_forgets_the_one_longest_unused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.agent.public_clock._MOST_TIMED", 3)
+    task, probe = task_of(bench.shard, k=3, sigma_votes=4e3), bench.probe()
+    asks = [bench.ask(task, questions(bench.shard, number)) for number in range(5)]
+    for number in (0, 1, 2, 0, 3, 0, 4):
+        probe.seconds(asks[number])
+    assert [digest for _, digest in probe._known] == [asks[number].batch.digest for number in (3, 0, 4)]
+    assert all(len(kind) == 32 for kind, _ in probe._known)
 
 
 def test_a_shard_that_declares_no_bound_is_not_served_and_can_declare_one_once(

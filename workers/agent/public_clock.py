@@ -5,7 +5,9 @@
 
 T is a setting of the site (`tick_s`). k is planned before the work starts. It is the least whole number of ticks that
 covers the time passed, and the time of the answers over `max_records` drawn rows, with room (`ROOM`). Neither the
-records nor any earlier round takes part. Work that is late anyway leaves at the next of 2 k T, 4 k T, 8 k T and so on.
+records nor the answer of any earlier round takes part. A plan belongs to what is asked: to the kind of task, and to the
+questions with the model in them, whose values may decide how long an answer takes. So every ask is timed anew, before
+it is charged, and for at most `PROBE_S`. Work that is late anyway leaves at the next of 2 k T, 4 k T, 8 k T and so on.
 So an observer sees that it is late, and by how much only to a factor of two. A turn that computed nothing from records
 leaves at once.
 
@@ -18,12 +20,15 @@ References:
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
+import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Final
 
@@ -40,6 +45,7 @@ from labeler.records import ModelStore
 from labeler.tally import QueryBatch
 from labeler.task import Task
 from workers.agent.agent import Agent, as_it_is
+from workers.learning.steps import first_steps
 from workers.party.link import cause
 
 log = logging.getLogger("labeler.agent")
@@ -56,10 +62,16 @@ FIXED_S, BYTE_S = 0.02, 2e-8
 LIFE_RECORD_S: Final = 5e-5
 """Seconds that a plan adds for each record where votes for life write a row for each."""
 
-WARM_ROWS, FEW_ROWS, MANY_ROWS = 16, 1024, 4096
-"""Drawn rows on which work is timed: the first run loads what it needs, the others give a line over the records."""
+PROBE_S: Final = 20.0
+"""Seconds for which an ask is timed at most. What cannot be told in that time is refused before the charge."""
 
-SHORT_RUNS, SHORT_S = 5, 0.05
+ROWS: Final = (16, 32, 64, 256, 1024, 4096)
+"""Drawn rows on which work may be timed: the fewest, and the most for which there surely is time; a line goes on."""
+
+_SHARE: Final = 5
+"""All steps or questions are timed if those of the fewest rows take at most this part of the time there is."""
+
+SHORT_RUNS, SHORT_S = 3, 0.02
 """Runs over drawn rows repeat, up to this many, until they took this long together."""
 
 LONG_S: Final = 0.25
@@ -127,15 +139,20 @@ class PublicClock:
             ahead: what is still to be computed before it, besides what was admitted in this turn.
 
         Raises:
-            PrivacyRefusal: it would.
+            PrivacyRefusal: it would, or cannot be timed (`DrawnProbe.seconds`).
         """
-        planned_s = turn.admitted_s + self._planned_s([ask])
-        if turn.now + self._hold_s(self._passed_s(turn) + planned_s + self._planned_s(ahead)) > ask.expires_at:
+        before_s = turn.admitted_s + self._planned_s(ahead)
+        self._check_deadline(turn, ask, before_s)  # what is late anyway is not timed
+        own_s = self._planned_s([ask])
+        self._check_deadline(turn, ask, before_s + own_s)
+        turn.admitted_s += own_s
+
+    def _check_deadline(self, turn: TurnTimes, ask: Ask, planned_s: float) -> None:
+        if turn.now + self._hold_s(self._passed_s(turn) + planned_s) > ask.expires_at:
             raise PrivacyRefusal(
                 "this site sends answers only on its public clock, and this one would be sent after the round's "
                 "deadline; nothing was charged. Ask with a later deadline, or about fewer images at once"
             )
-        turn.admitted_s = planned_s
 
     def plan(self, turn: TurnTimes, asks: Iterable[Ask]) -> None:
         """Set, before a turn computes, the time until which it does."""
@@ -179,16 +196,20 @@ class PublicClock:
 
 
 class DrawnProbe:
-    """A probe that times answers over drawn rows, at the first ask of a kind of task and size, without the site's
-    records.
+    """A probe that times answers over drawn rows, without the site's records.
 
     The ask is public, and so are the dimension, classes and `max_records` that the rows are drawn by. An answer over
-    more rows than are drawn follows by a line.
+    more rows than are drawn follows by a line, and one with more steps or questions than are timed in proportion.
+
+    **Bounded.** The first run is of few rows and one step, or one question where there may be any number; the size of a
+    message bounds all else. No run takes more times the last one than it is larger, so each begins only if it surely
+    ends in time.
 
     Args:
         shard: the shard that would answer; only its public facts are read.
         engine, memory_limit_bytes: see Agent. Parts of a cluster are not asked; this process times in their place.
         clock: seconds that only go up.
+        now: unix time in seconds, for deadlines.
     """
 
     def __init__(
@@ -198,26 +219,34 @@ class DrawnProbe:
         engine: str = "auto",
         memory_limit_bytes: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._shard = shard
         self._engine = here(engine)
         self._memory_limit_bytes = memory_limit_bytes
         self._clock = clock
+        self._now = now
         self._facts: object = None
         self._agents: dict[int, Agent] = {}
         self._models = ModelStore()
-        self._known: OrderedDict[tuple[str, int], float] = OrderedDict()
+        self._known: OrderedDict[tuple[bytes, str], float] = OrderedDict()
 
     def seconds(self, ask: Ask) -> float:
-        """Return how long the answer takes over `max_records` drawn rows."""
+        """Return how long the answer takes over `max_records` drawn rows; the same ask is timed once.
+
+        Raises:
+            PrivacyRefusal: that cannot be told within `PROBE_S`, and before the ask's deadline.
+        """
         most = self._redrawn()
-        key = (ask.task.kind, len(ask.batch))
+        key = (hashlib.sha256(ask.task.kind.encode()).digest(), ask.batch.digest)
         if key not in self._known:
-            self._known[key] = self._timed(ask, most) + (
-                most * LIFE_RECORD_S if ask.task.lifetime_budget is not None else 0.0
-            )
+            within_s, traits = min(PROBE_S, ask.expires_at - self._now()), ask.task.traits
+            questions = len(ask.batch) if traits.has_k and not traits.single_round else 0
+            found = self._timed(ask, most, within_s=within_s, questions=questions)
+            self._known[key] = found + (most * LIFE_RECORD_S if ask.task.lifetime_budget is not None else 0.0)
             while len(self._known) > _MOST_TIMED:
                 self._known.popitem(last=False)
+        self._known.move_to_end(key)
         return self._known[key]
 
     def _redrawn(self) -> int:
@@ -228,7 +257,7 @@ class DrawnProbe:
         if facts != self._facts:
             self._known.clear()
             self._agents = {}
-            for rows in {min(rows, shard.max_records) for rows in (WARM_ROWS, FEW_ROWS, MANY_ROWS)}:
+            for rows in {min(rows, shard.max_records) for rows in ROWS}:
                 self._agents[rows] = Agent(
                     "probe",
                     shard.drawn(rows),
@@ -240,34 +269,89 @@ class DrawnProbe:
             self._facts = facts
         return shard.max_records
 
-    def _timed(self, ask: Ask, most: int) -> float:
-        warm, *sizes = sorted(self._agents)
-        self._once(ask, warm)
-        sizes = sizes or [warm]
-        took = {rows: self._usual(ask, rows) for rows in sizes}
-        few, many = sizes[0], sizes[-1]
-        by_rows = took[many] * most / many
-        if few == many:
-            return by_rows
-        line = took[many] + max(0.0, took[many] - took[few]) / (many - few) * (most - many)
-        # The difference of two short times is mostly chance, and a line through them may be flat.
-        return max(line, by_rows) if took[many] < LONG_S else line
+    def _timed(self, ask: Ask, most: int, *, within_s: float = PROBE_S, questions: int = 0) -> float:
+        """Return the time of an answer over `most` rows.
 
-    def _usual(self, ask: Ask, rows: int) -> float:
+        Args:
+            questions: how many it has, if they may be asked a few at a time; else 0.
+        """
+        end = self._clock() + within_s
+        least, *more = sorted(self._agents)
+        whole = 1
+
+        def once(parts: int, rows: int) -> float:
+            nonlocal whole
+            with first_steps(parts) as cut:
+                found = self._once(_first(ask, parts) if questions else ask, rows)
+            whole = max(questions, cut.whole, 1)
+            return found
+
+        took = {1: once(1, least)}
+        if took[1] <= end - self._clock():
+            took = {1: once(1, least)}  # the first run loads what it needs
+        sizes = [min(2**power, whole) for power in range(1, whole.bit_length() + 1)]
+        while parts := _next_size(took, sizes, (end - self._clock()) / _SHARE):
+            took[parts] = once(parts, least)
+        timed = max(took)
+        took = {least: took[timed]}
+        while rows := _next_size(took, more, end - self._clock()):
+            took[rows] = self._usual(partial(once, timed, rows))
+        if more and len(took) == 1:
+            raise PrivacyRefusal(
+                f"this site times every answer before it is charged, for at most {PROBE_S:g} s and not beyond the "
+                "round's deadline, and how long this one takes cannot be told in that time; nothing was charged. Ask "
+                "with a later deadline, or about fewer images, classes or steps at once"
+            )
+        many = max(took)
+        by_rows, line = took[many] * most / many, _line(took, most)
+        # The difference of two short times is mostly chance, and a line through them may be flat.
+        found = max(line, by_rows) if took[many] < LONG_S else line
+        return found * max(1.0, whole / timed)
+
+    def _usual(self, once: Callable[[], float]) -> float:
         """Return the median of a few runs where they are short: other work on the machine must not count for good."""
-        took = [self._once(ask, rows)]
+        took = [once()]
         while len(took) < SHORT_RUNS and sum(took) < SHORT_S:
-            took.append(self._once(ask, rows))
+            took.append(once())
         return median(took)
 
     def _once(self, ask: Ask, rows: int) -> float:
         self._models.clear()
         self._agents[rows].forget_index()  # the site's own index may have to be built, too
         begun = self._clock()
-        answer = self._agents[rows].computed(ask.task, ask.batch, key=bytes(32), seal=as_it_is)
+        # A key that nobody can know: an order of search could else be found in which drawn rows take long.
+        key = secrets.token_bytes(KEY_BYTES)
+        answer = self._agents[rows].computed(ask.task, ask.batch, key=key, seal=as_it_is)
         took = self._clock() - begun
         self._models.clear()
         return took + BYTE_S * sum(map(len, answer.bodies))
+
+
+def _first(ask: Ask, count: int) -> Ask:
+    """Return an ask about the first of its questions."""
+    return replace(ask, batch=QueryBatch(ask.batch.features[:count], ask.batch.first_query))
+
+
+def _next_size(took: Mapping[int, float], sizes: Iterable[int], left_s: float) -> int | None:
+    """Return the size that is timed next: the largest for which there surely is time; None where there is none.
+
+    Work has a part that grows with its size and one that does not, so the larger takes at most as many times as long as
+    it is larger, and about what the last two times say.
+    """
+    last = max(took)
+
+    def longest_s(size: int) -> float:
+        in_proportion = took[last] * size / last
+        return in_proportion if len(took) == 1 else min(in_proportion, ROOM * _line(took, size))
+
+    return max((size for size in sizes if size > last and longest_s(size) <= left_s), default=None)
+
+
+def _line(took: Mapping[int, float], size: int) -> float:
+    """Return the time of a size by a line through the last two times; of one time in proportion."""
+    *_, few, many = (0, *sorted(took))
+    slope = max(0.0, took[many] - took.get(few, 0.0)) / (many - few)
+    return took[many] + slope * (size - many)
 
 
 class Padding:
@@ -308,7 +392,7 @@ class Padding:
             if len(self._agents) > _MOST_PADDED:
                 self._agents.popitem(last=False)
         agent = self._agents[rows]
-        agent.computed(task, batch, key=bytes(KEY_BYTES), seal=as_it_is)
+        agent.computed(task, batch, key=secrets.token_bytes(KEY_BYTES), seal=as_it_is)  # see DrawnProbe._once
         agent.forget_models()
 
 

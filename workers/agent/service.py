@@ -137,7 +137,12 @@ def open_agent(
             ticks=ticks,
         )
         with closing(link):
-            probe = DrawnProbe(records.shard, engine=config.engine, memory_limit_bytes=config.memory_limit_bytes)
+            probe = DrawnProbe(
+                records.shard,
+                engine=config.engine,
+                memory_limit_bytes=config.memory_limit_bytes,
+                now=lambda: clock().timestamp(),
+            )
             admission = Admission(home, memory, read_policy=read, coordinator_key=link.coordinator_key, clock=clock)
             driver = AgentDriver(
                 link.mail,

@@ -13,12 +13,13 @@ Jinja2 escapes every text.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +46,7 @@ LOCK_FILE: Final = ".lock"
 REPORT_FILE: Final = "audit.json"
 PAGE_FILE: Final = "audit.html"
 FINGERPRINT: Final = "audit"
+STAYS_HERE: Final = "These counts are about private records, and no noise hides them: keep this folder at the site."
 ONE_RUN: Final = "one-run"
 _GUESSED_SHARE: Final = 3
 """One canary in this many is guessed, those with the clearest scores; fixed before the run."""
@@ -61,6 +63,9 @@ class Audit:
         confidence: with which everything the audit states holds together.
         seed: of what is public in it.
         noise_seed: of all noise; None draws it as the product does.
+        features, labels: natural records.
+        is_private: whether these are private. Then counts of errors are counts about private records, without noise:
+            they stay at the site, and out of evidence (`labeler.auditing.read_audit`).
     """
 
     task: Task
@@ -73,6 +78,7 @@ class Audit:
     noise_seed: int | None = None
     features: NDArray[np.int16] = field(repr=False, kw_only=True)
     labels: NDArray[np.int16] = field(repr=False, kw_only=True)
+    is_private: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         check_attackable(self.task, self.level, self.view)
@@ -100,7 +106,8 @@ class Audit:
             "view": self.view,
             "seed": self.seed,
             "noise_seed": self.noise_seed,
-            "records": len(self.labels),
+            "records": hashlib.sha256(self.features.tobytes() + self.labels.tobytes()).hexdigest(),
+            "private": self.is_private,
         }
 
 
@@ -167,6 +174,7 @@ def run_audit(audit: Audit, out: Path, *, progress: ProgressCallback = silent) -
         )
         document = {
             "format": FORMAT,
+            "private": audit.is_private,
             "facts": facts.model_dump(mode="json"),
             "findings": findings_of(facts).model_dump(mode="json"),
             "curves": {name: _curve(book, name) for name in audit.adversaries if name != ONE_RUN},
@@ -338,6 +346,7 @@ def render_page(document: dict[str, Any]) -> str:
         task=facts.task,
         canary=_CANARY[facts.level],
         verdict=in_words(findings),
+        stays_here=STAYS_HERE if document["private"] else "",
         rows=rows,
         step=step,
         bar_limit=round(10 + scale * findings.promised_epsilon, 1),
@@ -388,6 +397,7 @@ class Pool:
         name: of where they come from, for people.
         classes: in label order.
         public, truth: features of public images, and what they show, which only scoring reads.
+        is_private: whether a private shard holds them.
 
     Raises:
         BadData: features outside the exact range.
@@ -399,6 +409,7 @@ class Pool:
     labels: NDArray[np.int16] = field(repr=False)
     public: NDArray[np.int16] = field(repr=False)
     truth: NDArray[np.int16] = field(repr=False)
+    is_private: bool = False
 
     def __post_init__(self) -> None:
         check_features(self.features)
@@ -442,4 +453,5 @@ def shard_pool(shard: Shard, *, seed: int) -> Pool:
             f"{shard.path} holds attributes, any number per record, and this works with one class per record; run "
             "`labeler run` on it"
         )
-    return divided("the shard", shard.classes, shard.features[shard.rows], shard.labels[shard.rows], seed=seed)
+    pool = divided("the shard", shard.classes, shard.features[shard.rows], shard.labels[shard.rows], seed=seed)
+    return replace(pool, is_private=not shard.is_public)

@@ -117,10 +117,10 @@ def audit(
 
     Every run is a whole job: index, votes, integer noise, shares, journal, release. Adversaries are those of Chadha et
     al. (2024): natural or poisoned records, questions chosen or not; and one run with many canaries. Bounds are exact,
-    at a stated confidence. Exits with 1 if the promise is broken. No private record is read: canaries and other records
-    are made up or public. "moved" is how far the canary moves the observed result, measured without noise. The attack
-    cannot prove a larger epsilon than that, whatever the number of runs. If the promise is larger, its bound is loose,
-    or the attack is weak.
+    at a stated confidence. Exits with 1 if the promise is broken. Canaries are made up. Other records are public, or
+    those of --records: counts about a private shard stay at the site, out of evidence. "moved" is how far the canary
+    moves the observed result, measured without noise. The attack cannot prove a larger epsilon than that, whatever the
+    number of runs. If the promise is larger, its bound is loose, or the attack is weak.
 
     Examples:
 
@@ -150,6 +150,7 @@ def audit(
         noise_seed=noise_seed,
         features=pool.features,
         labels=pool.labels,
+        is_private=pool.is_private,
     )
     with progress_bars(quiet=as_json) as progress:
         document = run_audit(wanted, out, progress=progress)
@@ -163,7 +164,7 @@ def audit(
 
 
 def _show(document: dict[str, Any], page: Path) -> None:
-    from workers.audit.run import in_words, read_document
+    from workers.audit.run import STAYS_HERE, in_words, read_document
 
     facts, findings = document["facts"], document["findings"]
     task = facts["task"]
@@ -204,6 +205,8 @@ def _show(document: dict[str, Any], page: Path) -> None:
     )  # fmt: skip
     console.print(f"Holds     all together with confidence {facts['confidence']:g}", soft_wrap=True)
     console.print(f"Found     {in_words(read_document(document)[1])}", markup=False)
+    if document["private"]:
+        console.print(f"Private   {STAYS_HERE}", soft_wrap=True)
     console.print(f"Report    {page}", markup=False, soft_wrap=True)
 
 

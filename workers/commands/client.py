@@ -40,6 +40,7 @@ from workers.commands.console import (
     print_json,
     tell,
     tell_warning,
+    waiting,
 )
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ def submit(
         if wait or out is not None:
             job = wait_for(service, job, quiet=as_json)
             if job.state == "completed" and out is not None:
-                service.labels(job.job_id, out)
+                with waiting(quiet=as_json) as on_wait:
+                    service.labels(job.job_id, out, on_wait=on_wait)
         out = out if job.state == "completed" else None
         _tell_job(job, out=out, as_json=as_json, skipped=skipped if skip_unreadable else None)
         if _is_over(job) and job.state != "completed":
@@ -240,17 +242,19 @@ def export(
         return
     chosen = one_of("format", format or "parquet", tuple(dict.fromkeys((*FORMATS, *EXPORT_FORMATS, *MODELS))))
     _check_place(out, chosen)
-    with connect(str(url), str(token), ca_file) as service:
-        if chosen in MODELS:
-            (service.student if chosen == "student" else service.model)(job, out)
+    with connect(str(url), str(token), ca_file) as service, waiting(quiet=as_json) as on_wait:
+        if chosen == "student":
+            service.student(job, out, on_wait=on_wait)
+        elif chosen in MODELS:
+            service.model(job, out)
         elif chosen in EXPORT_FORMATS and what == "images":
             # Made here from the same table, as for a folder.
             with tempfile.TemporaryDirectory() as place:
-                table = pq.read_table(service.labels(job, Path(place) / "labels.parquet"))
+                table = pq.read_table(service.labels(job, Path(place) / "labels.parquet", on_wait=on_wait))
             _write_images(chosen, job, table, out, wanted, as_json=as_json)
             return
         else:
-            service.labels(job, out, format=one_of("format", chosen, FORMATS), of=one_of("of", what, LABELS_OF))
+            service.labels(job, out, format=one_of("format", chosen, FORMATS), of=what, on_wait=on_wait)
     said = f"{f'The {chosen} is' if chosen in MODELS else f'Labels of {what} are'} in {out}"
     tell({"job_id": job, "out": str(out)}, said, as_json=as_json)
 
@@ -387,10 +391,11 @@ def _tell_job(job: JobView, *, out: Path | None, as_json: bool, skipped: Mapping
         not_sent = {} if skipped is None else {"skipped": [{"source": one, "reason": skipped[one]} for one in skipped]}
         print_json(job.model_dump(mode="json") | ({} if out is None else {"out": str(out)}) | not_sent)
         return
+    is_told = job.state == "completed" or not _is_over(job)
     lines = [
         f"Job        {job.job_id}" + (f", {job.name}" if job.name else ""),
         f"Task       {job.task_name or job.task_id[:12]}",
-        f"State      {job.state}" + (f": {job.stage}" if job.stage and not _is_over(job) else ""),
+        f"State      {job.state}" + (f": {job.stage}" if job.stage and is_told else ""),
         f"Questions  {job.queries_done} of {job.queries} answered, about {job.images} images",
         f"Price      epsilon {_say(job.price.instance_epsilon)} per private image, "
         + (f"{_say(job.price.person_epsilon)} per person, " if job.price.records_per_person is not None else "")

@@ -7,7 +7,8 @@ Access to a running service is here too, with the options that name it. Commands
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from textwrap import fill
@@ -203,3 +204,19 @@ def prune_service(
             service.forget(job_id)
             progress("Jobs", number, len(old))
     return {"url": url, "jobs": old, "dry_run": dry_run}
+
+
+@contextmanager
+def waiting(*, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Show on standard error what a service says while labels are made: one line, or lines for logs and pipes."""
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, highlight=False)
+    if quiet:
+        yield lambda _: None
+    elif console.is_terminal:
+        with Progress(TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=console) as bars:
+            bar = bars.add_task("", visible=False)
+            yield lambda said: bars.update(bar, description=escaped(said), visible=True)
+    else:
+        yield lambda said: console.print(escaped(said), markup=False, emoji=False, soft_wrap=True)

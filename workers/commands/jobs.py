@@ -29,6 +29,7 @@ from workers.commands.console import (
     print_json,
     tell,
     tell_warning,
+    waiting,
 )
 
 if TYPE_CHECKING:
@@ -176,8 +177,8 @@ def student(
         from workers.run.student import score_student
 
         check_file(out)
-        with connect(str(url), str(token), ca_file) as service:
-            service.student(job, out)
+        with connect(str(url), str(token), ca_file) as service, waiting(quiet=as_json) as on_wait:
+            service.student(job, out, on_wait=on_wait)
         result = score_student(out, test=test)
     else:
         from workers.run.student import train_student

@@ -445,12 +445,12 @@ def redis_server() -> Iterator[Finding]:
     from workers.up.redis_server import RedisServer
 
     try:
-        with tempfile.TemporaryDirectory(prefix="labeler-doctor-") as folder, RedisServer(Path(folder)):
-            pass
+        with tempfile.TemporaryDirectory(prefix="labeler-doctor-") as folder, RedisServer(Path(folder)) as server:
+            version = server.version
     except LabelerError as error:
         yield look("redis-server", str(error), "install redis-server, or name a running one; `labeler run` needs none")
         return
-    yield well("redis-server", "starts, answers and ends")
+    yield well("redis-server", f"{version} starts, answers and ends")
 
 
 def _existing(path: Path) -> Path:

@@ -37,7 +37,8 @@ def _count(images: Path, endings: Collection[str]) -> int:
         try:
             with zipfile.ZipFile(images) as archive:
                 return sum(not one.is_dir() and _is_shown(one.filename) for one in archive.infolist())
-        except (OSError, zipfile.BadZipFile):
+        # zipfile raises many exceptions on damaged files.
+        except Exception:
             raise InvalidSetting(f"{images} is not a readable zip file") from None
     if images.suffix.lower() == ".parquet":
         import pyarrow.parquet as pq

@@ -40,6 +40,7 @@ from feature_store.results.questions import (
     UPLOAD,
     EmbedBoard,
     EmbedRequest,
+    saying_progress,
     unasked,
     write_failure,
 )
@@ -217,11 +218,15 @@ class Embedder:
 
         def progress(done: int, total: int) -> None:
             look()
+            say("Embedding", done, total)
             if done < total and self._is_over(lane, until):
                 raise _SliceOver
 
         look()
-        with _decoder(upload, backbone, request, look, lambda: self._is_over(lane, until)) as load:
+        with (
+            saying_progress(folder) as say,
+            _decoder(upload, backbone, request, look, lambda: self._is_over(lane, until)) as load,
+        ):
             embed_source(
                 upload,
                 backbone,

@@ -49,7 +49,7 @@ from feature_store.sources import (
     open_source,
 )
 from labeler.errors import BadData, InvalidSetting, StorageFull, UnreadableImage
-from labeler.system.files import check_folder, is_full
+from labeler.system.files import check_folder, is_full, read_named
 from labeler.system.site_key import SITE_KEY_FILE, site_key
 from workers.progress import ProgressCallback, silent
 
@@ -372,6 +372,9 @@ _REMAINS = (
 )
 
 
+_MOST_NAMES_BYTES = 2**30
+
+
 def lines_of(path: Path) -> list[str]:
     """Return the names in a file, one a line; of the standard input where the file is called "-".
 
@@ -379,7 +382,9 @@ def lines_of(path: Path) -> list[str]:
         InvalidSetting: it cannot be read, or is no text.
     """
     try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8-sig")
+        text = (
+            sys.stdin.read() if str(path) == "-" else read_named(path, most_bytes=_MOST_NAMES_BYTES).decode("utf-8-sig")
+        )
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise InvalidSetting(f"{path} cannot be read as names, one a line: {why}") from None

@@ -73,7 +73,7 @@ def make_coordinator_home(home: Path) -> dict[str, Any]:
     _private(home)
     text = coordinator_toml(
         public_url="https://labels.example.org",
-        redis_url="redis://redis:6379/0",
+        redis_url="unix:///run/labeler-redis/redis.sock",
         delta=1e-5,
         instance_epsilon=1.0,
         agent_epsilon="unlimited",
@@ -344,7 +344,7 @@ def coordinator_toml(
         "",
         "# Where agents, talliers and people reach it.",
         f"public_url = {toml_value(public_url)}",
-        "# Only the coordinator and its embedder talk to this server. May hold a password: keep this file at 0600.",
+        "# Only the coordinator and its embedder reach this server: a socket, or redis(s):// with a password.",
         f"redis_url = {toml_value(redis_url)}",
         "# A file in this folder, or postgresql://USER:PASSWORD@HOST/DATABASE.",
         'journal = "journal.db"',

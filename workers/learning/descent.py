@@ -13,6 +13,8 @@ from scipy.special import expit
 
 from labeler.descent import Descent
 from labeler.records import Array, Blocks, Slopes
+from labeler.steady import LOWEST, powers
+from workers.learning.steps import steps
 
 
 def descend(
@@ -36,7 +38,7 @@ def descend(
     """
     weights = np.zeros(shape)
     step, keep, reach = terms.learning_rate, 1 - terms.learning_rate * terms.regularisation, terms.reach
-    for _ in range(terms.iterations):
+    for _ in steps(terms.iterations):
         gradient = np.zeros(shape)
         for rows, truth in blocks():
             gradient += rows.swapaxes(-1, -2) @ slopes(rows @ weights, truth)
@@ -48,10 +50,10 @@ def descend(
 
 def softmax_slopes(scores: Array, is_class: Any, /) -> Array:
     """Return the slopes of -log softmax(scores)_y, columns along the last axis; see Slopes."""
-    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return np.asarray(powers / powers.sum(axis=-1, keepdims=True) - is_class)
+    found = powers(scores)
+    return np.asarray(found / found.sum(axis=-1, keepdims=True) - is_class)
 
 
 def logistic_slopes(scores: Array, is_positive: Any, /) -> Array:
     """Return the slopes of log(1 + exp(-+ score)), one column; see Slopes."""
-    return np.asarray(expit(scores) - is_positive)
+    return np.asarray(expit(np.maximum(scores, LOWEST)) - is_positive)

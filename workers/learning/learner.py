@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.results.models import ATTRIBUTES, StoredModel, model_of_bytes
+from feature_store.results.models import StoredModel, model_of_bytes
 from feature_store.rows import refuse_other_probe
 from labeler.errors import BadData, InvalidSetting, MixedShards
 from labeler.methods.aux_distill import LocalHeadTerms
@@ -116,22 +116,12 @@ class Trainer:
         """See Learner.
 
         Raises:
-            BadData: no model of ours, of attributes, or of numbers that are none.
-            MixedShards: of other classes, another backbone or another dimension. Two backbones of one declared name
-                are told apart by their features of the probe.
+            BadData: no model of ours.
+            MixedShards: see `StoredModel.check_fits`. Two backbones of one declared name are told apart by their
+                features of the probe.
         """
         stored = _model(model)
-        if tuple(stored.classes) != tuple(classes):
-            its, ours = (", ".join(names[:8]) + ", ..." * (len(names) > 8) for names in (stored.classes, classes))
-            raise MixedShards(
-                f"the model that is evaluated has other classes ({its}) than are asked for here ({ours}); name those "
-                "of its file, in its order"
-            )
-        if stored.fingerprint != fingerprint:
-            raise MixedShards(
-                f"the model that is evaluated reads features of backbone {stored.fingerprint[:12]}, the task's are of "
-                f"{fingerprint[:12]}"
-            )
+        stored.check_fits(classes, fingerprint=fingerprint, dimension=dimension)
         if self._probe and stored.probe:
             try:
                 refuse_other_probe(
@@ -143,23 +133,12 @@ class Trainer:
                 )
             except BadData as error:
                 raise MixedShards(str(error)) from None
-        one = np.zeros((1, dimension), dtype=np.int16)
-        one[0, 0] = int(FEATURE_ONE)
-        try:
-            said = stored.predict_proba(one)
-        except Exception:  # a hostile file may hold arrays of any shape
-            said = np.empty(0)
-        if stored.kind == ATTRIBUTES or said.shape != (1, len(classes)) or not np.isfinite(said).all():
-            raise MixedShards(
-                f"the model does not give each of {len(classes)} classes a probability from features of {dimension} "
-                "numbers; evaluate a student or a released model of classes"
-            )
 
     def opinions(self, model: bytes, features: NDArray[np.int16]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """See Learner.
 
-        One row lies alone in one place of memory while it is scored. What raises, or gives anything but
-        probabilities, is class 0 at confidence NaN: a fact of that row and the public model.
+        One row lies alone in one place of memory while it is scored, in a time that does not depend on it
+        (labeler.steady). A model of no numbers, which `check_model` refuses, says class 0 at confidence NaN of all.
         """
         stored = _model(model)
         predicted = np.zeros(len(features), dtype=np.int64)

@@ -47,7 +47,9 @@ from labeler.methods.blind_average import FINE, HUBER_WIDTH, LinearTerms, MeanTe
 from labeler.methods.federated import MARGIN, THETA_UNIT, UNIT, StepTerms
 from labeler.randomness import ByteSource
 from labeler.records import FEATURE_ONE, Block, PublicAxes, Rows, block_rows, kept
+from labeler.steady import LOWEST, steady
 from workers.learning.descent import descend, softmax_slopes
+from workers.learning.steps import steps
 
 
 def train_rows(records: Rows, *, terms: LinearTerms, axes: PublicAxes | None = None) -> NDArray[np.float64]:
@@ -220,10 +222,10 @@ def clipped_slopes(rows: Array, labels: NDArray[np.integer], theta: Array, terms
 
 def probabilities(scores: Array) -> Array:
     """Return the softmax by operations that are correctly rounded number by number, the same whatever other rows there
-    are.
+    are, and in a time that does not depend on them (labeler.steady).
     """
     best = scores.max(axis=1, keepdims=True)
-    x = np.maximum(scores - best, -700.0)
+    x = np.maximum(scores - best, LOWEST)
     whole = np.rint(x * (1 / math.log(2)))
     rest = x - whole * _LN2_HIGH - whole * _LN2_LOW
     powers = np.zeros_like(x)
@@ -256,14 +258,15 @@ def clipped_update(
     """
     takes_part = bool(coins(source, 1, terms)[0])
     local = theta.copy()
-    for _ in range(local_steps):
+    for _ in steps(local_steps):
         gradient = np.zeros_like(local)
         for rows, labels in rows_on_grid(records, axes, num_classes=terms.num_classes):
             z = rows / UNIT
             slopes = probabilities(np.clip(z @ local, -1e6, 1e6))
             slopes[np.arange(len(labels)), labels.astype(np.int64)] -= 1.0
             gradient += z.T @ slopes
-        local = np.clip(local - rate * (gradient / max(1, records.count) + shrink * local), -1e6, 1e6)
+        moved = steady(gradient) / max(1, records.count) + shrink * local
+        local = steady(np.clip(local - rate * moved, -1e6, 1e6))
     return on_ball((local - theta) / terms.clip, 1.0) * takes_part
 
 
@@ -288,9 +291,8 @@ def rows_on_grid(records: Rows, axes: PublicAxes | None, *, num_classes: int) ->
         lengths = np.sqrt(summed(along * along)) * (1 + MARGIN)
         # An integer row that is not zero is at least one long; a feature as it is stays as short as it is.
         longest = np.maximum(lengths, FEATURE_ONE if axes is None else 1.0)
-        rows = np.empty((len(along), along.shape[1] + 1))
+        rows = np.full((len(along), along.shape[1] + 1), float(UNIT))
         rows[:, :-1] = np.trunc(along / longest[:, None] * UNIT)
-        rows[:, -1] = UNIT
         yield rows, labels
 
 
@@ -357,7 +359,7 @@ def _fit(records: Rows, *, num_classes: int) -> tuple[NDArray[np.float64], NDArr
     # One row per class, which libraries multiply in half the time.
     here = ahead = np.zeros((num_classes, size))
     age = 1.0
-    for _ in range(STEPS):
+    for _ in steps(STEPS):
         slope = ridge * ahead
         for rows, truth in blocks():
             slope += softmax_slopes((ahead @ rows.T).T + closed, truth).T @ rows

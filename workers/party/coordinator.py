@@ -49,7 +49,7 @@ from labeler.errors import (
 from labeler.ledger.chain import EMPTY, Anchor, Head, read_small
 from labeler.messages import MAX_MESSAGE_BYTES, Message, frame, frame_sizes, read_frames
 from labeler.messages.envelope import FRAME_HEAD_BYTES, SIGNATURE_BYTES
-from labeler.system.http_client import http_client, is_loopback
+from labeler.system.http_client import http_client, is_loopback, read_whole
 from workers.party.home import PROOF_FILE
 
 MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES + 1024 * 1024
@@ -134,7 +134,7 @@ class CoordinatorHttp:
             JournalBehind: its journal, or this party's, is older than what the other has seen of it.
             Interrupted: told to stop.
         """
-        headers = {"Content-Type": media_type, "Accept-Encoding": "identity"}
+        headers = {"Content-Type": media_type}
         try:
             if self._stop.is_set():
                 raise Interrupted("stopped while talking to the coordinator")
@@ -142,7 +142,7 @@ class CoordinatorHttp:
                 "POST", path, content=data, headers=headers, extensions={"trace": self._traced}
             ) as response:
                 is_accepted = response.status_code in (200, 202)
-                body = _bounded(response, MAX_ANSWER_BYTES if is_accepted else _MAX_PROBLEM_BYTES)
+                body = read_whole(response, MAX_ANSWER_BYTES if is_accepted else _MAX_PROBLEM_BYTES)
         except (httpx2.RequestError, OSError) as error:
             if self._stop.is_set():
                 raise Interrupted("stopped while talking to the coordinator") from None
@@ -175,15 +175,6 @@ class CoordinatorHttp:
             if self._is_closed.is_set():
                 return
         self._end()
-
-
-def _bounded(response: httpx2.Response, most: int) -> bytes:
-    parts: list[bytes] = []
-    for part in response.iter_raw():
-        parts.append(part)
-        if sum(map(len, parts)) > most:
-            raise TooLarge(f"the coordinator's answer has more than {most} bytes; is the URL right?")
-    return b"".join(parts)
 
 
 def check_url(url: str) -> str:

@@ -6,6 +6,7 @@
       .job/journal.db      what was charged and opened (workers.run.labeling).
       .job/keys/           a key of each agent for each round that is not released yet; of each tallier, too, where
                            talliers add the noise (labeler.noise); many rounds are drawn at once.
+      .job/released/       the models that were written here, with their privacy cards (feature_store.results.models).
       .job/answers/ROUND   what each agent answered, encrypted under its key; written once, when all have answered.
       pseudo_labels.parquet, report.json, report.html ...   written last, each by rename.
 
@@ -24,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from feature_store.results.models import RELEASED, ReleasedModels
 from labeler.errors import BadData, LabelerError, StorageFull, TryAgain
 from labeler.system.erasable import KeyFolder, lock_away, take_out
 from labeler.system.files import exclusive, is_full, replace_file
@@ -47,6 +49,7 @@ class JobFolder:
         self.out = out
         self.state = out / ".job"
         self._plan = self.state / "plan.json"
+        self.released = ReleasedModels(self.state / RELEASED)
 
     def begin(self, plan: dict[str, Any]) -> None:
         """Record what this folder is for, or check that it is for the same.

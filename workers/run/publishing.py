@@ -96,6 +96,7 @@ def publish(
             model = released_model(task, releases, queries.features)
             file = public.model_file(model.arrays, kind=LINEAR, task=task, card=card, job_id=prepared.job_id)
             replace_file(folder.out / "model.safetensors", file)
+            folder.released.add(file)
         stamp = JobStamp(
             job_id=prepared.job_id,
             backbone=public.backbone_name,
@@ -128,10 +129,12 @@ def publish(
                 ),
                 kind=prepared.student,
                 seed=prepared.job.file.student.seed,
+                progress=progress,
             )
             student = said.student
             file = public.model_file(student.arrays, kind=student.kind, task=task, card=card, job_id=prepared.job_id)
             replace_file(folder.out / "student.safetensors", file)
+            folder.released.add(file)
             labels = _image_labels(prepared, said, created_at=created_at, is_seeded=is_seeded)
             write_parquet(labels, folder.out / "student_labels.parquet")
             progress("Student", 1, 2)
@@ -199,6 +202,8 @@ def publish_evaluation(prepared: PricedJob, rounds: Sequence[AnsweredRound], fol
         raise NotReady("the evaluation opened nothing; run the same command again")
     question = prepared.batches[0].features
     card = privacy_card(prepared.task, prepared.price, is_seeded=release.is_seeded)
+    # Records lie in the folder of the job that released the model, if its file still does.
+    released = JobFolder(prepared.job.queries.parent).released
     document = evaluation_document(
         prepared.task,
         question,
@@ -207,9 +212,12 @@ def publish_evaluation(prepared: PricedJob, rounds: Sequence[AnsweredRound], fol
         card=card,
         job_id=prepared.job_id,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        released=released,
     )
     replace_file(folder.out / "privacy_card.md", card_in_words(card).encode())
-    replace_file(folder.out / MEASURED, measured_model(Scored.of_rows(question).model, document))
+    measured = measured_model(Scored.of_rows(question).model, document, released=released)
+    folder.released.add(measured)
+    replace_file(folder.out / MEASURED, measured)
     replace_file(folder.out / EVALUATION, evaluation_bytes(document))
     return document
 

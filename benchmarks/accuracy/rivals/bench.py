@@ -91,7 +91,7 @@ def readings(world: World, learner: PrototypeLearner, labels: NDArray[np.int64])
     said = labels[scored:]
     evidence = np.full((len(said), classes), (1 - SURE) / (classes - 1))
     evidence[np.arange(len(said)), said] = SURE
-    student = learner.fit(evidence, np.ones(len(said)))
+    student = learner.fit(evidence, np.ones(len(said))).model
     refined = student.predict_proba(world.test.inputs).argmax(axis=1)
     return {"plain": labels[:scored], "refined": np.asarray(refined, dtype=np.int64)}
 

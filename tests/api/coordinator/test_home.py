@@ -11,6 +11,7 @@ import pytest
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.service import Coordinator
 from api.coordinator.stores import LOCK_FILE, owning_home
+from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import InvalidSetting, JournalInUse
 from labeler.system.keys import PartyKeys
 from tests.api.conftest import config_fields
@@ -124,3 +125,32 @@ def test_a_home_in_which_no_upload_could_be_kept_is_refused_at_the_start(plain: 
     assert (elsewhere / "photograph.png").exists()
     path.unlink()
     Coordinator.open(plain).stop()
+
+
+@pytest.mark.parametrize(
+    ("url", "is_warned"),
+    [
+        ("redis://127.0.0.1:1/0", True),
+        ("redis://someone@127.0.0.1:1/0", True),  # a name alone is no secret
+        ("redis://:@127.0.0.1:1/0", True),
+        ("rediss://127.0.0.1:1/0", True),  # encrypted, and open to everybody
+        ("rediss://127.0.0.1:1/0?ssl_ca_certs=ca.pem", True),
+        ("redis://:secret@127.0.0.1:1/0", False),
+        ("redis://127.0.0.1:1/0?password=secret", False),
+        ("rediss://127.0.0.1:1/0?ssl_certfile=own.pem&ssl_keyfile=own.key", False),
+        ("unix:///nowhere/redis.sock", False),
+    ],
+)
+def test_redis_that_everybody_may_use_who_reaches_it_is_warned_of_in_the_log(
+    plain: CoordinatorConfig,
+    url: str,
+    is_warned: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(RedisMailbox, "check", lambda _: None)
+    coordinator = Coordinator.open(plain.model_copy(update={"redis_url": url}))
+    coordinator.stop()
+    warned = [one.getMessage() for one in caplog.records if "without a password" in one.getMessage()]
+    assert len(warned) == is_warned
+    assert "secret" not in caplog.text

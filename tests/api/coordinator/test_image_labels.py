@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,21 @@ from sklearn.datasets import load_digits
 from api.coordinator import retention
 from api.coordinator.config import RetentionTable
 from api.coordinator.retention import ImageLabeler, Keeper, is_labelled
-from feature_store.results.job_process import LabelingOrder, QuestionRequest, write_questions
+from api.coordinator.views import read_view, with_progress
+from feature_store.results.job_process import LabelingOrder, QuestionRequest, label_job, write_questions
+from feature_store.results.models import read_model
 from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, QuestionNames, label_table
-from feature_store.results.questions import IMAGE_FAILURE, IMAGE_LABELS, QUESTIONS, STUDENT, read_stored_questions
+from feature_store.results.questions import (
+    IMAGE_FAILURE,
+    IMAGE_LABELS,
+    LABELS,
+    PROGRESS,
+    QUESTIONS,
+    STUDENT,
+    read_stored_questions,
+    saying_progress,
+    write_parquet,
+)
 from feature_store.rows import quantize
 from labeler.errors import BadData, Gone, NotReady, Unavailable
 from labeler.ledger.jobs import ForgottenJobs, JobRecord
@@ -137,6 +150,15 @@ def test_features_do_not_go_before_the_images_are_labelled(desk: Desk, job: Job,
 
 
 @pytest.mark.long
+def test_the_student_of_a_job_is_known_by_what_it_tells_with_the_price_of_the_ledger(job: Job) -> None:
+    write_parquet(job.table, job.folder / LABELS)
+    label_job(job.order())
+    order, student = job.order(), read_model(job.folder / STUDENT)
+    assert order.released.find(student) == (job.record.job_id, order.card)
+    stranger = replace(student, arrays=dict(student.arrays) | {"temperature": np.array([9.0])})
+    assert order.released.find(stranger) is None
+
+
 def test_a_job_of_which_nothing_was_answered_says_so_and_holds_up_no_other(house: House) -> None:
     jobs = [Job(house, start=0, abstains=True), Job(house, start=200)]
     desk = Desk(house, *jobs)
@@ -177,6 +199,27 @@ def test_whoever_asks_too_early_is_told_to_come_again(desk: Desk, job: Job, monk
         desk.keeper.image_labels(job.record.job_id)
     monkeypatch.setattr(retention, "WAIT_S", 60.0)
     assert len(desk.keeper.image_labels(job.record.job_id)) == IMAGES
+
+
+def test_view_and_refusal_say_how_much_is_done_while_images_are_labeled(
+    desk: Desk, job: Job, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place of the process that labels the test writes its progress."""
+    monkeypatch.setattr(desk.labeller, "want", lambda *_, **__: None)
+    plain = read_view(job.record.job_id, house.stores)
+    assert with_progress(plain, house.config.home) == plain
+    with saying_progress(job.folder) as say:
+        for done, percent in ((0, 0), (1, 7), (13, 100)):
+            say("Labeling images", done, 13)
+            view = with_progress(plain, house.config.home)
+            assert view.stage == f"{plain.stage}; {plain.images} images are being labeled: {percent} % done"
+            with pytest.raises(Unavailable, match=f"are being labeled: {percent} % done; ask again in a moment"):
+                desk.keeper.image_labels(job.record.job_id)
+    assert not (job.folder / PROGRESS).exists()
+    assert with_progress(plain, house.config.home) == plain
+    for damaged in (b"", b"-5", b"x" * 1000, b"\xff"):
+        (job.folder / PROGRESS).write_bytes(damaged)
+        assert with_progress(plain, house.config.home) == plain
 
 
 def test_where_features_went_with_an_earlier_version_the_questions_are_still_there(desk: Desk, job: Job) -> None:

@@ -15,9 +15,12 @@ import numpy as np
 import pytest
 
 from api.coordinator import submission
+from api.coordinator.ownership import Reader
 from api.coordinator.pricing import price_view
+from api.coordinator.uploads import upload_of_features
 from api.coordinator.views import read_view
 from api.problems import problem_of
+from api.schema import JobRequest, JobView
 from labeler.batching import BATCH_QUERIES, round_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import (
@@ -32,8 +35,9 @@ from labeler.errors import (
 )
 from labeler.ledger.database import Connection, Database
 from labeler.ledger.ledger import Ledger
-from tests.api.conftest import House
+from tests.api.conftest import CLASSES, FINGERPRINT, House
 from tests.job_steps import take_step
+from tests.scored import scored
 
 
 def test_a_job_claims_its_queries_and_reserves_its_worst_case_everywhere(house: House) -> None:
@@ -118,6 +122,29 @@ def test_an_evaluation_whose_question_is_no_model_is_refused_and_leaves_nothing(
     assert house.ledger.head() == head
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 5e-324, -9e-61, 1.1e60, 1e308])
+def test_a_model_whose_numbers_would_be_slow_for_some_record_is_refused_and_leaves_nothing(
+    house: House, number: float
+) -> None:
+    def submit(**model: Any) -> JobView:
+        asked = scored(CLASSES, 6, fingerprint=FINGERPRINT, **model).rows(6, num_classes=len(CLASSES))
+        record = house.task(method="evaluate", k=1, max_queries=len(asked))
+        upload = upload_of_features(
+            asked.tolist(), None, folder=house.config.home / "incoming", limits=house.config.limits
+        )
+        request = JobRequest(task_id=record.digest, backbone_fingerprint=FINGERPRINT)
+        return house.submissions.submit(request, upload, reader=Reader("tok-1", "requester"), idempotency_key=None)
+
+    weights = np.ones((7, len(CLASSES)))
+    weights[3, 1] = number
+    with pytest.raises(InvalidSetting, match="in a time that no record changes"):
+        submit(weights=weights)
+    assert house.files() == []
+    assert house.jobs.list() == []
+    weights[3, 1] = -0.0
+    assert submit(weights=weights).state == "queued"
+
+
 def test_vectors_of_a_length_that_no_agent_has_are_refused_as_soon_as_one_has_told(house: House) -> None:
     before = house.task()
     assert house.submit(before, 3).state == "queued"  # nobody has told: agents refuse it, and it costs nothing
@@ -147,12 +174,12 @@ def test_a_probe_names_the_agent_that_has_another_backbone_and_nothing_is_charge
     both = house.task(agents=["near", "far"])
     head, files = house.ledger.head(), house.files()
     for record, fields, said in (
-        (both, {"probe": ours}, "probe: agent 'far' embedded the probe 3 grid units from the request"),
+        (both, {"probe": ours}, "probe: agent 'far' embedded the probe otherwise than the request"),
         (both, {}, "probe: the request embedded no probe"),
         (house.task(agents=["near", "silent"]), {"probe": ours}, "probe: agent 'silent' embedded no probe"),
         (both, {"probe": "AAAA"}, "this is no probe of features of 3 entries"),
         # Both are near the request, and not near each other.
-        (house.task(agents=["near", "beyond"]), {"probe": ours}, "embedded the probe 4 grid units from agent "),
+        (house.task(agents=["near", "beyond"]), {"probe": ours}, "embedded the probe otherwise than agent "),
     ):
         with pytest.raises(InvalidSetting, match=re.escape(said)):
             house.submit(record, 3, key="once", **fields)

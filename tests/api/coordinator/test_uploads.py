@@ -206,6 +206,17 @@ def encrypted() -> io.BytesIO:
     return io.BytesIO(bytes(data))
 
 
+def linked() -> io.BytesIO:
+    """A picture, and a link to a file of whoever unpacks it."""
+    file = zipped({"a.png": png()})
+    link = zipfile.ZipInfo("b.png")
+    link.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr(link, "/etc/hostname")
+    file.seek(0)
+    return file
+
+
 def lying() -> io.BytesIO:
     """Declares 10 bytes and unpacks to 100,000."""
     data = bytearray(zipped({"a.png": b"\0" * 100_000}).getvalue())
@@ -232,6 +243,7 @@ def directory_only() -> io.BytesIO:
         (lambda: io.BytesIO(b"no zip at all"), BadData, "not a zip"),
         (lambda: io.BytesIO(zipped({"a.png": png()}).getvalue()[:-30]), BadData, "not a zip"),
         (encrypted, BadData, "encrypted"),
+        (linked, BadData, "'b.png' in the zip is a link"),
         (broken, BadData, "damaged"),
         (lying, BadData, "damaged"),
         (directory_only, TooLarge, "directory"),

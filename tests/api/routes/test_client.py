@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import io
+import itertools
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +27,8 @@ from api.client import Client, ServiceBusy, ServiceProblem
 from api.client_http import _ROWS_LOOKED_AT, FormBody, Part, parquet_of
 from api.schema import JobView, LabelsRequest
 from feature_store.rows import quantize
-from labeler.errors import InvalidSetting, LabelerError, TryAgain
+from labeler.errors import InvalidSetting, LabelerError, TooLarge, TryAgain
+from tests.api.routes.conftest import eventually
 from workers.notebook.local import Service
 
 Answer = Callable[["Handler"], None]
@@ -302,6 +307,23 @@ def test_labels_appear_only_when_they_are_whole(client: Client, script: Script, 
     assert [path.name for path in tmp_path.iterdir()] == ["labels.jsonl"]
 
 
+def test_labels_that_get_on_are_waited_for_beyond_the_patience_and_what_is_done_is_told(
+    script: Script, tmp_path: Path
+) -> None:
+    def busy(percent: int) -> Handler:
+        return reply(503, BUSY | {"detail": f"{percent} % done"})
+
+    script.answers = [busy(10), busy(50), busy(50), stream(b"whole", is_whole=True)]
+    told: list[str] = []
+    with Client(script.url, "t", timeout_s=240, patience_s=0.0) as client:
+        # The second that gets no further is tried again as far as the patience goes, which is nowhere.
+        with pytest.raises(ServiceBusy, match="50 % done"):
+            client.labels(examples.JOB_ID, tmp_path / "labels", on_wait=told.append)
+        assert told == ["10 % done", "50 % done"]
+        client.labels(examples.JOB_ID, tmp_path / "labels", on_wait=told.append)
+    assert (tmp_path / "labels").read_bytes() == b"whole"
+
+
 def test_a_file_for_a_folder_that_is_not_there_is_refused_before_anything_is_asked(
     client: Client, script: Script, tmp_path: Path
 ) -> None:
@@ -342,7 +364,112 @@ def test_images_that_cannot_be_sent_are_refused_before_anything_is_sent(client: 
         client.submit(examples.TASK_ID, images=tmp_path / "none")
     with pytest.raises(InvalidSetting, match="same name"):
         client.submit(examples.TASK_ID, images=[tmp_path / "a.jpg", tmp_path / "b" / "a.jpg"])
+    os.mkfifo(tmp_path / "pipe.jpg")
+    for images in (tmp_path / "pipe.jpg", [tmp_path / "pipe.jpg"]):
+        with pytest.raises(InvalidSetting, match="no file"):
+            client.submit(examples.TASK_ID, images=images)
     with pytest.raises(InvalidSetting, match="exactly one"):
         client.submit(examples.TASK_ID)
     with pytest.raises(InvalidSetting, match="CA file"):
         Client("https://127.0.0.1", "t", ca_file=tmp_path / "none.pem")
+
+
+MIB = 2**20
+
+
+def endless(piece: bytes, sent: list[int], *, status: int = 200, head: bytes = b"", **headers: str) -> Answer:
+    """An answer that goes on until its reader hangs up, or a gibibyte was sent."""
+
+    def send(handler: Handler) -> None:
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        handler.close_connection = True
+        with contextlib.suppress(OSError):
+            for part in itertools.chain([head] if head else [], itertools.repeat(piece, 2**30 // len(piece))):
+                handler.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+                sent[0] += len(part)
+
+    return send
+
+
+READS: dict[str, Callable[[Client], object]] = {
+    "a view": lambda client: client.whoami(),
+    "an evaluation": lambda client: client.evaluation("job-1"),
+    "readiness": lambda client: client.readiness(),
+    "a stream": lambda client: client.wait("job-1"),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_an_answer_without_end_is_given_up_before_it_fills_the_memory(
+    client: Client, script: Script, read: str
+) -> None:
+    sent = [0]
+    script.answers = [endless(b"x" * MIB, sent)]
+    with pytest.raises(TooLarge, match="Is the URL right"):
+        READS[read](client)
+    eventually(lambda: 0 < sent[0] < client_http.MAX_ANSWER_BYTES + 32 * MIB)
+
+
+def test_an_event_without_end_is_given_up(client: Client, script: Script) -> None:
+    sent = [0]
+    script.answers = [endless(b"data: " + b"x" * MIB + b"\n", sent)]
+    with pytest.raises(TooLarge, match="an event has more than"):
+        client.wait("job-1")
+
+
+def test_a_refusal_without_end_is_told_by_its_status(client: Client, script: Script) -> None:
+    sent = [0]
+    script.answers = [endless(b"x" * MIB, sent, status=500)]
+    with pytest.raises(ServiceProblem) as refused:
+        client.whoami()
+    assert refused.value.status == 500
+    eventually(lambda: 0 < sent[0] < 32 * MIB)
+
+
+@pytest.mark.parametrize("read", [*READS, "a file"])
+def test_a_compressed_answer_is_refused_and_not_unpacked(
+    client: Client, script: Script, read: str, tmp_path: Path
+) -> None:
+    bomb = gzip.compress(b"{" + bytes(64 * MIB))
+    script.answers = [endless(bomb, [0], Content_Encoding="gzip")]
+    reads = READS | {"a file": lambda client: client.model("job-1", tmp_path / "model")}
+    with pytest.raises(TooLarge, match=r"compressed \('gzip'\)"):
+        reads[read](client)
+    assert script.seen[0].headers["accept-encoding"] == "identity"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_without_end_is_given_up_and_removed(
+    client: Client, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MAX_FILE_BYTES", "MAX_MODEL_BYTES"):
+        monkeypatch.setattr(f"api.client.{name}", 3 * MIB)
+    for download in (client.labels, client.student, client.model):
+        sent = [0]
+        script.answers = [endless(b"x" * MIB, sent)]
+        with pytest.raises(TooLarge, match="more than 3145728 bytes"):
+            download("job-1", tmp_path / "file")
+        assert not list(tmp_path.iterdir())
+    script.answers = [endless(b"x" * MIB, [0])]
+    with pytest.raises(TooLarge):
+        client.evidence(tmp_path / "file")
+
+
+def test_a_head_without_end_is_given_up(script: Script) -> None:
+    def send(handler: Handler) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+        handler.close_connection = True
+        with contextlib.suppress(OSError):
+            for number in range(1_000_000):
+                handler.wfile.write(b"X-%d: %s\r\n" % (number, b"y" * 1000))
+                sent[0] += 1000
+
+    sent = [0]
+    script.answers = [send]
+    with Client(script.url, "lab_secret", patience_s=0) as client, pytest.raises(ServiceBusy):
+        client.whoami()
+    eventually(lambda: 0 < sent[0] < 32 * MIB)

@@ -16,7 +16,9 @@ import pytest
 from PIL import Image
 
 from api.client import Client, ServiceProblem
-from api.schema import EstimateRequest, Selection
+from api.coordinator.retention import being_labeled
+from api.schema import EstimateRequest, JobView, Selection
+from feature_store.results.questions import saying_progress
 from feature_store.rows import quantize
 from labeler.errors import InvalidSetting
 from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
@@ -305,3 +307,49 @@ def test_events_begin_with_the_job_resume_after_the_last_seen_and_end_with_it(
         assert json.loads(data)["state"] == "cancelled"
         assert int(identity) == json.loads(data)["version"]
         assert http.get("/v1/jobs/job-none/events").status_code == 404
+
+
+def test_a_queued_job_tells_its_view_and_its_events_how_much_of_its_preparation_is_done(
+    service: Service, features: Features
+) -> None:
+    with Client(service.url, service.tokens["requester"]) as client:
+        job = client.submit(service.task().task_id, features=features, backbone_fingerprint=FINGERPRINT)
+        folder = service.coordinator.config.home / "jobs" / job.job_id
+        with saying_progress(folder) as say:
+            say("Grouping public images", 1, 4)
+            view = client.job(job.job_id)
+            assert "are being chosen: 25 % done" in view.stage
+            assert next(client.jobs()).stage == view.stage
+            seen: list[JobView] = []
+
+            def on_change(now: JobView) -> None:
+                seen.append(now)
+                if ": 25 % done" in now.stage:
+                    say("Grouping public images", 3, 4)
+                elif ": 75 % done" in now.stage:
+                    client.cancel(job.job_id)
+
+            client.wait(job.job_id, on_change)
+    assert [int(one.stage.split(" % done")[0][-2:]) for one in seen if " % done" in one.stage] == [25, 75]
+    assert seen[-1].state == "cancelled"
+
+
+def test_labels_that_are_being_made_are_503_with_how_much_is_done_and_when_to_ask_again(
+    service: Service, features: Features, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client(service.url, service.tokens["requester"]) as client, service.http("requester") as http:
+        job = client.submit(service.task().task_id, features=features, backbone_fingerprint=FINGERPRINT)
+        keeper = service.coordinator._keeper
+
+        def being_made(job_id: str, name: str, read: object) -> None:
+            raise being_labeled(service.coordinator.config.home / "jobs" / job_id)
+
+        monkeypatch.setattr(keeper, "_read_made", being_made)
+        with saying_progress(service.coordinator.config.home / "jobs" / job.job_id) as say:
+            say("Labeling images", 2, 4)
+            for what in ("labels", "student", "evaluation"):
+                answer = http.get(f"/v1/jobs/{job.job_id}/{what}")
+                assert answer.status_code == 503
+                assert "50 % done" in answer.json()["detail"]
+                assert int(answer.headers["Retry-After"]) >= 1
+        client.cancel(job.job_id)

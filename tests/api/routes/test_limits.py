@@ -188,6 +188,19 @@ def test_one_client_holds_few_bodies_at_once(service: Service, held: list[socket
         eventually(lambda: http.post("/v1/jobs", json={"x": "y" * 100_000}).status_code == 422)
 
 
+@pytest.mark.usefixtures("no_discarding", "patient_with_bodies")
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages:poll"])
+def test_small_bodies_of_parties_count_too(service: Service, held: list[socket.socket], path: str) -> None:
+    each = limits.BODIES_EACH["party"]
+    for _ in range(each + 1):
+        held.append(connected(service))
+        held[-1].sendall(head(path, length=1000, kind="application/octet-stream") + b"x")
+    readable, _, _ = select.select(held, [], [], 60)
+    assert readable, "as many small bodies as one likes are held"
+    refused = first(readable[0])
+    assert (refused["status"], refused["again"]) == (503, True)
+
+
 @pytest.mark.parametrize("path", ["/v1/enrolments", "/v1/jobs", "/v1/labels", "/v1/messages", "/v1/tokens"])
 @pytest.mark.parametrize("is_stated", [True, False])
 def test_a_body_that_is_too_large_is_refused_before_it_is_read_and_while_it_is(

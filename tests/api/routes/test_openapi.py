@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from typing import Any
 
@@ -56,6 +57,20 @@ def test_a_stranger_who_asks_again_and_again_has_nothing_made_again(
             assert (again.status_code, again.content) == (200, before.content)
             assert again.headers["content-type"] == before.headers["content-type"]
     assert first["/openapi.json"].headers["content-type"] == "application/json"
+
+
+def test_strangers_who_ask_at_the_same_moment_have_it_made_once(own: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, calls = operations_module.document, []
+
+    def counted(*args: Any) -> dict[str, Any]:
+        calls.append(args)
+        return make(*args)
+
+    monkeypatch.setattr(operations_module, "document", counted)
+    with own.http(None) as http, ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda _: http.get("/openapi.json").status_code, range(12)))
+    assert answers == [200] * 12
+    assert len(calls) == 1
 
 
 def test_every_route_has_a_summary_a_description_and_a_least_role(document: JsonObject) -> None:

@@ -131,6 +131,23 @@ def test_a_party_asks_for_its_mail_and_a_stranger_gets_none(service: Service) ->
         assert http.post("/v1/messages:poll", content=large, headers=OCTETS).status_code == 413
 
 
+def test_no_answer_under_v1_may_be_stored(service: Service) -> None:
+    def stored(answer: httpx2.Response) -> list[str]:
+        return answer.headers.get_list("Cache-Control")
+
+    with service.http("requester") as http, service.http(None) as stranger:
+        job = http.post("/v1/jobs", json=service.vectors()).json()["job_id"]
+        with http.stream("GET", f"/v1/jobs/{job}/events") as stream:
+            found = [stored(stream)]  # type: ignore[arg-type]
+        for method, path in (
+            ("GET", f"/v1/jobs/{job}"), ("HEAD", "/v1/whoami"), ("GET", "/v1/jobs/none"), ("PUT", "/v1/jobs"),
+            ("GET", "/v1/none"), ("GET", "/v1"), ("GET", f"/v1/jobs/{job}/labels"), ("POST", "/v1/jobs"),
+            ("POST", "/v1/messages"), ("GET", "/v1/budget?x=1"),
+        ):  # fmt: skip
+            found += [stored(one.request(method, path)) for one in (http, stranger)]
+    assert found == [["no-store"]] * len(found)
+
+
 def test_streams_and_polls_end_when_the_server_stops(
     serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,9 +15,10 @@ from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 from feature_store.rows import quantize
-from feature_store.students import NoisyAnswers
+from feature_store.students import Learners, NoisyAnswers, members
 from feature_store.students.answers import sharpened
 from feature_store.students.labeling import expect_on, label_images, propose_radius, temperatures
+from feature_store.students.student import fit_and_say
 from labeler.errors import InvalidSetting
 from labeler.randomness import seeded_source
 from labeler.task import Task, parse_task
@@ -205,3 +206,36 @@ def test_a_rehearsal_takes_certainty_away_and_moves_no_label(sigma: float, seed:
     (found,) = temperatures(label, answers, label(answers), np.arange(40), parts, seed=seed)
     assert found >= 1.0
     assert temperatures(label, calm, label(calm), np.arange(40), parts, seed=seed) == (1.0,)
+
+
+@pytest.mark.parametrize("noise", [0.5, 20.0])
+def test_public_images_are_searched_once_however_many_students_are_fitted_and_each_is_told(
+    noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels of 10,000 images took five times their job: each of some twenty students searched all images again."""
+    searched, told = [], []
+    for name in ("_nearest", "_nearest_of_public"):
+        search = getattr(members, name)
+        monkeypatch.setattr(members, name, lambda *given, search=search: searched.append(1) or search(*given))
+    features = groups(80)
+    answers = NoisyAnswers(
+        features=features,
+        labels=np.arange(80) % 4,
+        total_sigma_votes=noise,
+        num_classes=4,
+        noisy_votes=5.0 * np.eye(4)[np.arange(80) % 4] + np.random.default_rng(0).normal(0, noise, (80, 4)),
+        assignment=np.arange(80),
+    )
+    said = label_images(
+        answers, features, rows=np.arange(80), progress=lambda _, done, total: told.append((done, total))
+    )
+    assert len(searched) == 1
+    done, totals = zip(*told, strict=True)
+    assert list(done) == sorted(done)
+    assert told[0] == (0, 13)
+    assert told[-1] == (13, 13)
+    assert set(totals) == {13}
+    # What was kept of the public images is what the student says of them when it meets them anew.
+    np.testing.assert_allclose(said.probabilities.sum(axis=1), 1.0)
+    student, kept = fit_and_say("pooled", answers, Learners(features, num_classes=4))
+    np.testing.assert_allclose(student.predict_proba(features), kept, atol=1e-6)

@@ -1,4 +1,4 @@
-"""The promises of every mailbox, over redis-server (on PATH and 6.2) and memory."""
+"""The promises of every mailbox, over redis-server (on PATH and of the wheel) and memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def opened(kind: str, servers: Callable[[str], RedisServer]) -> Iterator[Box]:
         mailbox.close()
 
 
-TWINS = ("redis on PATH", "redis 6.2", "memory")
+TWINS = ("redis on PATH", "the wheel's valkey", "memory")
 
 
 @pytest.fixture(params=TWINS)

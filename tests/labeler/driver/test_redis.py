@@ -18,7 +18,7 @@ from tests.labeler.driver.conftest import Box, pending, send
 from workers.up.redis_server import RedisServer
 
 
-@pytest.fixture(scope="module", params=["redis on PATH", "redis 6.2"])
+@pytest.fixture(scope="module", params=["redis on PATH", "the wheel's valkey"])
 def server(request: pytest.FixtureRequest, servers: Callable[[str], RedisServer]) -> RedisServer:
     return servers(request.param)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import workers.audit.adversaries
-from labeler.errors import BadData
+from labeler.auditing import read_audit
+from labeler.errors import BadData, PrivacyRefusal
 from tests.workers.audit.conftest import audit_of, audited_task, findings
 from workers.audit.adversaries import ADVERSARIES
-from workers.audit.run import ONE_RUN, default_adversaries, render_page, run_audit
+from workers.audit.run import ONE_RUN, default_adversaries, render_page, run_audit, shard_pool
 
 
 def test_one_run_with_many_canaries_proves_something_and_nothing_too_much(tmp_path: Path) -> None:
@@ -51,6 +54,30 @@ def test_an_adversary_that_was_added_is_a_row_of_the_audit(tmp_path: Path, monke
     assert "perfect" in default_adversaries(audited_task())
     found = findings(audited_task(), tmp_path / "audit", runs=200, adversaries=("perfect",))
     assert found.is_above
+
+
+def test_counts_of_private_records_go_into_no_document_that_leaves(tmp_path: Path) -> None:
+    task = audited_task()
+    private = run_audit(audit_of(task, runs=2), tmp_path / "private")
+    public = run_audit(audit_of(task, runs=2, is_private=False), tmp_path / "public")
+    assert read_audit((tmp_path / "public" / "audit.json").read_bytes()).task_digest == task.digest
+    assert "keep this folder at the site" in render_page(private)
+    assert "keep this folder at the site" not in render_page(public)
+    unmarked = {name: value for name, value in public.items() if name != "private"}
+    for document in (private, unmarked, public | {"private": 0}, public | {"private": None}):
+        with pytest.raises(PrivacyRefusal, match="stay at the site"):
+            read_audit(json.dumps(document).encode())
+    # What private records gave is not called public by going on with public ones, nor mixed with others'.
+    with pytest.raises(BadData, match="another audit"):
+        run_audit(audit_of(task, runs=2, is_private=False), tmp_path / "private")
+    mixed = audit_of(task, runs=2)
+    with pytest.raises(BadData, match="another audit"):
+        run_audit(dataclasses.replace(mixed, labels=mixed.labels[::-1].copy()), tmp_path / "private")
+
+
+@pytest.mark.parametrize("is_public", [False, True])
+def test_a_pool_knows_whether_its_shard_is_private(is_public: bool, make_shard: Any) -> None:
+    assert shard_pool(make_shard("a.shard", public=is_public), seed=0).is_private is not is_public
 
 
 def test_an_audit_writes_into_no_folder_of_something_else(tmp_path: Path) -> None:

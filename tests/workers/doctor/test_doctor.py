@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -248,6 +249,12 @@ def test_this_machine_is_told_in_80_columns_and_ends_with_0(tmp_path: Path) -> N
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "exact: 40 searches equal int64, k to 2049" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_redis_server_is_named_with_its_version() -> None:
+    done = doctor("--json", "--only", "redis-server")
+    (found,) = json.loads(done.stdout)["findings"]
+    assert re.fullmatch(r"(Redis|Valkey) \d+\.\d+\.\d+ starts, answers and ends", found["found"])
 
 
 def test_a_device_is_wrong_where_it_was_asked_for_and_is_not_there() -> None:

@@ -91,7 +91,7 @@ def test_a_model_of_another_backbone_of_the_same_name_is_refused_before_anything
     near[1, 5] += 2
     far[1, 5] += 3
     of_job = model_of_bytes(MODELS["pooled"], name="a student")
-    for probe, refusal in ((own, ""), (near, ""), (far, "this site embedded the probe 3 grid units")):
+    for probe, refusal in ((own, ""), (near, ""), (far, "this site embedded the probe otherwise")):
         model = model_file(of_job.arrays, kind=of_job.kind, classes=CLASSES, card=of_job.card, probe=probe_text(probe))
         task, batch = asked(model)
         if not refusal:

@@ -105,6 +105,41 @@ def test_a_measured_model_says_where_its_confidence_comes_from_and_what_both_hav
     assert table["confidence"].to_numpy() == pytest.approx(stated, abs=1e-6)
 
 
+def test_a_model_of_which_no_record_lies_beside_it_costs_what_the_evaluation_costs_and_claims_the_rest(
+    student: Path, make_shard: MakeShard, tmp_path: Path, labeler: Labeler
+) -> None:
+    """A file that travelled alone, and one that took another's place, id and card in the folder of a job."""
+    shards = [part for path in shards_of(make_shard) for part in ("--shard", path)]
+    stored = read_model(student)
+    alone = tmp_path / "alone.safetensors"
+    alone.write_bytes(student.read_bytes())
+    cheap = json.loads(json.dumps(stored.card))
+    cheap["guarantees"]["instance"]["epsilon"] = -0.2
+    arrays = dict(stored.arrays) | {"temperature": stored.arrays["temperature"] * (1 + 2**-50)}
+    about = {"kind": stored.kind, "classes": CLASSES, "job_id": stored.job_id}
+    borrowed = model_file(arrays, card=cheap, **about)
+    saved_again = model_file(stored.arrays, card=cheap, **about)
+    for number, (path, content, epsilon, claim) in enumerate(
+        (
+            (alone, None, 2.0, "claims epsilon 20"),
+            (student, borrowed, 2.0, "states no price"),
+            (student, saved_again, 22.0, None),
+        )
+    ):
+        if content is not None:
+            path.write_bytes(content)
+        out = tmp_path / f"e{number}"
+        assert labeler("evaluate", path, *shards, "--epsilon", 2, "--out", out).code == 0
+        card = read_model(out / "measured.safetensors").card
+        assert card["guarantees"]["instance"]["epsilon"] == pytest.approx(epsilon, abs=0.01)
+        assert (claim or "") in card.get("model_claim", "")
+        assert ("model_claim" in card) == (claim is not None)
+        labels = tmp_path / f"{number}.parquet"
+        assert labeler("predict", out / "measured.safetensors", tmp_path / "public.shard", "--out", labels).code == 0
+        privacy = json.loads(pq.read_table(labels).schema.metadata[b"privacy"])
+        assert privacy.get("model_claim") == card.get("model_claim")
+
+
 def test_a_notebook_evaluates_the_student_of_its_job(student: Path, make_shard: MakeShard, tmp_path: Path) -> None:
     job = LabeledJob(student.parent)
     found = job.evaluate(shards_of(make_shard), tmp_path / "e", epsilon=2.0, layout="classes", colluding_agents=0)
@@ -145,6 +180,10 @@ def asked(model: Path, shards: list[Path], out: Path, **fields: Any) -> dict[str
         (linear_model(CLASSES, DIMENSION, fingerprint="another"), "reads features of backbone another"),
         (linear_model(CLASSES, 9, fingerprint="backbone"), "from features of 16 numbers"),
         (linear_model(CLASSES, DIMENSION, fingerprint="backbone", weights=np.full((17, 3), np.nan)), "a probability"),
+        (
+            linear_model(CLASSES, DIMENSION, fingerprint="backbone", weights=np.full((17, 3), 1e-310)),
+            "no record changes",
+        ),
         (b"text", "model is no model of a job"),
         (model_file({"weights": np.ones((17, 3))}, kind="linear", classes=CLASSES, card={}), "holds no privacy card"),
     ],
