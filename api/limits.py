@@ -309,8 +309,8 @@ class Uploads:
         """Count bytes of an upload that arrives; subtract them when the request ends.
 
         Raises:
-            QuotaUsedUp: the token may not have so many.
-            StorageFull: the disk may not hold so many.
+            QuotaUsedUp: the token's quota is smaller.
+            StorageFull: the disk has no room for them.
         """
         with self._lock:
             used = self._used[token_id]
@@ -411,7 +411,7 @@ class Body:
         return message
 
     def count(self, size: int) -> None:
-        """Count an upload as having at least so many bytes, as they arrive or as they are unpacked.
+        """Count an upload as having at least `size` bytes, as they arrive or as they are unpacked.
 
         Raises:
             QuotaUsedUp, StorageFull: see `Uploads.add`.

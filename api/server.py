@@ -64,10 +64,10 @@ _RESET: Final = struct.pack("ii", 1, 0)
 class Connection(HttpToolsProtocol):
     """An HTTP connection that is aborted if its client does not take what is sent to it.
 
-    A clock runs while the system takes no more bytes of the connection, whatever they are: an answer, one of several
-    that were asked for at once, an event, a refusal, the rest before a close. A client may let it run for `ANSWER_S`,
-    and gets back a second for every `LEAST_BYTES_PER_S` that it took. A stream without events runs no clock. Answers
-    leave in pieces, so a request is in progress, and counted, until nearly all of its answer is taken.
+    A clock runs while the system takes no more bytes of the connection. It does not matter what they are: an answer,
+    one of several that were asked for at once, an event, a refusal, the rest before a close. A client may let it run
+    for `ANSWER_S`, and gets back a second for every `LEAST_BYTES_PER_S` that it took. A stream without events runs no
+    clock. Answers leave in pieces, so a request is in progress, and counted, until nearly all of its answer is taken.
     """
 
     def connection_made(self, transport: BaseTransport) -> None:

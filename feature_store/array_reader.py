@@ -1,7 +1,8 @@
-"""A reader of files of arrays (.npz, .npy, .parquet, .h5) in a process of its own, for own features and what is beside.
+"""A reader of own features, labels, ids and persons (.npz, .npy, .parquet, .h5) in a separate process.
 
-A damaged file can keep HDF5 busy for ever, and a few bytes of run lengths unpack to gigabytes in Arrow. Nothing in the
-same process can stop either. So the system bounds the memory and the time of a process that reads one file and ends.
+A damaged file can keep HDF5 busy without end, and a few bytes of run lengths unpack to gigabytes in Arrow. Nothing in
+the same process can stop either. So the system bounds the memory and the time of a process that reads one file and
+ends.
 
     caller   starts the reader with the open file as its input  ----->  limits itself, checks what the file declares.
              Checks every length, then takes the values         <-----  head (JSON), then the bytes of the numbers.

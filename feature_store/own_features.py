@@ -6,7 +6,7 @@ A file holds the rows and, if it likes, what belongs to them:
     .parquet        columns of those names; a feature is a list of numbers
     .npy            the rows alone
 
-A process of its own reads the file, and nothing outside of it (feature_store.array_reader). Ids, labels and persons may
+A separate process reads the file, and nothing outside of it (feature_store.array_reader). Ids, labels and persons may
 also come in files of their own: an array (.npy), or text, one a line.
 
 The program neither sees the images or texts nor loads the backbone, so a backbone is only declared: its name, and what

@@ -120,7 +120,8 @@ def probe_rows(text: str, dimension: int) -> NDArray[np.int16]:
 def refuse_other_probe(first: str, other: str, dimension: int, *, first_name: str, other_name: str) -> None:
     """Compare two parties' features of one probe: a declared backbone proves nothing, its features do.
 
-    A refusal tells that they differ, never by how much: whoever chooses one of them could read the other one off it.
+    A refusal tells that they differ, never by how much: a party that chooses one of them could read the other one off
+    it.
 
     Args:
         first, other: as `probe_text` made them; empty where a party sent none.

@@ -145,7 +145,7 @@ class FolderSource:
 
     Hidden files (a leading dot), files that systems put into folders by themselves, and texts are passed over. Every
     other file is tried; `read` reports one that is no image. Files outside the class folders are left out, and so is
-    what is no file: reading a pipe could wait for ever. A link to a file is the file, wherever it lies.
+    what is no file: reading a pipe could wait without end. A link to a file is the file, in any place.
     """
 
     def __init__(self, path: Path, *, max_pixels: int = MAX_PIXELS) -> None:

@@ -81,7 +81,7 @@ def joined_cards(card: Mapping[str, Any], evaluated: Mapping[str, Any], *, confi
     against whom both hold, and a record is out of it if it is out of one of the two.
 
     Args:
-        card: of the model, from the record of whoever released it and never from a file that was sent here.
+        card: of the model, from the record of the service that released it, and never from a file that was sent here.
         evaluated: of the evaluation.
         confidence: source of the model's stated confidence, for people.
     """
@@ -127,8 +127,8 @@ def _loss(value: Any) -> float | None:
 def card_beside_claim(card: Mapping[str, Any], evaluated: Mapping[str, Any], *, confidence: str) -> dict[str, Any]:
     """Return the card of a measured model of which nobody here knows the price: that of the evaluation alone.
 
-    What the model's file says of its own price stands beside it as a claim, in words. No number of it is added to
-    another: whoever uploads a file writes into it what they like.
+    The model file's statement of its price is added as a claim, in words. No number of it is added to another: people
+    who upload a file write into it what they like.
 
     Args:
         card: of the model's file.

@@ -1,13 +1,13 @@
 """Arithmetic whose time does not depend on values: no number that a processor handles slowly is ever computed.
 
 A public model meets private records in an evaluation, in a step of training and in `labeler predict`. Somebody else has
-chosen its numbers. A processor takes up to a hundred times as long for a *subnormal* number, below 2.2e-308. So whoever
-chooses the model could make one chosen record slow, and read from the answer's time whether a site holds it.
+chosen its numbers. A processor takes up to a hundred times as long for a *subnormal* number, below 2.2e-308. So the
+author of the model could make one chosen record slow, and read from the answer's time whether a site holds it.
 
 **Steady numbers** are 0, or lie between LEAST and MOST in absolute value. A model of other numbers is refused before
-anybody pays. A product of two steady numbers lies above 1e-120, and a sum of such products, rounded anywhere on its
-way, is 0 or above 1e-120 2^-106 > 1e-152: its square is no subnormal number. After each stage of a model `steady` makes
-what was computed steady again: what is too small becomes 0, and what is too large becomes MOST.
+anybody pays. A product of two steady numbers lies above 1e-120. A sum of such products, rounded anywhere on its way, is
+0 or above 1e-120 2^-106 > 1e-152, so its square is no subnormal number. After each stage of a model `steady` makes what
+was computed steady again: what is too small becomes 0, and what is too large becomes MOST.
 
 **Powers.** exp(-745) is subnormal, and so is a product of exp(-700) with a chance. So exponents are cut at LOWEST, and
 powers below LEAST are 0. Exponents nearer to 0 than 2^-64 are 0, whose power is the same. So no power of an exponent

@@ -148,7 +148,7 @@ class NeighborIndexes:
     def of_questions(self, questions: NDArray[np.int16], *, searches: int, order: ByteSource) -> NeighborIndex:
         """Return an index over public questions, in this process whatever the engine, searched in a secret order.
 
-        A search takes longer the later near questions come, so whoever asks must not choose when they do. Ties keep the
+        A search takes longer the later near questions come, so a requester must not choose when they do. Ties keep the
         numbers of the questions, so neighbors do not depend on the order.
 
         Args:

@@ -83,7 +83,7 @@ class LimitsTable(_Table):
         max_connections: open at once, from all clients; a few more are reserved for health checks.
         max_connections_per_address: open at once, from one client address. Behind a trusted proxy it bounds requests.
         max_unasked_jobs_per_day: of one token: jobs that ended before any agent was asked, however they ended. Such a
-            job costs nothing but stays in the journal for ever, and in those of the sites that had replied. The sites
+            job costs nothing but stays in the journal, and in those of the sites that had replied. The sites
             themselves bound what it reveals of their budgets (labeler.ledger.promises).
     """
 

@@ -109,7 +109,7 @@ def bench_attacks(
     """Measure jobs in quiet and under each attack, on one federation of real processes; readers have another one.
 
     Args:
-        entries: of the ledger beside the readers; then they are the only attack.
+        entries: of the ledger that is read; then the readers are the only attack.
     """
     jobs = 15 if full else 3
     rows: list[BenchRow] = []

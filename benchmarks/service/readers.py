@@ -35,12 +35,12 @@ _LEAVE_S: Final = 60.0
 
 
 def beside_readers(folder: Path, wanted: Wanted, *, agents: int, entries: int, jobs: int) -> list[BenchRow]:
-    """Measure jobs and look-ups in quiet and beside the readers.
+    """Measure jobs and look-ups in quiet and while others read.
 
     Args:
         folder: an empty one.
         entries: of the coordinator's ledger.
-        jobs: in quiet, and as many beside the readers.
+        jobs: in quiet, and again while others read.
     """
     federation = new_federation(folder / "federation", agents)
     with running_service(federation.home) as service:
@@ -101,7 +101,7 @@ def beside_readers(folder: Path, wanted: Wanted, *, agents: int, entries: int, j
 
 
 def read_on(url: str, tokens: list[str], agent: str, stop: Any, answers: Any) -> None:
-    """Read with every token in a thread of its own until told to stop; the whole of a child process."""
+    """Read with every token, each in one thread, until told to stop; the whole of a child process."""
     places = ("/v1/budget", f"/v1/budget/agents/{agent}", "/v1/ledger?limit=100", "/v1/jobs?limit=50", "/metrics")
     statuses: Counter[int] = Counter()
     times: list[float] = []

@@ -2,7 +2,7 @@
 
 Every job holds its worst case at the federation, gives it back, and reserves and posts one round for the federation and
 each agent, as the coordinator does. The chain's hashes are right and every sum holds: `Ledger.verify` accepts it. The
-jobs have failed with their rounds unasked, which the tables' rules let nobody else write in one step.
+jobs have failed with their rounds unasked, which the tables' rules let no other program write in one step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ROWS: Final = 20_000
 
 
 def grow(database: Database, entries: int, *, agents: Sequence[str], task_digest: str = "", by: str = "tok-1") -> int:
-    """Add at least so many entries to the ledger of a journal, and the jobs that made them; return how many jobs.
+    """Add at least this many entries to the ledger of a journal, and the jobs that made them; return how many jobs.
 
     Args:
         agents: names of agents' accounts, each open at both levels, as the federation's account is.
@@ -64,7 +64,7 @@ def grow(database: Database, entries: int, *, agents: Sequence[str], task_digest
 
 
 class _History:
-    """What is to be written next."""
+    """The rows to be written next."""
 
     def __init__(self, connection: Connection, head: Head) -> None:
         self._connection = connection

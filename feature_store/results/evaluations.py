@@ -131,7 +131,7 @@ def measured_model(model: bytes, evaluation: Mapping[str, Any], *, released: Rel
     """Return the file of the evaluated model, which now states in each band the share that was right there.
 
     This is post-processing: it costs nothing more. The card states the price of both only if the model was released
-    here. Else it states that of the evaluation, and beside it what the model's file claims.
+    here. Else it states that of the evaluation, and apart from it the claim of the model's file.
     """
     stored = model_of_bytes(model, name="the question")
     known, evaluated = released.find(stored), evaluation["privacy"]

@@ -179,8 +179,8 @@ NAMES_FILE = "labels.csv"
 def write_image_folder(wanted: Wanted) -> Path:
     """One folder for each class with a link (or a copy) of each of its images, as torchvision's ImageFolder reads it.
 
-    Names keep the folders they were in, with "-" for "/"; `safe_names` decides the rest. NAMES_FILE beside the folders
-    says of each file which image it is, and the name of its class.
+    Names keep the folders they were in, with "-" for "/"; `safe_names` decides the rest. NAMES_FILE, next to the
+    folders, says of each file which image it is, and the name of its class.
     """
     stamp = stamp_of(wanted.table)
     check_new(wanted.out, as_folder=True)

@@ -209,7 +209,7 @@ class LabelingOrder(BaseModel):
 
     @property
     def released(self) -> ReleasedModels:
-        """What this service released: `released/` in its home, beside `jobs/`; it outlives a job's own files."""
+        """The record of models that this service released: `released/` in its home. It outlives a job's files."""
         return ReleasedModels(Path(self.folder).parent.parent / RELEASED)
 
 

@@ -238,7 +238,7 @@ class StoredModel:
     def digest(self) -> str:
         """SHA-256 of all that a release tells in it: the arrays, and what an evaluation measured.
 
-        Its other metadata, like the card and the job's id, are claims of whoever wrote the file.
+        Its other metadata, like the card and the job's id, are claims of the writer of the file.
         """
         told = model_file(self.arrays, kind="", classes=(), card={}, measured=self.measured)
         return hashlib.sha256(told).hexdigest()

@@ -125,7 +125,7 @@ def label_images(
         rows: shape (num_answers,), the image that each answer is about, or -1 for the center of a cluster; None where a
             model was asked for, which is about no image.
         kind, seed: see `fit_student`.
-        progress: told of every student that is fitted; there may be fewer than it is told beforehand.
+        progress: called for every student that is fitted; there may be fewer than the total that it states.
 
     Raises:
         BadData: features do not fit the answers.

@@ -375,7 +375,7 @@ def answered(database: Database, *, last: int | None = None) -> tuple[list[Answe
     Reads one moment of a journal that another process may write.
 
     Args:
-        last: only so many, the last ones; None for every round.
+        last: the number of rounds, counted from the newest; None for every round.
     """
     rounds, entries, paid = answered_rounds.c, ledger_entries.c, ledger_reservations.c
     newest = select(rounds.ledger_seq).order_by(rounds.ledger_seq.desc()).limit(last).subquery()

@@ -371,7 +371,7 @@ class JobStore:
             query = query.where(before(after, jobs.c.created_at, jobs.c.job_id))
         if created_by is not None:
             query = query.where(jobs.c.created_by == created_by)
-        # One query a state, each of them a stretch of an index; a list of all jobs has an index of its own.
+        # One query a state, each of them a stretch of an index; a list of all jobs has another index.
         every = states is None and created_by is None
         of = (
             [query]

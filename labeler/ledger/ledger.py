@@ -502,7 +502,7 @@ class Ledger:
     ) -> int:
         """Make a reservation final: the answer is about to be released.
 
-        What it holds without an entry becomes a final reservation of its own, ID/held.
+        What it holds without an entry becomes a final reservation, ID/held.
 
         Returns:
             The sequence number of its first "post" entry.

@@ -474,8 +474,8 @@ class RunnerContext:
         local_noise: returns the agent's secret source of chance for this batch, at its beginning: for noise, or
             for who takes part in a step.
         learner: fits models.
-        order: returns the secret source of the order in which public questions are searched, for this batch. Whoever
-            asks chooses the questions, and could else choose an order in which one record takes long to search them.
+        order: returns the secret source of the order in which public questions are searched, for this batch. A
+            requester chooses the questions, and could else choose an order in which one record takes long to search.
     """
 
     indexes: Indexes = field(repr=False)

@@ -6,10 +6,10 @@
 T is a setting of the site (`tick_s`). k is planned before the work starts. It is the least whole number of ticks that
 covers the time passed, and the time of the answers over `max_records` drawn rows, with room (`ROOM`). Neither the
 records nor the answer of any earlier round takes part. A plan belongs to what is asked: to the kind of task, and to the
-questions with the model in them, whose values may decide how long an answer takes. So every ask is timed anew, before
-it is charged, and for at most `PROBE_S`. Work that is late anyway leaves at the next of 2 k T, 4 k T, 8 k T and so on.
-So an observer sees that it is late, and by how much only to a factor of two. A turn that computed nothing from records
-leaves at once.
+questions with the model in them, whose values may decide how long an answer takes. So every ask is timed by itself,
+before it is charged, and for at most `PROBE_S`. Work that is late anyway leaves at the next of 2 k T, 4 k T, 8 k T and
+so on. So an observer sees that it is late, and by how much only to a factor of two. A turn that computed nothing from
+records leaves at once.
 
 **The remaining leak** is the chance that work over n records misses a plan for `max_records`, which depends on n. It is
 small because the plan covers `max_records` and more. A site may pad the work itself (`Padding`).
@@ -335,8 +335,8 @@ def _first(ask: Ask, count: int) -> Ask:
 def _next_size(took: Mapping[int, float], sizes: Iterable[int], left_s: float) -> int | None:
     """Return the size that is timed next: the largest for which there surely is time; None where there is none.
 
-    Work has a part that grows with its size and one that does not, so the larger takes at most as many times as long as
-    it is larger, and about what the last two times say.
+    Work has a part that grows with its size and one that does not. So a run of three times the size takes at most three
+    times as long, and about what a line through the last two times says.
     """
     last = max(took)
 

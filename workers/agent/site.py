@@ -135,7 +135,7 @@ def answered_rounds(home: Path, *, last: int | None = None) -> list[dict[str, An
     votes for life (`life_nano` above 0) they are of all such rounds together, ever.
 
     Args:
-        last: only so many, the last ones; None for every round.
+        last: the number of rounds, counted from the newest; None for every round.
 
     Raises:
         NotReady: the agent has not run yet, so it has answered nothing.

@@ -117,7 +117,7 @@ class Trainer:
 
         Raises:
             BadData: no model of ours.
-            MixedShards: see `StoredModel.check_fits`. Two backbones of one declared name are told apart by their
+            MixedShards: see `StoredModel.check_fits`. Two backbones of one declared name differ in their
                 features of the probe.
         """
         stored = _model(model)

@@ -67,7 +67,7 @@ class RedisServer:
 
     @property
     def version(self) -> str:
-        """What answers at its socket: "Redis 7.0.15", "Valkey 9.1.2"."""
+        """The server at its socket: "Redis 7.0.15", "Valkey 9.1.2"."""
         # Valkey states the version of Redis that it is compatible with as well.
         said = self._say("INFO server").decode(errors="replace")
         found = dict(re.findall(r"^(redis|valkey)_version:([\w.-]+)", said, re.MULTILINE))
