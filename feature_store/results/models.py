@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 _MOST_BYTES: Final = 2**30
 """Of a model: twice what 32,000 classes of 2,048 features take."""
 
+_MOST_DIVISIONS: Final = 100
+"""Of a student `matched`, which walks over them for each record; its jobs make four."""
+
 LINEAR: Final = "linear"
 """Kind of the model of a blind average; every other kind is a student's."""
 
@@ -400,7 +403,8 @@ def _check(model: StoredModel) -> None:
         len(model.classes) < 2 or len(model.measured.stated) not in (1, len(model.classes))
     ):
         raise ValueError
-    if _sizes(model)["classes"] != len(model.classes):
+    sizes = _sizes(model)
+    if sizes["classes"] != len(model.classes) or sizes.get("matched divisions", 0) > _MOST_DIVISIONS:
         raise ValueError
     if model.dimension < 1 or ("temperature" in model.arrays and not model.arrays["temperature"][0] >= LEAST):
         raise ValueError

@@ -275,6 +275,16 @@ def test_a_model_of_other_numbers_is_refused_before_the_charge_by_an_agent_that_
 
 NO_MODELS = {
     "a temperature that is 0 once it is steady": student(temperature=np.full(1, 1e-300)),
+    # Ten megabytes took seconds for each record, in a run that no uncharged ask may make longer than the others.
+    "divisions without number": model_file(
+        {
+            name: np.ones([{"divisions": 101}.get(one.split()[-1]) or SIZES[one.split()[-1]] for one in sizes])
+            for name, (_, sizes) in forms_of("matched").items()
+        },
+        kind="matched",
+        classes=CLASSES,
+        card={},
+    ),
     "a name too few": student(discriminant_model_biases=np.ones(4), discriminant_model_weights=np.ones((4, 4))),
     **{
         f"metadata {text}": arrays_to_bytes({"weights": np.ones((7, 3))}, {"labeler": text})
