@@ -8,7 +8,8 @@ ends.
              Checks every length, then takes the values         <-----  head (JSON), then the bytes of the numbers.
 
 **Nothing leads out of the file.** What is read becomes a shard and its published probe, so the bytes of another file
-must not come in. A file that points anywhere is refused whole, also where the pointer is not needed.
+must not come in. A file that points anywhere is refused whole, also where the pointer is not needed. Groups inside an
+.h5 are not opened, whatever they hold.
 
     .npz        plain members, each once; no link, password, pickle, or name that leads out of a folder.
     .npy        numbers or text, as many bytes as the header declares.
@@ -54,6 +55,9 @@ MAX_RATIO: Final = 200
 """Largest ratio of an array's bytes to those of its file; not checked up to `SMALL_BYTES`."""
 
 SMALL_BYTES: Final = 2**24
+SMALL_LETTERS: Final = 2**26
+"""Characters of all texts together that are read of any file; of a large one `MAX_RATIO` times its bytes."""
+
 MOST_LETTERS: Final = 1000
 """Most characters of a text."""
 
@@ -187,11 +191,19 @@ def _send(suffix: str, wanted: list[list[str]], file: BinaryIO, out: BinaryIO) -
             if array.numbers is not None:
                 shape = array.shape[::-1] if array.turned else array.shape
                 write_frame(out, {"kind": "numbers", "dtype": array.numbers.str, "shape": shape})
+            letters = 0
             for block in array.blocks():
                 if isinstance(block, bytes):
                     write_frame(out, {"kind": "block", "size": len(block)}, block)
                 else:
-                    write_frame(out, {"kind": "values", "values": [_plain(one, name) for one in block]})
+                    values = [_plain(one, name) for one in block]
+                    letters += sum(len(one) for one in values if isinstance(one, str))
+                    if letters > max(SMALL_LETTERS, MAX_RATIO * size):
+                        raise BadData(
+                            f", {_shown(name)}: its texts have more than {max(SMALL_LETTERS, MAX_RATIO * size)} "
+                            f"characters in all, in a file of {size} bytes; write it without compression"
+                        )
+                    write_frame(out, {"kind": "values", "values": values})
             write_frame(out, {"kind": "end", "numbers": array.numbers is not None, "turned": array.turned})
     except LabelerError as error:
         write_frame(out, {"kind": "refused", "problem": error.problem_type, "sentence": str(error)})

@@ -5,6 +5,7 @@ It is stored inside every file that leaves, so that every reader finds it, with 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -111,6 +112,29 @@ def joined_cards(card: Mapping[str, Any], evaluated: Mapping[str, Any], *, confi
         "confidence": confidence,
         "evaluation_task": evaluated["task_digest"],
     }
+
+
+def dearer_card(card: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the card of what two jobs released alike: that of the dearer one, at no level below the other's price."""
+    dear, cheap = sorted((card, other), key=lambda one: _price(one["guarantees"]["instance"]), reverse=True)
+    levels = {
+        level: max(one, cheap["guarantees"].get(level, {}), key=_price) | {"neighbours": one["neighbours"]}
+        for level, one in dear["guarantees"].items()
+    }
+    return dict(dear) | {
+        "guarantees": {level: one for level, one in levels.items() if "epsilon" in one},
+        "colluding_agents": min(card["colluding_agents"], other["colluding_agents"]),
+        "delta": max(card["delta"], other["delta"]),
+        "holds": card["holds"] and other["holds"],
+        "warning": dear["warning"] or cheap["warning"],
+    }
+
+
+def _price(guarantee: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the losses of a level; infinite where nothing is stated."""
+    losses = (_loss(guarantee.get(name)) for name in ("epsilon", "participant_epsilon"))
+    epsilon, participant = (math.inf if one is None else one for one in losses)
+    return epsilon, participant
 
 
 def _sum(one: Any, other: Any) -> float | None:

@@ -33,6 +33,7 @@ from pydantic import ValidationError
 from labeler.errors import BadData, LabelerError, MixedShards
 from labeler.methods.blind_average import LinearTerms, MeanTerms
 from labeler.methods.federated import StepTerms
+from labeler.privacy_card import dearer_card
 from labeler.release import arrays_from_bytes, arrays_to_bytes
 from labeler.setting import LEAST, Training
 from labeler.steady import MOST, is_steady, steady_arrays
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 
 _MOST_BYTES: Final = 2**30
 """Of a model: twice what 32,000 classes of 2,048 features take."""
+
+_MOST_DIVISIONS: Final = 100
+"""Of a student `matched`, which walks over them for each record; its jobs make four."""
 
 LINEAR: Final = "linear"
 """Kind of the model of a blind average; every other kind is a student's."""
@@ -296,7 +300,8 @@ class ReleasedModels:
         FOLDER/DIGEST.json       the job that released the model, and its privacy card, from the ledger's own price
 
     A record is found by what the model tells (`StoredModel.digest`). A card and a job's id in a file prove nothing:
-    anybody may write them. A record is never overwritten, so that a later file cannot lower a price.
+    anybody may write them. Two jobs may release equal models: the record then states the higher price of the two, so
+    that neither job lowers the other's.
     """
 
     folder: Path
@@ -304,11 +309,15 @@ class ReleasedModels:
     def add(self, model: bytes) -> None:
         """Record a model that was made here, with the card that it was made with."""
         stored = model_of_bytes(model, name="the released model")
-        path = self._path(stored)
-        if not path.exists():
-            self.folder.mkdir(mode=0o700, exist_ok=True)
-            record = {"job_id": stored.job_id, "card": dict(stored.card)}
-            replace_file(path, json.dumps(record, allow_nan=False).encode(), mode=0o600)
+        path, job_id, card = self._path(stored), stored.job_id, dict(stored.card)
+        if (known := self._read(path)) is not None:
+            card = dearer_card(known[1], card)
+            job_id = known[0] if card["task_digest"] == known[1]["task_digest"] else job_id
+            if (job_id, card) == known:
+                return
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        record = {"job_id": job_id, "card": card}
+        replace_file(path, json.dumps(record, allow_nan=False).encode(), mode=0o600)
 
     def find(self, model: StoredModel) -> tuple[str, dict[str, Any]] | None:
         """Return the job and the card of a model that was released here; None of any other.
@@ -318,15 +327,17 @@ class ReleasedModels:
         Raises:
             BadData: the record is damaged.
         """
-        for path in (self._path(model), self._path(replace(model, measured=None))):
-            try:
-                record = json.loads(path.read_bytes())
-                return str(record["job_id"]), dict(record["card"])
-            except FileNotFoundError:
-                continue
-            except (ValueError, KeyError, TypeError):
-                raise BadData(f"the record {path.name} of a released model is damaged; restore it") from None
-        return None
+        return self._read(self._path(model)) or self._read(self._path(replace(model, measured=None)))
+
+    @staticmethod
+    def _read(path: Path) -> tuple[str, dict[str, Any]] | None:
+        try:
+            record = json.loads(path.read_bytes())
+            return str(record["job_id"]), dict(record["card"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            raise BadData(f"the record {path.name} of a released model is damaged; restore it") from None
 
     def _path(self, model: StoredModel) -> Path:
         return self.folder / f"{model.digest}.json"
@@ -379,7 +390,7 @@ def model_of_bytes(data: bytes, *, name: str) -> StoredModel:
             probe=str(about.get("probe", "")),
         )
         _check(model)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise BadData(
             f"{name} is no model of a job; name the student.safetensors or model.safetensors that a job gave"
         ) from None
@@ -392,10 +403,10 @@ def _check(model: StoredModel) -> None:
         len(model.classes) < 2 or len(model.measured.stated) not in (1, len(model.classes))
     ):
         raise ValueError
-    classes = _sizes(model)["classes"]
-    if model.kind in (LINEAR, ATTRIBUTES) and classes != len(model.classes):
+    sizes = _sizes(model)
+    if sizes["classes"] != len(model.classes) or sizes.get("matched divisions", 0) > _MOST_DIVISIONS:
         raise ValueError
-    if model.dimension < 1 or ("temperature" in model.arrays and not model.arrays["temperature"][0] > 0):
+    if model.dimension < 1 or ("temperature" in model.arrays and not model.arrays["temperature"][0] >= LEAST):
         raise ValueError
 
 

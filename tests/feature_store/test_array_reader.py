@@ -271,6 +271,16 @@ def test_a_file_that_points_elsewhere_or_declares_what_it_does_not_hold_is_refus
         read_features(path)
 
 
+def test_a_text_that_a_few_bytes_repeat_for_ever_is_refused(tmp_path: Path) -> None:
+    """A file of 250 KB filled 2 GB of the process that had asked for it."""
+    labels = pa.DictionaryArray.from_arrays(pa.array(np.zeros(70_000, np.int32)), pa.array(["x" * 1000]))
+    features = pa.array(np.ones((70_000, 1)).tolist())
+    pq.write_table(pa.table({"features": features, "labels": labels}), tmp_path / "x.parquet", compression="zstd")
+    assert (tmp_path / "x.parquet").stat().st_size < 2**18
+    with pytest.raises(BadData, match="labels: its texts have more than 67108864 characters"):
+        read_features(tmp_path / "x.parquet")
+
+
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_two_members_of_one_name_are_refused(tmp_path: Path) -> None:
     path = packed(tmp_path, ("features.npy", GOOD), ("features.npy", npy(rows(4, seed=1))))

@@ -16,7 +16,7 @@ from feature_store.results.models import LINEAR, ReleasedModels, model_file, mod
 from labeler.errors import BadData
 from labeler.methods.evaluate import Scored
 from labeler.planning import price
-from labeler.privacy_card import card_in_words, guarantee_of, joined_cards, privacy_card
+from labeler.privacy_card import card_in_words, dearer_card, guarantee_of, joined_cards, privacy_card
 from labeler.task import Task, Training
 
 CLASSES, DIMENSION = ("a", "b"), 6
@@ -174,6 +174,35 @@ def test_a_later_file_lowers_no_price_and_a_damaged_record_is_not_taken_for_none
     path.write_bytes(b"{")
     with pytest.raises(BadData, match="damaged"):
         released.find(model_of_bytes(RELEASED, name="it"))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 1, 0, 1)])
+def test_of_two_jobs_that_released_equal_models_the_dearer_one_says_the_price(
+    order: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Students of the same winners about the same images are equal, whatever their jobs cost."""
+    cards = card_of(1e5), OURS
+    jobs = [resaved(card=card, job_id=f"job-{number}") for number, card in enumerate(cards)]
+    released = ReleasedModels(tmp_path / "released")
+    for number in order:
+        released.add(jobs[number])
+    for job in jobs:
+        found = released.find(model_of_bytes(job, name="it"))
+        assert found is not None
+        assert found == ("job-1", OURS)
+        document, made = evaluated(job, released)
+        joined = epsilon_of(model_of_bytes(made, name="it").card)
+        assert joined == pytest.approx(epsilon_of(OURS) + epsilon_of(document["privacy"]))
+
+
+def test_a_level_at_which_one_of_two_equal_models_states_no_price_has_none() -> None:
+    nothing = changed_card(guarantees={"instance": OURS["guarantees"]["instance"]}, holds=False, colluding_agents=0)
+    for card in (dearer_card(OURS, nothing), dearer_card(nothing, OURS)):
+        assert {level: one["epsilon"] for level, one in card["guarantees"].items() if level != "instance"} in (
+            {}, dict.fromkeys(OURS["guarantees"].keys() - {"instance"})
+        )  # fmt: skip
+        assert epsilon_of(card) == epsilon_of(OURS)
+        assert (card["holds"], card["colluding_agents"]) == (False, 0)
 
 
 CARDLESS: list[dict[str, Any]] = [{}, *(changed_card(**one) for one in ({"version": "2"}, {"guarantees": []}))]

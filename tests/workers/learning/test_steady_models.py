@@ -32,6 +32,7 @@ from labeler.methods.evaluate import Scored
 from labeler.methods.federated import LONGEST_COLUMN, StepTerms, on_grid
 from labeler.randomness import seeded_source
 from labeler.records import Rows
+from labeler.release import arrays_to_bytes
 from labeler.setting import Training
 from labeler.steady import LEAST, MOST, steady
 from labeler.tally import QueryBatch
@@ -270,6 +271,33 @@ def test_a_model_of_other_numbers_is_refused_before_the_charge_by_an_agent_that_
     task, batch = asked(BAD[name])
     with pytest.raises((BadData, MixedShards)):
         task.traits.check_questions(task, batch, Trainer())
+
+
+NO_MODELS = {
+    "a temperature that is 0 once it is steady": student(temperature=np.full(1, 1e-300)),
+    # Ten megabytes took seconds for each record, in a run that no uncharged ask may make longer than the others.
+    "divisions without number": model_file(
+        {
+            name: np.ones([{"divisions": 101}.get(one.split()[-1]) or SIZES[one.split()[-1]] for one in sizes])
+            for name, (_, sizes) in forms_of("matched").items()
+        },
+        kind="matched",
+        classes=CLASSES,
+        card={},
+    ),
+    "a name too few": student(discriminant_model_biases=np.ones(4), discriminant_model_weights=np.ones((4, 4))),
+    **{
+        f"metadata {text}": arrays_to_bytes({"weights": np.ones((7, 3))}, {"labeler": text})
+        for text in ("null", "[]", "1", '"a"', "[" * 10**5)
+    },
+}
+
+
+@pytest.mark.parametrize("name", NO_MODELS)
+def test_a_file_that_cannot_label_is_no_model_at_any_door(name: str) -> None:
+    """`labeler predict` has only this check: it stated NaN, or ended with an error of Python."""
+    with pytest.raises(BadData, match="no model of a job"):
+        model_of_bytes(NO_MODELS[name], name="it")
 
 
 def test_a_measured_share_that_is_subnormal_is_refused() -> None:
