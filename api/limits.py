@@ -305,8 +305,11 @@ class Uploads:
             token_id, size = self._kept.pop(job_id, ("", 0))
             self._take(token_id, -size)
 
-    def add(self, token_id: str, size: int) -> None:
+    def add(self, token_id: str, size: int, *, so_far: int = 0) -> None:
         """Count bytes of an upload that arrives; subtract them when the request ends.
+
+        Args:
+            so_far: bytes of this upload that were counted before. Only a small upload may take the disk's spare bytes.
 
         Raises:
             QuotaUsedUp: the token's quota is smaller.
@@ -320,7 +323,7 @@ class Uploads:
                     f"kept for its jobs or arriving now, and this request brings {size} more. Wait until a job ends "
                     "or cancel one, and send it again; the operator can raise limits.max_token_bytes"
                 )
-            if size > SMALL_BYTES and self._arriving + size > self._free() - SPARE_BYTES:
+            if so_far + size > SMALL_BYTES and self._arriving + size > self._free() - SPARE_BYTES:
                 raise storage_full("the upload")
             self._take(token_id, size)
             self._arriving += size
@@ -417,7 +420,7 @@ class Body:
             QuotaUsedUp, StorageFull: see `Uploads.add`.
         """
         if self._uploads is not None and size > self._counted:
-            self._uploads.add(self._owner, size - self._counted)
+            self._uploads.add(self._owner, size - self._counted, so_far=self._counted)
             self._counted = size
 
     def close(self) -> None:

@@ -82,9 +82,10 @@ class LimitsTable(_Table):
         max_requests_per_minute: of one token.
         max_connections: open at once, from all clients; a few more are reserved for health checks.
         max_connections_per_address: open at once, from one client address. Behind a trusted proxy it bounds requests.
-        max_unasked_jobs_per_day: of one token: jobs that ended before any agent was asked, however they ended. Such a
-            job costs nothing but stays in the journal, and in those of the sites that had replied. The sites
-            themselves bound what it reveals of their budgets (labeler.ledger.promises).
+        max_unasked_jobs_per_day: of one token: jobs that wait for a first agent to be asked, and those that ended
+            before, however they ended. Such a job costs nothing but stays in the journal, and in those of the
+            sites that had replied. The sites themselves bound what it reveals of their budgets
+            (labeler.ledger.promises).
     """
 
     max_images: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000

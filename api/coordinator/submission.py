@@ -442,20 +442,20 @@ def _worst_case(order: _Order, prices: Prices | None) -> list[Charge]:
 
 
 def _check_unasked(job: JobRecord, most: int, stores: Stores, connection: Connection) -> None:
-    """Refuse another job if many of the requester's ended unasked: each stays in this journal for nothing, and
-    in those of the sites that had replied.
+    """Refuse another job if many of the requester's ended unasked, or still may: each stays in this journal for nothing,
+    and in those of the sites that had replied.
 
     A job counts however it ended, and against its own token only.
 
     Raises:
-        TooManyRequests: too many of the token's jobs of the last 24 hours ended before any agent was asked.
+        TooManyRequests: nobody was asked about too many of the token's jobs of the last 24 hours.
     """
     free_at = stores.jobs.willingness.unasked_until(job.created_by, job.created_at, most=most, connection=connection)
     if free_at is not None:
         wait_s = max(1, math.ceil((free_at - job.created_at).total_seconds()))
         raise TooManyRequests(
-            f"{most} jobs of this token ended in the last 24 hours before anybody was asked, by being cancelled, "
-            f"refused, expired or failed; no more may, since each stays in the ledger for nothing. Submit the next in "
+            f"of {most} jobs of this token in the last 24 hours no agent was asked: they wait, or were cancelled, "
+            "refused, expired or failed; no more may, since each stays in the ledger for nothing. Submit the next in "
             f"{wait_s} s, or ask the operator to raise limits.max_unasked_jobs_per_day",
             retry_after_s=wait_s,
         )

@@ -60,8 +60,9 @@ Source = Literal["images", "features"]
 Answers = Mapping[str, ProposalReply]
 Because = Literal["asked", "age"]
 
-_DAY = timedelta(days=1)
+_DAY, _SOON = timedelta(days=1), timedelta(minutes=1)
 _UNPAID = ("refused", "failed", "cancelled", "expired")
+_UNANSWERED = sorted(set(JOB_STATES) - {"completed"})
 
 
 @dataclass(frozen=True)
@@ -452,7 +453,9 @@ class WillingnessStore:
     def unasked_until(
         self, token_id: str, now: datetime, *, most: int, connection: Connection | None = None
     ) -> datetime | None:
-        """Return when fewer than `most` jobs of a token in 24 hours have ended before any agent was asked.
+        """Return when a token may have fewer than `most` jobs of 24 hours of which no agent was asked.
+
+        Unfinished ones count, because all of them may yet end so. They may be asked at any time: then it is soon.
 
         Args:
             now: when the next one is submitted.
@@ -463,17 +466,22 @@ class WillingnessStore:
         was_asked = (
             select(rounds.c.job_id).where(rounds.c.job_id == jobs.c.job_id, rounds.c.state != "waiting").exists()
         )
-        query = (
-            select(jobs.c.created_at)
-            .where(jobs.c.created_by == token_id, jobs.c.created_at >= now - _DAY, jobs.c.state.in_(_UNPAID))
+        unasked = (
+            select(jobs.c.created_at, jobs.c.state.not_in(_UNPAID).label("may_be_asked"))
+            .where(jobs.c.created_by == token_id, jobs.c.created_at >= now - _DAY, jobs.c.state.in_(_UNANSWERED))
             .where(~was_asked)
             .order_by(jobs.c.created_at.desc())
-            .offset(most - 1)
-            .limit(1)
+            .limit(most)
+            .subquery()
         )
+        may_be_asked = func.sum(case((unasked.c.may_be_asked, 1), else_=0))
         with self._database.reading(connection) as joined:
-            found: datetime | None = joined.execute(query).scalar()
-        return None if found is None else found + _DAY
+            count, first, waiting = joined.execute(
+                select(func.count(), func.min(unasked.c.created_at), may_be_asked)
+            ).one()
+        if count < most:
+            return None
+        return now + _SOON if waiting else first + _DAY
 
 
 class ForgottenJobs:

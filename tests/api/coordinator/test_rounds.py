@@ -175,7 +175,7 @@ def test_a_requester_whose_jobs_tell_too_often_what_sites_would_pay_is_refused(s
     site.say(job, east=YES)
     submission.cancel(job.job_id, stores=house.stores)
     before = site.spent()
-    with pytest.raises(TooManyRequests, match="2 jobs of this token ended in the last 24 hours before anybody") as no:
+    with pytest.raises(TooManyRequests, match="of 2 jobs of this token in the last 24 hours no agent was asked") as no:
         house.submit(task, 1, start=5)
     assert no.value.retry_after_s == 23 * 3600
     assert problem_of(no.value)["status"] == 429
@@ -204,6 +204,23 @@ def test_jobs_that_end_unasked_count_however_they_end_and_leave_few_entries(hous
     submission.cancel(job.job_id, stores=house.stores)
     with pytest.raises(TooManyRequests, match="5 jobs"):
         house.submit(task, 1, start=5)
+
+
+def test_jobs_that_wait_count_as_ended_unasked_until_somebody_is_asked(house: House) -> None:
+    """Else any number could be submitted first and cancelled later."""
+    limits = house.config.limits.model_copy(update={"max_unasked_jobs_per_day": 3})
+    object.__setattr__(house, "config", house.config.model_copy(update={"limits": limits}))
+    task = house.task()
+    waiting = [house.submit(task, 1, start=number) for number in range(3)]
+    with pytest.raises(TooManyRequests, match="3 jobs") as no:
+        house.submit(task, 1, start=3)
+    assert no.value.retry_after_s == 60, "one may be asked soon"
+    take_step(house.jobs, "set_batches", waiting[0].job_id, [(0, "1" * 64, "2" * 64)])
+    house.begin(waiting[0].job_id)
+    take_step(house.jobs, "set_asked", waiting[0].job_id, 0)
+    assert house.submit(task, 1, start=4).state == "queued"
+    for job in waiting[1:]:
+        submission.cancel(job.job_id, stores=house.stores)
 
 
 def test_a_job_that_was_refused_after_it_was_taken_is_shown_to_who_sends_it_again(site: Site) -> None:

@@ -198,6 +198,13 @@ async def pieces(size: int) -> AsyncIterator[bytes]:
         yield bytes(65536)
 
 
+async def crumbs(size: int) -> AsyncIterator[bytes]:
+    """Yield what `pieces` does as a slow network delivers it."""
+    async for piece in pieces(size):
+        for start in range(0, len(piece), 8192):
+            yield piece[start : start + 8192]
+
+
 async def halted() -> AsyncIterator[bytes]:
     await asyncio.Event().wait()
     yield b""
@@ -307,6 +314,19 @@ def test_bodies_that_the_disk_cannot_take_together_are_refused_before_they_are_r
     refused = asyncio.run(two())
     assert (refused.status, refused.problem["type"]) == (507, "urn:labeler:problem:storage-full")
     assert asyncio.run(house.asked(1, content_length=str(2 * MIB)).whole(b"")).status == 422
+
+
+def test_a_body_without_a_length_that_comes_in_crumbs_leaves_the_disk_its_spare_bytes(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_free(monkeypatch, limits.SPARE_BYTES + MIB)
+    answer = asyncio.run(house.asked().of(crumbs(3 * MIB)))
+    assert (answer.status, answer.problem["type"]) == (507, "urn:labeler:problem:storage-full")
+    assert answer.taken <= MIB + 65536
+    assert not house.coordinator.uploads._used
+    set_free(monkeypatch, 0)
+    made = house.job(6)
+    assert made.status == 202, "a small one is taken while the journal has room"
 
 
 def test_a_quota_below_one_jobs_upload_is_refused(tmp_path: Path) -> None:

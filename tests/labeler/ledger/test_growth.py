@@ -81,6 +81,7 @@ def reads(ledger: Ledger) -> dict[str, Callable[[], object]]:
     jobs, tasks, seq = JobStore(database), TaskStore(database), ledger.head().seq
     middle = jobs.list(limit=100)[-1].cursor
     charge = Charge("federation", "instance", 10**16)
+    later = datetime.now(UTC) + timedelta(days=2)
 
     def refused() -> None:
         with pytest.raises(BudgetExceeded), database.write() as connection:
@@ -110,6 +111,7 @@ def reads(ledger: Ledger) -> dict[str, Callable[[], object]]:
         "jobs under way": lambda: jobs.list(limit=20, states={"queued", "collecting"}),
         "failed jobs": lambda: jobs.list(limit=20, states={"failed", "completed"}),
         "failed jobs of a token": lambda: jobs.list(limit=20, after=middle, states={"failed"}, created_by="tok-1"),
+        "jobs of which nobody was asked": lambda: jobs.willingness.unasked_until("tok-1", later, most=5),
         "tasks": lambda: tasks.list(limit=20),
         "tasks of a token": lambda: tasks.list(limit=20, open_to="tok-2"),
         "a round by its digest": unknown,
