@@ -376,6 +376,7 @@ def model_of_bytes(data: bytes, *, name: str) -> StoredModel:
     try:
         arrays, metadata = arrays_from_bytes(data)
         about = json.loads(metadata["labeler"])
+        json.dumps(about, ensure_ascii=False).encode()  # no half of a character, which no table could hold
         measured = about.get("measured")
         model = StoredModel(
             kind=str(about["kind"]),

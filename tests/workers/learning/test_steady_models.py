@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import platform
 import sys
 from collections.abc import Callable, Iterator
@@ -286,6 +287,10 @@ NO_MODELS = {
         card={},
     ),
     "a name too few": student(discriminant_model_biases=np.ones(4), discriminant_model_weights=np.ones((4, 4))),
+    "half a character": arrays_to_bytes(
+        {"weights": np.ones((7, 3))},
+        {"labeler": json.dumps({"kind": LINEAR, "classes": CLASSES, "privacy_card": {}, "job_id": "\ud800"})},
+    ),
     **{
         f"metadata {text}": arrays_to_bytes({"weights": np.ones((7, 3))}, {"labeler": text})
         for text in ("null", "[]", "1", '"a"', "[" * 10**5)
