@@ -210,7 +210,7 @@ class SettingsText:
             raise InvalidSetting(f"{name} is not valid TOML: line {line} is not UTF-8; save it as UTF-8") from None
         try:
             # Check before parsing: tomllib's time grows with the square of the number of dots.
-            if _DEEP_KEY.search(text) or _is_deep(fields := tomllib.loads(text)):
+            if _DEEP_KEY.search(text) or is_deep(fields := tomllib.loads(text)):
                 raise RecursionError
             return cls(text, name, fields)
         except tomllib.TOMLDecodeError as error:
@@ -281,7 +281,7 @@ MOST_NESTED: Final = 50
 _DEEP_KEY: Final = re.compile(rf"^[ \t]*\[*[ \t]*{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MOST_NESTED},}}", re.MULTILINE)
 
 
-def _is_deep(fields: dict[str, Any]) -> bool:
+def is_deep(fields: dict[str, Any]) -> bool:
     """Return whether tables or lists are nested too deeply; level by level, however deep they are."""
     level: list[Any] = [fields]
     for _ in range(MOST_NESTED):

@@ -36,6 +36,7 @@ from labeler.methods.federated import StepTerms
 from labeler.privacy_card import dearer_card
 from labeler.release import arrays_from_bytes, arrays_to_bytes
 from labeler.setting import LEAST, Training
+from labeler.settings import is_deep
 from labeler.steady import MOST, is_steady, steady_arrays
 from labeler.system.files import read_named, replace_file, replacing
 
@@ -376,6 +377,8 @@ def model_of_bytes(data: bytes, *, name: str) -> StoredModel:
     try:
         arrays, metadata = arrays_from_bytes(data)
         about = json.loads(metadata["labeler"])
+        if is_deep(about):  # another thread, deeper in its own calls, could not read it again
+            raise ValueError
         json.dumps(about, ensure_ascii=False).encode()  # no half of a character, which no table could hold
         measured = about.get("measured")
         model = StoredModel(

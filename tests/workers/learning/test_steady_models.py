@@ -287,6 +287,14 @@ NO_MODELS = {
         card={},
     ),
     "a name too few": student(discriminant_model_biases=np.ones(4), discriminant_model_weights=np.ones((4, 4))),
+    "a card of many levels": arrays_to_bytes(
+        {"weights": np.ones((7, 3))},
+        {
+            "labeler": json.dumps(
+                {"kind": LINEAR, "classes": CLASSES, "privacy_card": {"a": json.loads("[" * 60 + "]" * 60)}}
+            )
+        },
+    ),
     "half a character": arrays_to_bytes(
         {"weights": np.ones((7, 3))},
         {"labeler": json.dumps({"kind": LINEAR, "classes": CLASSES, "privacy_card": {}, "job_id": "\ud800"})},
