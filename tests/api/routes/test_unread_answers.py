@@ -188,6 +188,24 @@ def test_a_client_that_reads_fast_enough_gets_all_of_it_however_long_it_takes(mo
         assert got > LARGE
 
 
+def test_a_client_that_reads_on_and_on_below_the_least_speed_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never stands still for long, but earns no time by what it takes."""
+    monkeypatch.setattr(limits, "ANSWER_S", 2.0)
+    monkeypatch.setattr(limits, "LEAST_BYTES_PER_S", 2**40)
+    app = Small()
+    with serving(app) as (server, address), silent(address) as client:
+        client.sendall(HEAD % (b"GET", b"/whole"))
+        eventually(lambda: app.under_way > 0)
+
+        def taking() -> bool:
+            with contextlib.suppress(ConnectionError):
+                client.recv(2**16)
+            return not server.server_state.connections
+
+        eventually(taking, seconds=30)
+        assert app.ended == 1
+
+
 @pytest.mark.usefixtures("impatient")
 def test_a_stream_without_events_is_not_cut() -> None:
     app = Small()
