@@ -442,8 +442,8 @@ def _worst_case(order: _Order, prices: Prices | None) -> list[Charge]:
 
 
 def _check_unasked(job: JobRecord, most: int, stores: Stores, connection: Connection) -> None:
-    """Refuse another job if many of the requester's ended unasked, or still may: each stays in this journal for nothing,
-    and in those of the sites that had replied.
+    """Refuse another job if many of the requester's ended unasked, or still may: each stays in this journal for
+    nothing, and in those of the sites that had replied.
 
     A job counts however it ended, and against its own token only.
 
