@@ -434,7 +434,7 @@ def test_a_file_that_keeps_hdf5_busy_for_ever_is_a_sentence(tmp_path: Path) -> N
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_whatever_bytes_change_a_file_is_rows_or_a_sentence(
     name: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
