@@ -11,8 +11,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: install  ## label real handwritten digits with five agents, end to end
 	$(BIN)/labeler demo --out demo
 
-# FLAKY=FILE: what failed runs once more, alone, and FILE names what passes then (tests/rerun_alone.py).
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --forks auto --durations=15 $(if $(FLAKY),--rerun-alone $(FLAKY))
+# FLAKY=FILE: what failed runs once more, alone, and FILE names what passes then (tests/rerun_alone.py). With "=", since
+# pytest would take a file that exists for a place of tests, and not read tests/conftest.py.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --forks auto --durations=15 $(if $(FLAKY),--rerun-alone=$(FLAKY))
 
 test: install lint  ## everything a change is checked by before it is committed; ends with the 15 slowest tests
 	$(MAKE) --no-print-directory -j2 pytest types imports

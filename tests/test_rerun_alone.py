@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 CONFTEST = """
 import os
+import re
 from pathlib import Path
 from tests.forks import Forks
 from tests.rerun_alone import RerunAlone
@@ -32,6 +34,7 @@ def pytest_configure(config):
 
 EVERY_SECOND_TIME = """
 import os
+import re
 from pathlib import Path
 
 def test_{name}():
@@ -113,3 +116,18 @@ def test_what_is_about_accounting_noise_sampler_clock_or_attacks_never_runs_agai
     wanted = ("accounting/", "noise", "randomness", "public_clock", "attacks", "neighbo", "sampled", "audit", "theft")
     assert {file for file in files if any(word in file for word in wanted)} <= never
     assert {Path(file).parts[1] for file in set(files) - never} >= {"api", "e2e", "workers", "feature_store", "labeler"}
+
+
+def test_a_file_of_flaky_tests_that_is_there_already_is_added_to(tmp_path: Path) -> None:
+    """As `make test-long` finds it after `make test`; in two words pytest takes it for a place of tests."""
+    (command,) = re.findall(r"--rerun-alone.?\$\(FLAKY\)", (ROOT / "Makefile").read_text())
+    flaky = tmp_path / "flaky.txt"
+    flaky.write_text("a test of before\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--markers", *command.replace("$(FLAKY)", str(flaky)).split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
