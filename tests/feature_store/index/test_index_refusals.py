@@ -185,7 +185,8 @@ needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="resident memor
 @pytest.mark.parametrize("engine", ["numpy", "int16", pytest.param("torch", marks=pytest.mark.long)])
 def test_searching_a_shard_four_times_the_limit_stays_under_the_limit(engine: str, tmp_path: Path) -> None:
     # Which arenas and pages a thread is given is chance, a megabyte of it; a search that needs more needs it each time.
-    for _ in range(8):
+    # With torch half of the tries stay under the limit, so that 24 beyond it come once in ten million runs.
+    for _ in range(24):
         use = measure_search_memory(tmp_path, records=16_000, queries=60, engine=engine)
         if use.added_bytes <= use.limit_bytes:
             break
