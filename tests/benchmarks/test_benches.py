@@ -125,7 +125,7 @@ def test_the_winner_bench_checks_its_winners_and_reports_every_target(monkeypatc
 
 
 def test_the_ledger_bench_compares_durable_reservations_with_bare_inserts() -> None:
-    document = run_bench("ledger")
+    document = run_bench("ledger", entries=2_000)
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     found = {(row["method"], row["metric"]): row["value"] for row in document["rows"]}
     assert found[("bare insert", "commits per second")] > 0
