@@ -10,6 +10,7 @@ under the next number, and one rename of the manifest goes over to them. Ids and
 already stay. Rows that an interrupted writer gathered of another listing are set aside and used again.
 
 `erase_deleted` rewrites a shard without its deleted records, so that their bytes are in none of its files.
+More than 600 lines: the three ways in which files of a shard are written must be read together.
 """
 
 from __future__ import annotations

@@ -317,8 +317,8 @@ def agent_join(
         )
     typer.echo("")
     typer.echo("Next:")
-    does = "answers" if images is None else "embeds the images, then answers"
-    typer.echo(f"  labeler agent --home {home}            {does}, until it is stopped")
+    does = "answers, until it is stopped" if images is None else "embeds the images, then answers"
+    typer.echo(f"  labeler agent --home {home}            {does}")
     typer.echo(f"  labeler agent desk --home {home}       what was asked, and what you decide")
     wrapped(
         f"Talliers that name their agents need {home / 'keys.public.json'}: send it to them, and read out the "

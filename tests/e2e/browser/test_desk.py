@@ -57,8 +57,11 @@ def test_two_hospitals_join_decide_on_their_desks_and_see_what_was_spent(
         place.join(name, "tallier")
         place.start(name, "tallier", "--home", name)
     for number, name in enumerate(SITES, 1):
-        place.labeler("embed", parts[f"agent-{number}"], *EMBED, "--out", f"{name}.shard")
-        place.join(name, "agent", "--shard", f"{name}.shard")
+        if name == "hospital-b":  # its agent embeds by itself
+            place.join(name, "agent", "--images", str(parts[f"agent-{number}"]), *EMBED)
+        else:
+            place.labeler("embed", parts[f"agent-{number}"], *EMBED, "--out", f"{name}.shard")
+            place.join(name, "agent", "--shard", f"{name}.shard")
         place.start(name, "agent", "--home", name)
     wait_until(is_ready, what="everybody")
     job = submit(place, "digits <b>of</b> the post")
@@ -68,6 +71,8 @@ def test_two_hospitals_join_decide_on_their_desks_and_see_what_was_spent(
         for name in SITES
     }
     visits = {name: open_page(desks[name]) for name in SITES}
+    expect(visits["hospital-a"].page.locator("#images")).to_be_hidden()
+    expect(visits["hospital-b"].page.locator("#folder")).to_contain_text("files are embedded")
     for visit in visits.values():
         page = visit.page
         card = page.locator("article.task")
