@@ -256,8 +256,8 @@ class ImageFolder:
     def _source(self) -> ImageSource:
         if not self.path.is_dir():
             raise InvalidSetting(
-                f"there is no folder of images {self.path}: is its disk mounted? Correct `images` in agent.toml if it "
-                "has moved"
+                f"there is no folder of images {self.path}: is its disk mounted? If it has moved, correct its line in "
+                "agent.toml"
             )
 
         def refuse(error: OSError) -> None:

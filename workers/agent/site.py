@@ -337,18 +337,20 @@ class SiteConsole:
         }
         problems: list[str] = []
         parts: dict[str, Callable[[], Any]] = {
+            "images": self._images.overview,
             "policy": lambda: policy_in_words(read_policy(home / POLICY_FILE)),
             "waiting": lambda: waiting_tasks(home),
             "decided": lambda: decided_tasks(home),
             "budget": lambda: site_budget(home),
             "jobs": lambda: answered_jobs(answered_rounds(home, last=MOST_ROUNDS)),
-            "images": self._images.overview,
         }
         for name, read in parts.items():
             try:
                 found[name] = read()
             except LabelerError as error:
                 found[name] = None if name == "images" else []
+                if isinstance(error, NotReady) and (found["images"] or {}).get("is_embedded") is False:
+                    continue  # an agent that has never embedded its images has no journal yet
                 problems.append(str(error))
         return found | {"problems": list(dict.fromkeys(problems))}
 

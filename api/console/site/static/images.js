@@ -14,6 +14,7 @@ function card(found, decide) {
     { class: waits && found.is_embedded ? "card folder changed" : "card folder" },
     el("div", { class: "words-of" },
       el("p", { class: "state" }, sentence(found)),
+      waits && found.is_embedded ? el("p", { class: "small" }, "The agent answers from what was embedded, until you embed the folder again.") : null,
       el("p", { class: "small name" }, found.folder),
       found.state === "idle" ? null : bar(found),
       found.deleted ? el("p", { class: "small" }, `The records of ${many(found.deleted, "file", "files")} were deleted, and the files still lie there. Take them out of the folder, with their copies; then embed.`) : null,
@@ -37,8 +38,8 @@ function sentence(found) {
   const what = changes(found);
   if (found.state === "interrupted") return "The embedding was interrupted; it goes on where it stopped";
   if (!found.is_embedded) return `${many(found.files, "file", "files")}, not embedded yet. The agent embeds them when it starts`;
-  if (what.length) return `Since the folder was embedded ${what.join(", ")}. The agent answers from what was embedded`;
-  return found.files ? `All of ${many(found.files, "file", "files")} are embedded` : "Embedded";
+  if (what.length) return `Changed since it was embedded: ${what.join(", ")}`;
+  return found.files ? `All of ${many(found.files, "file", "files")} are embedded` : "The agent answers from what was embedded";
 }
 
 function bar(found) {
