@@ -1,8 +1,9 @@
-"""A few images labeled in one call, by a whole federation: the blocks of the how-to page, and the same images as a job."""
+"""A few images labeled in one call by a whole federation: the blocks of the how-to page, and the same as a job."""
 
 from __future__ import annotations
 
 import base64
+import io
 import json
 import re
 import shutil
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
+from api.client import ServiceProblem
 from api.schema import LabelsRequest, LabelsView
 from feature_store.shard import Shard
 from tests.e2e.service.conftest import Service
@@ -33,6 +36,14 @@ def in_base64(folder: Path) -> list[dict[str, str]]:
     return [{"name": file.name, "data": base64.b64encode(file.read_bytes()).decode()} for file in files]
 
 
+def broken(path: Path) -> Path:
+    """An image whose head is right, and whose pixels end too early."""
+    packed = io.BytesIO()
+    Image.effect_noise((64, 64), 60).save(packed, "PNG")
+    path.write_bytes(packed.getvalue()[:1500])
+    return path
+
+
 def test_a_form_base64_and_a_job_of_the_same_images_give_equal_features_and_labels(
     service: Service, tmp_path: Path
 ) -> None:
@@ -42,9 +53,7 @@ def test_a_form_base64_and_a_job_of_the_same_images_give_equal_features_and_labe
     with service.client() as client:
         # Noise of half a vote cannot turn the label of an image on which sites agree.
         tasks = [new_task(client, f"way {way}", max_queries=2 * FEW, sigma_votes=0.5) for way in range(3)]
-        request = LabelsRequest.model_validate(
-            {"task_id": tasks[1].task_id, "images": in_base64(images), "wait_s": 60}
-        )
+        request = LabelsRequest.model_validate({"task_id": tasks[1].task_id, "images": in_base64(images), "wait_s": 60})
         with ThreadPoolExecutor(2) as pool:
             by_form = pool.submit(client.label, tasks[0].task_id, images, wait_s=60, idempotency_key="few")
             as_text = pool.submit(client.ask, request)
@@ -66,6 +75,9 @@ def test_a_form_base64_and_a_job_of_the_same_images_give_equal_features_and_labe
         assert [row.confidence for row in form.labels] == own["confidence"].to_pylist()
 
         before = posted(client)
+        with pytest.raises(ServiceProblem, match=r"'broken.png' cannot be asked about: .*damaged") as refused:
+            client.label(tasks[0].task_id, [*sorted(images.iterdir())[:2], broken(tmp_path / "broken.png")], wait_s=60)
+        assert refused.value.status == 422
         again = client.label(tasks[0].task_id, images, wait_s=60, idempotency_key="few")
         assert again == form
         assert posted(client) == before
