@@ -402,7 +402,7 @@ def label_routes(coordinator: Coordinator) -> APIRouter:
         responses=answers(
             "The labels",
             examples.LABELS,
-            problems=(404, 413, 415, 422),
+            problems=(404, 410, 413, 415, 422),
             status_202={
                 "description": "It takes longer; read the job",
                 "model": LabelsView,

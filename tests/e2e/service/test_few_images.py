@@ -83,6 +83,7 @@ def test_a_form_base64_and_a_job_of_the_same_images_give_equal_features_and_labe
         assert posted(client) == before
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_the_page_runs_as_pasted_and_the_budget_falls_by_the_price(service: Service, tmp_path: Path) -> None:
     before = spent(service)
