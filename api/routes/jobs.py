@@ -60,6 +60,7 @@ from api.schema import (
     ThumbnailsView,
 )
 from feature_store.results.exports import ROWS_PER_CHUNK
+from labeler.errors import TryAgain
 
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
@@ -456,14 +457,15 @@ def label_routes(coordinator: Coordinator) -> APIRouter:
 async def _rows(
     coordinator: Coordinator, request: Request, job_id: str, until_s: float, who: Reader
 ) -> tuple[LabelRow, ...] | None:
-    """Return the answers of a completed job; None when the time is up before its images are labeled."""
-    labeling = await run_in_threadpool(coordinator.begin_labeling, job_id, reader=who)
-    if labeling is not None:
-        left_s = max(0.0, until_s - time.monotonic())
-        await unless_stopping(request, asyncio.wait([asyncio.wrap_future(labeling)], timeout=left_s))
-        if not labeling.done():
-            return None
-    return await run_in_threadpool(coordinator.label_rows, job_id, reader=who)
+    """Return the answers of a completed job; None when the time is up before they can be told."""
+    with contextlib.suppress(TryAgain):
+        labeling = await run_in_threadpool(coordinator.begin_labeling, job_id, reader=who)
+        if labeling is not None:
+            left_s = max(0.0, until_s - time.monotonic())
+            await unless_stopping(request, asyncio.wait([asyncio.wrap_future(labeling)], timeout=left_s))
+        if labeling is None or labeling.done():
+            return await run_in_threadpool(coordinator.label_rows, job_id, reader=who)
+    return None
 
 
 async def _finished(coordinator: Coordinator, request: Request, view: JobView, wait_s: float, who: Reader) -> JobView:
