@@ -106,7 +106,7 @@ def test_the_lemma_of_theorem_7_is_false() -> None:
     here, neighbor = (1 - q, q), (0.5, 0.5)
 
     def divergence(order: float, ps: tuple[float, float], qs: tuple[float, float]) -> float:
-        return math.log(sum(p**order * q ** (1 - order) for p, q in zip(ps, qs, strict=True))) / (order - 1)
+        return math.log(sum(a**order * b ** (1 - order) for a, b in zip(ps, qs, strict=True))) / (order - 1)
 
     renyi = max(divergence(2 * alpha, here, neighbor), divergence(2 * alpha, neighbor, here))
     spread = math.sqrt(q) * (1 - q) ** (alpha - 1) * math.exp((alpha - 1) * renyi)
