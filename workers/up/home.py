@@ -374,7 +374,8 @@ MAX_DIGITS: Final = 2000
 
 BACKBONE_FILE: Final = "backbone.toml"
 
-EXAMPLE_TASK: Final = f"""# What the examples ask, by {DEFAULT_METHOD}: every private digit votes at the one question nearest to it.
+EXAMPLE_TASK: Final = f"""# What the examples ask, by the default method ({DEFAULT_METHOD}):
+# every private digit votes at the one question nearest to it.
 [task]
 name = "handwritten digits"
 epsilon = 0.5               # the price of one job, per private image
