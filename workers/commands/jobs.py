@@ -313,7 +313,28 @@ def tell_summary(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
     console.print(f"          {privacy['holds_against']}", soft_wrap=True)
     right = f"; {labels['accuracy']:.1%} of these answers are right by themselves" if "accuracy" in labels else ""
     console.print(f"Questions {labels['answered']} of {labels['asked']} answered{right}")
+    if "compared" in summary:
+        _print_compared(console, summary)
     console.print(f"Report    {out / 'report.html'}", markup=False, emoji=False, soft_wrap=True)
+
+
+def _print_compared(console: Console, summary: dict[str, Any]) -> None:
+    """Print what the methods made of the same questions, side by side."""
+    from feature_store.results.report.page import compared_methods
+
+    columns = compared_methods(summary)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    table.add_column("Methods", no_wrap=True)
+    for one in columns:
+        table.add_column(one["method"], ratio=1)
+    for name, key in (
+        ("labels right", "labels"),
+        ("student right", "student"),
+        ("epsilon per image", "epsilon"),
+        ("one image moves", "one_record"),
+    ):
+        table.add_row(f"          {name}", *(one[key].replace(" %", "%") for one in columns))
+    console.print(table)
 
 
 def _balanced(scored: dict[str, Any]) -> str:

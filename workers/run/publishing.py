@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -78,9 +78,13 @@ def publish(
     folder: JobFolder,
     *,
     clock: StageClock,
+    compared: Sequence[Mapping[str, Any]] = (),
     progress: ProgressCallback = silent,
 ) -> dict[str, Any]:
     """Write all results of a job; the report last.
+
+    Args:
+        compared: report.json of jobs that asked the same by other methods.
 
     Returns:
         The content of report.json.
@@ -184,6 +188,7 @@ def publish(
             job_id=prepared.job_id,
             created_at=created_at.isoformat(timespec="seconds"),
             downloads=tuple(files),
+            compared=tuple(compared),
         )
         write_report(report, folder.out)
         summary = report_json(report)
