@@ -305,7 +305,7 @@ class WantedTask(PlainNumbers):
     name: Annotated[Printable, Field(min_length=1, max_length=200)]
     classes: Annotated[tuple[Printable, ...], Field(min_length=2, max_length=MOST_CLASSES)] | None = None
     method: MethodName = DEFAULT_METHOD
-    k: Annotated[int, Field(ge=1, le=1_000_000, default_factory=_default_k)]
+    k: Annotated[int, Field(ge=1, le=1_000_000)] = Field(default_factory=_default_k)
     sigma_votes: Sigma | None = None
     epsilon: PositiveFinite | None = None
     delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = DEFAULT_DELTA
