@@ -22,7 +22,7 @@ from labeler.system.site_key import KEY_BYTES, SiteKey
 from workers.digits import AGENTS, CLASSES, write_digits
 from workers.progress import ProgressCallback, StageClock, silent
 from workers.run.folder import open_job_folder
-from workers.run.labeling import run_in_folder, run_job
+from workers.run.labeling import run_in_folder
 from workers.run.preparation import LabelingJob
 from workers.run.task_file import QueriesTable, TaskFile, TaskTable
 
@@ -86,8 +86,9 @@ def run_demo(
         )
         with clock.stage("the same by knn"):
             paper = replace(job, file=COMPARED, out=out / COMPARED.task.method)
-            beside = run_job(paper)
-        return run_in_folder(job, folder, compared=(beside,), clock=clock, progress=progress)
+            with open_job_folder(paper.out) as beside:
+                other = run_in_folder(paper, beside, clock=StageClock(), has_curve=False)
+        return run_in_folder(job, folder, compared=(other,), clock=clock, progress=progress)
 
 
 def _embed(name: str, path: Path, backbone: Backbone, out: Path, *, seed: int | None) -> None:

@@ -100,6 +100,7 @@ def run_in_folder(
     *,
     clock: StageClock,
     compared: Sequence[Mapping[str, Any]] = (),
+    has_curve: bool = True,
     progress: ProgressCallback = silent,
     warn: Callable[[str], None] = warnings.warn,
 ) -> dict[str, Any]:
@@ -107,6 +108,7 @@ def run_in_folder(
 
     Args:
         compared: report.json of jobs that asked the same by other methods, to show beside this one.
+        has_curve: the report shows accuracy against epsilon, for which twenty more students are trained.
     """
     with clock.stage("read and check"):
         evaluates = METHODS[job.file.task.method].evaluates
@@ -119,7 +121,7 @@ def run_in_folder(
     with clock.stage("label"):
         rounds = label(prepared, folder, progress=progress)
     if isinstance(prepared, PreparedJob):
-        return publish(prepared, rounds, folder, compared=compared, clock=clock, progress=progress)
+        return publish(prepared, rounds, folder, compared=compared, has_curve=has_curve, clock=clock, progress=progress)
     return publish_evaluation(prepared, rounds, folder)
 
 

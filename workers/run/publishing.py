@@ -79,12 +79,13 @@ def publish(
     *,
     clock: StageClock,
     compared: Sequence[Mapping[str, Any]] = (),
+    has_curve: bool = True,
     progress: ProgressCallback = silent,
 ) -> dict[str, Any]:
     """Write all results of a job; the report last.
 
     Args:
-        compared: report.json of jobs that asked the same by other methods.
+        compared, has_curve: see `workers.run.labeling.run_in_folder`.
 
     Returns:
         The content of report.json.
@@ -145,7 +146,7 @@ def publish(
             outcome = _outcome(prepared, said)
             if isinstance(said, LabeledImages):
                 given, votes = said.answers.labels, said.answers.noisy_votes
-                curve = _accuracy_against_epsilon(prepared, said)
+                curve = _accuracy_against_epsilon(prepared, said) if has_curve else ()
             else:
                 votes = np.concatenate([one.noisy_votes for one in releases if one.noisy_votes is not None])
                 attributes = _attribute_report(prepared, said)
