@@ -81,7 +81,8 @@ from api.schema import (
 )
 from labeler.errors import InvalidSetting, TooLarge
 from labeler.expectation import RECORDS_EACH
-from labeler.methods.evaluate import Layout
+from labeler.methods.evaluate import DEFAULT_EPSILON, Layout
+from labeler.setting import DEFAULT_DELTA
 from labeler.settings import describe_validation
 
 if TYPE_CHECKING:
@@ -386,8 +387,8 @@ class Client:
         self,
         job_id: str,
         *,
-        epsilon: float = 0.1,
-        delta: float = 1e-5,
+        epsilon: float = DEFAULT_EPSILON,
+        delta: float = DEFAULT_DELTA,
         layout: Layout | None = None,
         bands: int | None = None,
         records: int | None = None,

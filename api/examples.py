@@ -19,6 +19,12 @@ CLASSES = ["backpack", "calculator", "keyboard", "mug"]
 
 TASK_REQUEST: dict[str, Any] = {
     "name": "office tools",
+    "epsilon": 0.5,
+    "max_queries": 20,
+}
+
+TASK_REQUEST_OF_THE_PAPER: dict[str, Any] = {
+    "name": "office tools",
     "classes": CLASSES,
     "method": "knn",
     "k": 5,
@@ -28,6 +34,7 @@ TASK_REQUEST: dict[str, Any] = {
     "release": "histogram",
     "backbone_fingerprint": FINGERPRINT,
 }
+"""By kNN-DPFL, which is asked in parts: 200 questions, in jobs of any size."""
 
 PRICE: dict[str, Any] = {
     "queries": 2,

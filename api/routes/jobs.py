@@ -495,7 +495,9 @@ def task_routes(coordinator: Coordinator) -> APIRouter:
         responses=answers("The task as it is kept", examples.TASK, status=201, problems=(409, 413, 415, 422, 429, 503)),
     )
     async def create_task(
-        request: Annotated[TaskRequest, Body(examples=[examples.TASK_REQUEST])], response: Response, who: Who
+        request: Annotated[TaskRequest, Body(examples=[examples.TASK_REQUEST, examples.TASK_REQUEST_OF_THE_PAPER])],
+        response: Response,
+        who: Who,
     ) -> TaskView:
         is_long = takes_long(request.method, request.release)
         make = partial(coordinator.create_task, request, by=who.token_id)

@@ -522,6 +522,9 @@ class Method:
         check_questions: (task, batch, learner): refuse questions that it cannot be asked, likewise.
         most_rows: (task, dimension of features): the most records that take part in an agent's answer, by public
             facts; None for all of them.
+        default_k: k of a task that names none.
+        one_record: (task): what one record of an agent changes in its answer, in words for people; None where
+            `one_record_in_words` says it.
     """
 
     system: str
@@ -540,6 +543,8 @@ class Method:
     check_room: Callable[[Task, int], None] = _accepts
     check_questions: Callable[[Task, QueryBatch, Learner], None] = _accepts
     most_rows: Callable[[Task, int], int | None] = _accepts
+    default_k: int = 1
+    one_record: Callable[[Task], str] | None = None
 
     @property
     def counts(self) -> bool:

@@ -80,7 +80,7 @@ class House:
         open_accounts(self.ledger, self.config, [agent_id])
 
     def task(self, **fields: Any) -> TaskRecord:
-        request = {"name": "animals", "sigma_votes": 40.0, "delta": 1e-5, "max_queries": 100, "k": 5} | fields
+        request = {"name": "animals", "method": "knn", "k": 5, "sigma_votes": 40.0, "max_queries": 100} | fields
         wanted = TaskRequest.model_validate(request)
         return create_task(wanted, by="tok-1", config=self.config, stores=self.stores, nonce=secrets.token_hex(16))
 

@@ -11,7 +11,8 @@ from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.task import StatedLevel, Task, parse_task
 
 FIELDS: dict[str, Any] = {
-    "name": "t", "classes": ("a", "b", "c"), "sigma_votes": 5.0, "delta": 1e-4, "max_queries": 100, "agents": 3,
+    "name": "t", "method": "knn", "classes": ("a", "b", "c"), "sigma_votes": 5.0, "delta": 1e-4, "max_queries": 100,
+    "agents": 3,
 }  # fmt: skip
 
 

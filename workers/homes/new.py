@@ -25,7 +25,8 @@ from feature_store.shard import Shard, check_served
 from labeler.errors import BadData, InvalidSetting, JournalInUse, ProtocolViolation
 from labeler.ledger.database import open_database
 from labeler.ledger.tokens import TokenStore
-from labeler.methods import METHODS
+from labeler.methods import DEFAULT_METHOD, METHODS
+from labeler.setting import DEFAULT_DELTA
 from labeler.system.files import replace_file
 from labeler.system.keys import PartyKeys, PublicKeys
 from labeler.untrusted import ENROLLED_NAME, check_party_id
@@ -77,7 +78,7 @@ def make_coordinator_home(home: Path) -> dict[str, Any]:
     text = coordinator_toml(
         public_url="https://labels.example.org",
         redis_url="unix:///run/labeler-redis/redis.sock",
-        delta=1e-5,
+        delta=DEFAULT_DELTA,
         instance_epsilon=1.0,
         agent_epsilon="unlimited",
         classes=None,
@@ -232,7 +233,7 @@ def add_winner_identity(home: Path, *, listen: str) -> dict[str, Any]:
 CHOICES: Final[Mapping[str, Any]] = {
     "instance_epsilon": 1.0,
     "agent_epsilon": "unlimited",
-    "delta": 1e-5,
+    "delta": DEFAULT_DELTA,
     "max_queries_per_day": 1000,
     "max_noise_contributors": 1,
 }
@@ -273,7 +274,7 @@ def commented_policy(
     )
     pinned = "\n".join(f"{mark}{name} = {toml_value(key)}" for name, key in named.items())
     # Only the way that costs least, until a person widens it.
-    methods = ("reverse-knn",) if is_open else tuple(name for name, method in METHODS.items() if method.has_k)
+    methods = (DEFAULT_METHOD,) if is_open else tuple(name for name, method in METHODS.items() if method.has_k)
     return f"""# What this site allows its agent to answer. It belongs to the site alone; nobody else can widen it.
 # It is read again at every ask, and as long as it cannot be read, everything is refused. Every field: docs/policy.md.
 {how * is_open}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -78,9 +78,14 @@ def publish(
     folder: JobFolder,
     *,
     clock: StageClock,
+    compared: Sequence[Mapping[str, Any]] = (),
+    has_curve: bool = True,
     progress: ProgressCallback = silent,
 ) -> dict[str, Any]:
     """Write all results of a job; the report last.
+
+    Args:
+        compared, has_curve: see `workers.run.labeling.run_in_folder`.
 
     Returns:
         The content of report.json.
@@ -141,7 +146,7 @@ def publish(
             outcome = _outcome(prepared, said)
             if isinstance(said, LabeledImages):
                 given, votes = said.answers.labels, said.answers.noisy_votes
-                curve = _accuracy_against_epsilon(prepared, said)
+                curve = _accuracy_against_epsilon(prepared, said) if has_curve else ()
             else:
                 votes = np.concatenate([one.noisy_votes for one in releases if one.noisy_votes is not None])
                 attributes = _attribute_report(prepared, said)
@@ -184,6 +189,7 @@ def publish(
             job_id=prepared.job_id,
             created_at=created_at.isoformat(timespec="seconds"),
             downloads=tuple(files),
+            compared=tuple(compared),
         )
         write_report(report, folder.out)
         summary = report_json(report)

@@ -31,7 +31,8 @@ IMAGES, K = 120, 10
 def _task() -> Task:
     return parse_task(
         {
-            "name": "faces", "classes": NAMES, "k": K, "sigma_votes": 1.0, "delta": 1e-5, "max_queries": IMAGES,
+            "name": "faces", "method": "knn", "classes": NAMES, "k": K, "sigma_votes": 1.0, "delta": 1e-5,
+            "max_queries": IMAGES,
             "agents": 5, "max_dropouts": 2, "attributes_per_record": 3, "backbone_fingerprint": "f",
         }
     )  # fmt: skip

@@ -22,7 +22,15 @@ STAMP = JobStamp("job-1", "pixels", datetime(2026, 1, 1, tzinfo=UTC), {"delta": 
 
 
 def task(**changes: object) -> Task:
-    fields = {"name": "t", "classes": ["cat", "dog"], "sigma_votes": 9.0, "delta": 1e-4, "max_queries": 2, "agents": 2}
+    fields = {
+        "name": "t",
+        "method": "knn",
+        "classes": ["cat", "dog"],
+        "sigma_votes": 9.0,
+        "delta": 1e-4,
+        "max_queries": 2,
+        "agents": 2,
+    }
     return parse_task(fields | changes)
 
 
