@@ -67,6 +67,7 @@ ACCESS: dict[tuple[str, str], Need] = {
     ("POST", "/v1/labels"): "requester",
     ("GET", "/v1/budget"): "viewer",
     ("GET", "/v1/budget/agents/{agent_id}"): "viewer",
+    ("GET", "/v1/budget/queries"): "viewer",
     ("GET", "/v1/ledger"): "viewer",
     ("GET", "/v1/evidence"): "auditor",
     ("GET", "/v1/parties"): "viewer",

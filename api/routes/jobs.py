@@ -58,6 +58,7 @@ from api.schema import (
     ThumbnailsView,
 )
 from feature_store.results.exports import ROWS_PER_CHUNK
+from labeler.errors import Unavailable
 
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
@@ -404,18 +405,20 @@ def label_routes(coordinator: Coordinator) -> APIRouter:
         # If too many wait already, answer with the job's address.
         with contextlib.suppress(TooManyRequests), waits.hold(who.token_id):
             view = await _finished(coordinator, http, view, request.wait_s, who)
-        if view.state not in FINISHED:
+        if view.problem is not None and view.state in FINISHED:
+            return problems.render(view.problem.model_dump() | {"job_id": view.job_id, "instance": http.url.path})
+        rows: tuple[LabelRow, ...] | None = () if view.state in FINISHED else None
+        if view.state == "completed":
+            # The token may have been revoked during the wait.
+            await run_in_threadpool(coordinator.check_token, who)
+            rows = None
+            with contextlib.suppress(Unavailable):  # the price of each winner is still being computed
+                rows = await run_in_threadpool(coordinator.label_rows, view.job_id, reader=who)
+        if rows is None:
             response.status_code = 202
             response.headers["Location"] = f"/v1/jobs/{view.job_id}"
             response.headers["Retry-After"] = "1"
             return LabelsView(job_id=view.job_id, state=view.state, price=view.price)
-        if view.problem is not None:
-            return problems.render(view.problem.model_dump() | {"job_id": view.job_id, "instance": http.url.path})
-        rows: tuple[LabelRow, ...] = ()
-        if view.state == "completed":
-            # The token may have been revoked during the wait.
-            await run_in_threadpool(coordinator.check_token, who)
-            rows = await run_in_threadpool(coordinator.label_rows, view.job_id, reader=who)
         return LabelsView(job_id=view.job_id, state=view.state, price=view.price, labels=tuple(rows))
 
     return router

@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from labeler.errors import BadData, InvalidSetting
+from labeler.query_budgets import COLUMNS
 
 
 class Origin(StrEnum):
@@ -128,6 +129,40 @@ def image_label_table(
     return pa.table(columns).replace_schema_metadata(stamp.metadata() | kind)
 
 
+def with_image_budgets(images: pa.Table, questions: pa.Table) -> pa.Table:
+    """Return a table of images with budgets: of an image that questions are named after, what they took together.
+
+    An image without a question took nothing: its label follows from other answers. So the shares of images add up to
+    those of the questions. Its total is that after the job's last question.
+
+    Args:
+        questions: the job's, with `labeler.query_budgets.COLUMNS`.
+    """
+    budgets = questions.select(list(COLUMNS)).to_pylist()
+    if not budgets:
+        raise BadData("a job without questions has no budget to state")
+    last = budgets[-1]
+    nothing = {name: 0 if name.endswith("share_nano") and last[name] is not None else last[name] for name in COLUMNS}
+    nothing["charge_nano"] = 0
+    sources = images["source"].to_pylist()
+    place = {source: row for row, source in reversed(list(enumerate(sources)))}
+    rows = [nothing] * len(sources)
+    for source, budget in zip(questions["source"].to_pylist(), budgets, strict=True):
+        row = place.get(source)
+        if row is None:
+            continue
+        added = {
+            name: rows[row][name] + budget[name]
+            for name in ("share_nano", "agent_share_nano")
+            if rows[row][name] is not None and budget[name] is not None
+        }
+        rows[row] = budget | added
+    for name in COLUMNS:
+        kind = questions.schema.field(name).type
+        images = images.append_column(name, pa.array([row[name] for row in rows], kind))
+    return images
+
+
 def stamp_of(table: pa.Table) -> ImageStamp:
     """Return the facts of its job that a table of image labels holds.
 
@@ -142,7 +177,7 @@ def stamp_of(table: pa.Table) -> ImageStamp:
         )
     try:
         about = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
-        if table.schema.names != IMAGE_SCHEMA.names:
+        if table.schema.names[: len(IMAGE_SCHEMA)] != IMAGE_SCHEMA.names:
             raise ValueError
         classes = tuple(json.loads(about["classes"]))
         "".join(classes).encode()  # JSON can spell half of a surrogate pair, which is no text
