@@ -137,7 +137,7 @@ def query_budgets(
 
 
 def running_prices(
-    task: Task, queries: int, *, progress: Callable[[int, int], None] = lambda done, of: None
+    task: Task, queries: int, *, progress: Callable[[int, int], None] = lambda *_: None
 ) -> dict[Level, list[int]]:
     """Return C(1) to C(queries) by level, each the most that a round of so many questions or fewer costs.
 

@@ -153,13 +153,13 @@ def charged_rounds(rounds: Sequence[RoundRecord], ledger: Ledger) -> list[Charge
     found = []
     for seq, together in groupby(rounds, key=lambda one: 0 if one.charge is None else one.charge.seq):
         same = list(together)
-        nano: dict[Level, int] = dict.fromkeys(LEVELS, 0)
         # The federation's entries, one a level, are the first of a reservation.
+        last, amounts = seq + len(LEVELS) - 1, {}
         if same[0].charge is not None and same[0].charge.state == "posted":
-            for entry in ledger.entries(after=seq - 1, limit=len(LEVELS), account=FEDERATION):
-                if entry.seq < seq + len(LEVELS):
-                    nano[entry.level] = entry.amount
-        spent = ledger.posted_at(seq + len(LEVELS) - 1, account=FEDERATION) if seq else {}
+            entries = ledger.entries(after=seq - 1, limit=len(LEVELS), account=FEDERATION)
+            amounts = {entry.level: entry.amount for entry in entries if entry.seq <= last}
+        nano: dict[Level, int] = {level: amounts.get(level, 0) for level in LEVELS}
+        spent = ledger.posted_at(last, account=FEDERATION) if seq else {}
         after: dict[Level, int] = {level: spent.get((FEDERATION, level), 0) for level in LEVELS}
         found.append(Charged(tuple(one.num_queries for one in same), nano, after))
     return found

@@ -95,7 +95,8 @@ def test_every_method_says_what_the_share_of_a_question_is() -> None:
     assert kinds == {
         ("knn", "histogram", "each"), ("knn", "winner", "running"),
         ("ensemble", "histogram", "each"), ("ensemble", "winner", "running"),
-        ("reverse-knn", "histogram", "shared"), ("reverse-knn", "winner", "shared"), ("reverse-knn", "histogram", "life"),
+        ("reverse-knn", "histogram", "shared"), ("reverse-knn", "winner", "shared"),
+        ("reverse-knn", "histogram", "life"),
         ("blind-average", "histogram", "shared"), ("aux-distill", "histogram", "shared"),
         ("federated", "histogram", "shared"), ("evaluate", "histogram", "shared"),
     }  # fmt: skip

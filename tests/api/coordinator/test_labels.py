@@ -47,13 +47,13 @@ def write_questions(
     (folder / "questions.safetensors").write_bytes(data)
 
 
-def finish(house: House, record: TaskRecord, view: JobView) -> list[Release]:
-    """Take a job through all its rounds, as the conductor does."""
+def finish(house: House, record: TaskRecord, view: JobView, *, salt: int = 0) -> list[Release]:
+    """Take a job through all its rounds, as the conductor does; each job of a house needs its own salt."""
     take_step(
         house.jobs,
         "set_batches",
         view.job_id,
-        [(one.number, f"{one.number:064x}", f"{one.number + 9:064x}") for one in view.rounds],
+        [(one.number, f"{one.number + 99 * salt:064x}", f"{one.number + 9 + 99 * salt:064x}") for one in view.rounds],
     )
     house.begin(view.job_id)
     releases = []
