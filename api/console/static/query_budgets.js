@@ -33,12 +33,13 @@ export class QueryBudgets {
   #rows = [];
   #next = null;
   #shown = FEW;
-  #title;
+  #ofOneJob;
   #words = el("p", { class: "small" });
   #state = el("p", { class: "small", role: "status" });
   #readout = el("p", { class: "readout", "aria-hidden": "true" });
   #holder = el("div", { class: "plot", role: "img" });
-  #figure = el("figure", { class: "card chart" }, this.#readout, this.#holder);
+  #caption = el("figcaption", {});
+  #figure = el("figure", { class: "card chart" }, this.#readout, this.#holder, this.#caption);
   #more = el("button", { type: "button", onclick: () => void this.#showMore() }, "Show more");
   #table;
   #chart = null;
@@ -49,8 +50,10 @@ export class QueryBudgets {
     this.#api = api;
     this.#jobOf = jobOf;
     this.#deltaOf = deltaOf;
-    this.#title = ofOneJob ? "Questions of this job, the last first" : "Queries of all jobs, the newest first";
-    this.#table = table(this.#title, [{ name: "Query" }, { name: "Answer" }, { name: "Share, one image", num: true }, { name: "Share, a whole agent", num: true }, { name: "Federation's total after it", num: true }]);
+    this.#ofOneJob = ofOneJob;
+    const title = ofOneJob ? "Each question's share of the budget, the last first" : "Each query's share of the budget, the newest first";
+    this.#table = table(title, [{ name: "Query" }, { name: "Answer" }, { name: "One image", num: true }, { name: "A whole agent", num: true }, { name: "Total after it", num: true }]);
+    place.classList.add("by-query");
     place.append(this.#state, this.#words, this.#figure, this.#table.node, el("p", { class: "more" }, this.#more));
     new ResizeObserver(() => {
       const width = Math.floor(this.#holder.clientWidth);
@@ -126,16 +129,16 @@ export class QueryBudgets {
 
   #row(one) {
     const job = this.#jobOf(one.job_id);
-    const about = this.#of?.startsWith(" ") ? el("a", { class: "small block", href: `#jobs/${encodeURIComponent(one.job_id)}` }, job ? jobTitle(job) : one.job_id) : null;
+    const about = !this.#ofOneJob ? el("a", { class: "small block", href: `#jobs/${encodeURIComponent(one.job_id)}` }, job ? jobTitle(job) : one.job_id) : null;
     const [name, look, words] = STATUSES[one.status];
     const share = (nano) => (nano === null ? "no bound" : nano === 0 ? "0" : muSquared(nano));
     const named = one.source === null || one.source === one.query_id ? null : el("span", { class: "small block" }, one.query_id);
     return row(
       head(one.source ?? one.query_id, named, about),
       cell("Answer", "", el("span", { class: "state" }, icon(name, look), ` ${words}`)),
-      cell("Share, one image", "num", share(one.share_nano), el("span", { class: "small block" }, one.share_kind)),
-      cell("Share, a whole agent", "num", share(one.agent_share_nano)),
-      cell("Federation's total after it", "num", worth(one.total_epsilon)),
+      cell("One image", "num", share(one.share_nano), el("span", { class: "small block" }, one.share_kind)),
+      cell("A whole agent", "num", share(one.agent_share_nano)),
+      cell("Total after it", "num", worth(one.total_epsilon)),
     );
   }
 
@@ -158,7 +161,13 @@ export class QueryBudgets {
     if (steps.length === 0 || !this.#deltaOf() || this.#width <= 0 || typeof uPlot === "undefined") return;
     const before = steps[0].share_kind === "life" ? steps[0].total_nano : steps[0].total_nano - steps[0].share_nano;
     const spent = [epsilonOf(before, this.#deltaOf()), ...steps.map((one) => one.total_epsilon)];
-    this.#holder.setAttribute("aria-label", `Step chart of the federation's epsilon after each of ${count(steps.length, "query", "queries")}, one image, delta ${delta(this.#deltaOf())}: from ${worth(spent[0])} to ${worth(spent.at(-1))}. The table below has the same numbers.`);
+    const words = `The federation's epsilon about one image after each of ${this.#ofOneJob ? count(steps.length, "question") : `the newest ${count(steps.length, "query", "queries")}`}, at delta ${delta(this.#deltaOf())}`;
+    setText(this.#caption, `${words}${this.#next === null ? "" : "; show more to draw earlier ones"}.`);
+    this.#holder.setAttribute("aria-label", `Step chart. ${words}: from ${worth(spent[0])} to ${worth(spent.at(-1))}. The table below has the same numbers.`);
+    // Where earlier jobs spent most of it the axis begins above 0, or these steps would be a flat line.
+    const top = Math.max(...spent) || 1;
+    const low = spent[0] > top / 2 ? spent[0] - (top - spent[0]) / 4 : 0;
+    const numbered = (tick) => (tick === 0 || tick >= spent.length || !this.#ofOneJob ? "" : whole(steps[tick - 1].number + 1));
     const color = (name) => resolved(this.#figure, name);
     const axis = { stroke: color("--muted"), font: "12px system-ui, sans-serif", grid: { stroke: color("--line"), width: 1 }, ticks: { show: false } };
     this.#chart = new uPlot(
@@ -168,12 +177,12 @@ export class QueryBudgets {
         padding: [8, 12, 0, 0],
         legend: { show: false },
         cursor: { dataIdx: stepUnder, y: false, drag: { x: false, y: false }, points: { size: 7 } },
-        scales: { x: { time: false, range: [0, spent.length] }, y: { range: [0, Math.max(...spent) * 1.08 || 1] } },
+        scales: { x: { time: false, range: [0, spent.length] }, y: { range: [low, top + (top - low) * 0.08] } },
         axes: [
-          { ...axis, grid: { show: false }, size: 28, space: 60, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500], values: (_, ticks) => ticks.map((tick) => (tick === 0 || tick >= spent.length ? "" : whole(tick))) },
+          { ...axis, grid: { show: false }, size: 28, space: 60, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500], values: (_, ticks) => ticks.map(numbered) },
           { ...axis, size: 56, space: 36, values: (_, ticks) => ticks.map((tick) => String(Number(tick.toPrecision(3)))) },
         ],
-        series: [{}, { stroke: color("--accent"), width: 2, fill: color("--accent-tint"), paths: uPlot.paths.stepped({ align: 1 }), points: { show: false } }],
+        series: [{}, { stroke: color("--accent"), width: 2, fill: low > 0 ? undefined : color("--accent-tint"), paths: uPlot.paths.stepped({ align: 1 }), points: { show: false } }],
         hooks: { setLegend: [(chart) => this.#tell(chart.cursor.idxs?.[1] ?? steps.length)] },
       },
       [[...spent, 0].map((_, place) => place), [...spent, spent.at(-1)]],
