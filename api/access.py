@@ -90,6 +90,7 @@ LISTS: Final = frozenset(
         ("GET", "/metrics"),
         ("GET", "/v1/budget"),
         ("GET", "/v1/budget/agents/{agent_id}"),
+        ("GET", "/v1/budget/queries"),
         ("GET", "/v1/ledger"),
         ("GET", "/v1/jobs"),
         ("GET", "/v1/tasks"),

@@ -205,7 +205,7 @@ def _whole(parts: Any) -> Nano:
 def _epsilons(totals: Nano, delta: float) -> list[float | None]:
     """Return the epsilon of each total, rounded up.
 
-    One takes a third of a millisecond, so of many rows some neighbors together get the epsilon of their largest total.
+    One takes a third of a millisecond. So of more than 256 rows neighbors get the epsilon of their largest total.
     """
     if not len(totals):
         return []

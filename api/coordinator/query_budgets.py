@@ -26,7 +26,7 @@ import pyarrow as pa
 from api.coordinator.budgets import FEDERATION
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.ownership import Owners, Reader
-from api.coordinator.retention import WAIT_S, JobProcess
+from api.coordinator.retention import JobProcess
 from api.coordinator.stores import Stores
 from api.fair_pool import FairPool
 from api.schema import QueryBudgetPage, QueryBudgetView
@@ -39,6 +39,9 @@ from labeler.release import release_from_bytes
 from labeler.rounds.effects import ABSTAINED_LABEL, AnswerStatus
 from labeler.setting import LEVELS, Level
 from labeler.task import Task
+
+WAIT_S = 3.0
+"""How long a request waits for prices of winners until it is told to retry: reads share few threads."""
 
 PRICES = "prices"
 """Folder of a home with the prices of winners, a file per kind of task."""
@@ -69,7 +72,7 @@ class RunningPrices:
         piece = partial(self._make, task, queries)
         return self._pool.submit(by, piece, key=f"{self._path(task).name} {queries}")
 
-    def get(self, task: Task, queries: int, *, by: str) -> Mapping[Level, Sequence[int]]:
+    def get(self, task: Task, queries: int, *, by: str, wait_s: float) -> Mapping[Level, Sequence[int]]:
         """Return `labeler.query_budgets.running_prices` of at least so many questions.
 
         Raises:
@@ -78,7 +81,7 @@ class RunningPrices:
         made = self.want(task, queries, by=by)
         if made is not None:
             with suppress(TimeoutError, CancelledError):
-                made.result(WAIT_S)
+                made.result(wait_s)
         found = self._read(task, queries)
         if found is None:
             raise Unavailable("the price of each of the job's questions is being computed; ask again in a moment")
@@ -130,14 +133,16 @@ class JobBudgets:
         """As `columns`, of a job whose task and rounds are read here."""
         return self.columns(job, *self._read(job))
 
-    def columns(self, job: JobRecord, task: Task, rounds: Sequence[RoundRecord]) -> dict[str, list[Any]]:
+    def columns(
+        self, job: JobRecord, task: Task, rounds: Sequence[RoundRecord], *, wait_s: float = WAIT_S
+    ) -> dict[str, list[Any]]:
         """Return the columns of `labeler.query_budgets.COLUMNS` for each row of a job's labels.
 
         Raises:
             Unavailable: they take longer than a request waits.
         """
         paid = [one for one in rounds if one.charge is not None and one.charge.state == "posted"]
-        prices = self.prices.get(task, _largest(paid), by=job.created_by)
+        prices = self.prices.get(task, _largest(paid), by=job.created_by, wait_s=wait_s)
         charged = charged_rounds(rounds, self._stores.ledger)
         found = query_budgets(task, charged, rows=_rows(job), prices=prices)
         return found.columns(FEDERATION, self._config.delta)
@@ -236,7 +241,7 @@ class QueryBudgetPages:
             numbers = list(range(start, end))
         else:
             rounds = self._stores.jobs.rounds(job.job_id)
-            columns = self._budgets.columns(job, task, rounds)
+            columns = self._budgets.columns(job, task, rounds, wait_s=0.0)  # lists are read in turn
             numbers = [number for number in _settled(job, rounds, task) if number < end][-limit:]
             named = self._named(job, task, rounds, table)
             shown = [

@@ -173,7 +173,6 @@ def test_shares_of_winners_come_from_prices_that_were_computed_before(
     pages = QueryBudgetPages(house.config, house.stores, house.owners, budgets)
     Site(house)  # three talliers
     record, view = completed(house, method="ensemble", k=1, release="winner", max_queries=6, sigma_votes=12.0)
-    monkeypatch.setattr("api.coordinator.query_budgets.WAIT_S", 0.0)
     with pytest.raises(Unavailable, match="is being computed"):
         pages.page(view.job_id, None, 10, reader=MINE)
     path = house.config.home / PRICES / f"{hashlib.sha256(record.task.kind.encode()).hexdigest()}.json"
@@ -193,7 +192,7 @@ def test_a_process_computes_the_prices(house: House) -> None:
         made = prices.want(task, 3, by="tok-1")
         assert made is not None
         made.result(240)
-        assert prices.get(task, 3, by="tok-1") == running_prices(task, 3)
+        assert prices.get(task, 3, by="tok-1", wait_s=0.0) == running_prices(task, 3)
         assert prices.want(task, 2, by="tok-1") is None, "fewer are known, too"
     finally:
         prices.stop()
