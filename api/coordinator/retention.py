@@ -40,9 +40,8 @@ from api.coordinator.conductor import feature_bytes
 from api.coordinator.config import RetentionTable
 from api.fair_pool import FairPool
 from feature_store.results.evaluations import EVALUATION
-from feature_store.results.image_labels import with_image_budgets
+from feature_store.results.image_labels import has_budgets, with_budgets, with_image_budgets
 from feature_store.results.job_process import DISK_IS_FULL, LabelingOrder
-from feature_store.results.pseudo_labels import has_budgets, with_budgets
 from feature_store.results.questions import (
     IMAGE_FAILURE,
     IMAGE_LABELS,

@@ -34,9 +34,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from feature_store.decode import Skipped
 from feature_store.query_selection import select_queries
-from feature_store.results.image_labels import ImageStamp, image_label_table, with_image_budgets
+from feature_store.results.image_labels import ImageStamp, has_budgets, image_label_table, with_image_budgets
 from feature_store.results.models import RELEASED, ReleasedModels, model_file
-from feature_store.results.pseudo_labels import has_budgets, label_released, task_of
+from feature_store.results.pseudo_labels import label_released, task_of
 from feature_store.results.questions import (
     IMAGE_FAILURE,
     IMAGE_LABELS,

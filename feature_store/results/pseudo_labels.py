@@ -18,10 +18,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feature_store.query_selection import Progress, silent
+from feature_store.results.image_labels import BUDGET_FIELDS, with_budgets
 from feature_store.students.answers import NoisyAnswers
 from labeler.errors import BadData, InvalidSetting
 from labeler.linear_model import released_model
-from labeler.query_budgets import COLUMNS
 from labeler.release import Release
 from labeler.rounds.effects import ABSTAINED_LABEL, AnswerStatus
 from labeler.task import Task, parse_task
@@ -48,16 +48,7 @@ SCHEMA = pa.schema(
         ("created_at", pa.timestamp("us", tz="UTC")),
         ("noisy_votes", pa.list_(pa.float64())),
         ("mu_squared_share", pa.float64()),
-        ("account", pa.string()),
-        ("level", pa.string()),
-        ("share_kind", pa.string()),
-        ("share_nano", pa.int64()),
-        ("total_nano", pa.int64()),
-        ("total_epsilon", pa.float64()),
-        ("charge_nano", pa.int64()),
-        ("agent_share_nano", pa.int64()),
-        ("agent_total_nano", pa.int64()),
-        ("agent_total_epsilon", pa.float64()),
+        *BUDGET_FIELDS,
     ]
 )
 """One row per query asked. `noisy_votes` are the released, paid-for noisy sums, in votes; null for winner.
@@ -236,18 +227,6 @@ def pseudo_label_table(
     }
     own = pa.schema(list(SCHEMA)[: len(columns)], metadata=metadata)
     return with_budgets(pa.table(columns, schema=own), budgets)
-
-
-def has_budgets(table: pa.Table) -> bool:
-    """Return whether rows of a table state budgets; those of earlier versions do not."""
-    return set(COLUMNS) <= set(table.schema.names)
-
-
-def with_budgets(table: pa.Table, budgets: Mapping[str, Sequence[Any]]) -> pa.Table:
-    """Return a table with the budget of each row behind its other columns."""
-    for name in COLUMNS:
-        table = table.append_column(SCHEMA.field(name), pa.array(budgets[name], SCHEMA.field(name).type))
-    return table
 
 
 _BLOCK_ROWS = 4096
