@@ -25,7 +25,7 @@ def make_task(**changes: Any) -> Task:
 
 def budgets_of(task: Task, rows: int) -> dict[str, list[Any]]:
     """The columns of a job of one round that a ledger charged."""
-    paid = dict.fromkeys(LEVELS, UNBOUNDED_NANO) | round_charges(task, rows)
+    paid = dict.fromkeys(LEVELS, UNBOUNDED_NANO) | (round_charges(task, rows) if rows else {})
     charged = [Charged((rows,), paid, paid)]
     return query_budgets(task, charged, rows=rows, prices=running_prices(task, rows)).columns("job", task.delta)
 

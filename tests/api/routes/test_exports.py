@@ -41,7 +41,7 @@ def make_table(count: int, *, names: list[str] | None = None) -> pa.Table:
         "created_at": [datetime(2027, 3, 1, tzinfo=UTC)] * count,
         "noisy_votes": [[1.5, -2.0, 3.25]] * count,
         "mu_squared_share": [None] * count,
-        **budgets_of(make_task(max_queries=count), count),
+        **budgets_of(make_task(), count),
     }
     return pa.table(rows, schema=SCHEMA.with_metadata({"classes": '["x"]', "privacy": "{}"}))
 
