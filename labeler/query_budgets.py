@@ -111,14 +111,18 @@ def query_budgets(
         prices: `running_prices` of as many questions as the largest round has; empty for other kinds of shares.
     """
     kind = task.traits.share_kind(task)
+    # A level without a finite price is recorded as UNBOUNDED_NANO for each round; a finite charge may be larger.
+    finite = [
+        level
+        for level in LEVELS
+        if not any(one.nano[level] and one.nano[level] % UNBOUNDED_NANO == 0 for one in charged)
+    ]
     if kind == "shared":
         charged = [_joined(charged, rows)]
     charge = {level: [one.nano[level] for one in charged] for level in LEVELS}
     shares: dict[Level, Nano] = {}
     totals: dict[Level, Nano] = {}
-    for level in LEVELS:
-        if max(charge[level], default=0) >= UNBOUNDED_NANO:
-            continue
+    for level in finite:
         parts = [
             apportion(one.nano[level], _weights(one.sizes, prices.get(level, ()) if kind == "running" else ()))
             for one in charged
@@ -129,7 +133,7 @@ def query_budgets(
         )
         shares[level] = _whole(np.array(part, dtype=np.int64) for part in parts)
     sizes = [sum(one.sizes) for one in charged]
-    if kind == "life":
+    if kind == "life" and "instance" in shares:
         # The ledger's nano-unit is a round's, whatever its votes cost the records that cast them.
         paid = [vote_nano(task) if nano else 0 for nano in charge["instance"]]
         shares["instance"] = np.repeat(np.array(paid, dtype=np.int64), sizes)

@@ -123,6 +123,14 @@ def test_a_price_that_falls_takes_nothing_more_and_one_of_an_earlier_version_is_
         )
 
 
+def test_a_charge_above_the_mark_of_no_bound_is_divided_too() -> None:
+    task = make_task(method="knn")
+    nano: dict[Level, int] = {"instance": UNBOUNDED_NANO + 5, "agent": UNBOUNDED_NANO}
+    found = query_budgets(task, [Charged((4,), nano, nano)], rows=4, prices={})
+    assert int(found.shares["instance"].sum()) == UNBOUNDED_NANO + 5
+    assert set(found.shares) == {"instance"}
+
+
 def test_with_votes_for_life_a_question_takes_at_most_a_vote_and_the_ledger_a_nano_unit_a_round() -> None:
     task = TASKS[-1]
     paid: dict[Level, int] = {"instance": 1, "agent": UNBOUNDED_NANO}

@@ -75,6 +75,7 @@ def test_rows_of_a_completed_job_add_up_to_its_charge_and_end_at_the_accounts_to
     house: House, pages: QueryBudgetPages
 ) -> None:
     _, first = completed(house)
+    house.clock.turn(seconds=1)
     _, second = completed(house, method="ensemble", k=1)
     rows = rows_of(pages, second.job_id)
     assert [one.number for one in rows] == [3, 2, 1, 0]
