@@ -135,11 +135,10 @@ JOB_CANCELLED: dict[str, Any] = {**JOB, "state": "cancelled", "stage": "cancelle
 
 LABELS_REQUEST: dict[str, Any] = {
     "task_id": TASK_ID,
-    "features": [[0.6, 0.8, 0.0]],
-    "query_ids": ["photo-1"],
-    "backbone_fingerprint": FINGERPRINT,
+    "images": [{"name": "photo-1.jpg", "data": "/9j/4AAQSkZJRgABAQAAAQABAAD/"}],
     "wait_s": 30.0,
 }
+"""The picture is shortened."""
 
 QUERY_BUDGET: dict[str, Any] = {
     "account": "federation",
@@ -170,10 +169,11 @@ QUERY_BUDGETS: dict[str, Any] = {
 }
 
 LABEL_ROW: dict[str, Any] = {
-    "query_id": "photo-1",
-    "source": "",
+    "query_id": "query-000000",
+    "source": "photo-1.jpg",
     "label": 3,
     "label_name": "mug",
+    "confidence": 0.971,
     "status": "answered",
     "noisy_votes": [3.1, -12.4, 20.9, 88.2],
     **QUERY_BUDGET,

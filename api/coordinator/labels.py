@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -173,11 +173,20 @@ def job_model(job_id: str, *, stores: Stores, config: CoordinatorConfig) -> byte
     return made
 
 
-def label_rows(table: pa.Table) -> tuple[LabelRow, ...]:
-    """Convert the rows of a small table to their JSON form."""
+def label_rows(table: pa.Table, images: pa.Table | None = None) -> tuple[LabelRow, ...]:
+    """Convert the rows of a small table of questions to their JSON form.
+
+    Args:
+        images: the labels of the images that were asked about, which each row then states.
+    """
     columns = ["query_id", "source", "label", "label_name", "status", "noisy_votes", *COLUMNS]
     share = question_share(table)
-    return tuple(LabelRow.model_validate(row | share) for row in table.select(columns).to_pylist())
+    said: dict[str, dict[str, Any]] = {}
+    if images is not None and "confidence" in images.column_names:  # of attributes there is one for each
+        of_images = ["source", "label", "label_name", "confidence"]
+        said = {row["source"]: row for row in images.select(of_images).to_pylist()}
+    rows = table.select(columns).to_pylist()
+    return tuple(LabelRow.model_validate(row | share | said.get(row["source"], {})) for row in rows)
 
 
 def read_names(folder: Path, job: JobRecord) -> tuple[StoredQuestions, QuestionNames]:

@@ -210,12 +210,17 @@ class Keeper:
         """Return the evaluation from a completed job, as JSON; raises as `image_labels`."""
         return self._read_made(job_id, EVALUATION, Path.read_bytes)
 
-    def _read_made(self, job_id: str, name: str, read: Callable[[Path], _Made]) -> _Made:
+    def want_image_labels(self, job_id: str) -> Future[None] | None:
+        """Begin to label every image of a completed job, before jobs that no request waits for.
+
+        Returns:
+            The running labeling; None if it is over, whether it succeeded or not.
+
+        Raises:
+            LabelerError: as `image_labels`.
+        """
         self.check(job_id)
         folder = self._folder / job_id
-        with suppress(FileNotFoundError):
-            if is_made(folder):
-                return _read_of(folder, name, read)
         self.labels(job_id)  # raises unless the job is completed and readable
         job = self._jobs.get(job_id)
         if not is_labelled(folder):
@@ -224,8 +229,18 @@ class Keeper:
                     f"the features of job {job_id} were deleted before its images were labeled; its questions and "
                     "answers are there (of=questions)"
                 )
-            self._write_labels(job)
-        self._labeller.wait(job)
+            if not self._write_labels(job):
+                raise being_labeled(folder)
+        return self._labeller.want(job, first=True)
+
+    def _read_made(self, job_id: str, name: str, read: Callable[[Path], _Made]) -> _Made:
+        self.check(job_id)
+        folder = self._folder / job_id
+        with suppress(FileNotFoundError):
+            if is_made(folder):
+                return _read_of(folder, name, read)
+        self.want_image_labels(job_id)
+        self._labeller.wait(self._jobs.get(job_id))
         return _read_of(folder, name, read)
 
     def sweep(self) -> None:

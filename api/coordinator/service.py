@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
 
@@ -58,7 +59,7 @@ from feature_store.results.evidence import SignedEvidence
 from feature_store.results.questions import UPLOAD
 from labeler.driver.mail import Mailbox
 from labeler.driver.mail_redis import RedisMailbox
-from labeler.errors import NotAuthenticated, NotFound, TryAgain
+from labeler.errors import LabelerError, NotAuthenticated, NotFound, TryAgain
 from labeler.ledger.evidence import Wanted
 from labeler.ledger.tasks import TaskRecord
 from labeler.rounds.effects import Patience
@@ -367,9 +368,32 @@ class Coordinator:
         limits = PixelLimits(self.config.limits.max_pixels, self.config.limits.max_job_pixels)
         return thumbnails(self.config.home / "jobs" / job_id, job, sources, limits)
 
+    def begin_labeling(self, job_id: str, *, reader: Reader) -> Future[None] | None:
+        """Begin to label the images of a completed job; None where it was sent as vectors, or nothing is left to do."""
+        if self._owners.job(reader, job_id).source != "images":
+            return None
+        try:
+            return self._keeper.want_image_labels(job_id)
+        except TryAgain:
+            raise
+        except LabelerError:
+            return None  # `label_rows` says what there is
+
     def label_rows(self, job_id: str, *, reader: Reader) -> tuple[LabelRow, ...]:
-        """Return the answers of a completed job, one by one; for small jobs."""
-        return labels.label_rows(self.results(job_id, reader=reader).labels(job_id))
+        """Return the answers of a completed job, one by one, with the labels of its images; for small jobs.
+
+        Raises:
+            TryAgain: its images are being labeled.
+        """
+        results, images = self.results(job_id, reader=reader), None
+        if self._owners.job(reader, job_id).source == "images":
+            try:
+                images = results.image_labels(job_id)
+            except TryAgain:
+                raise
+            except LabelerError:
+                pass  # nothing was answered, for example: the questions say so
+        return labels.label_rows(results.labels(job_id), images)
 
     async def events(self, job_id: str, after: str, *, reader: Reader) -> AsyncIterator[tuple[str, JobView]]:
         """Yield a job at once, and again at every change, until it is finished or the reader's token is revoked.
