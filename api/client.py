@@ -65,6 +65,8 @@ from api.schema import (
     PartiesView,
     PartyRequest,
     PartyView,
+    QueryBudgetPage,
+    QueryBudgetView,
     ReadinessView,
     Role,
     Selection,
@@ -471,6 +473,15 @@ class Client:
     def agent_budget(self, agent_id: str) -> BudgetView:
         """The accounts of one agent."""
         return self._get(BudgetView, f"/v1/budget/agents/{quote(agent_id, safe='')}")
+
+    def query_budgets(self, *, job_id: str | None = None) -> Iterator[QueryBudgetView]:
+        """What each query took of the budget, newest first: of one job, or of all jobs of this token.
+
+        Raises:
+            ServiceProblem: there is no such job.
+        """
+        for page in self._pages(QueryBudgetPage, "/v1/budget/queries", job_id=job_id):
+            yield from page.items
 
     def ledger(
         self, *, after: int = 0, account: str | None = None, search: str | None = None

@@ -147,6 +147,34 @@ LABELS_REQUEST: dict[str, Any] = {
 }
 """The picture is shortened."""
 
+QUERY_BUDGET: dict[str, Any] = {
+    "account": "federation",
+    "level": "instance",
+    "share_kind": "each",
+    "share_nano": 1_210_000,
+    "total_nano": 12_100_000,
+    "total_epsilon": 0.4127,
+    "charge_nano": 12_100_000,
+    "agent_share_nano": None,
+    "agent_total_nano": None,
+    "agent_total_epsilon": None,
+}
+
+QUERY_BUDGETS: dict[str, Any] = {
+    "items": [
+        {
+            "job_id": JOB_ID,
+            "number": 9,
+            "query_id": "query-000009",
+            "source": "photo-9.jpg",
+            "status": "answered",
+            "release": "histogram",
+            **QUERY_BUDGET,
+        }
+    ],
+    "next": None,
+}
+
 LABEL_ROW: dict[str, Any] = {
     "query_id": "query-000000",
     "source": "photo-1.jpg",
@@ -155,11 +183,12 @@ LABEL_ROW: dict[str, Any] = {
     "confidence": 0.971,
     "status": "answered",
     "noisy_votes": [3.1, -12.4, 20.9, 88.2],
+    **QUERY_BUDGET,
 }
 
 IMAGE_LABEL_LINE = (
     '{"source": "photo-1.jpg", "label": 3, "label_name": "mug", "confidence": 0.971, "origin": "inferred", '
-    f'"task_digest": "{TASK_ID}", "job_id": "{JOB_ID}"' + "}\n"
+    f'"task_digest": "{TASK_ID}", "job_id": "{JOB_ID}", "share_kind": "each", "share_nano": 0' + "}\n"
 )
 LABELS: dict[str, Any] = {"job_id": JOB_ID, "state": "completed", "price": PRICE, "labels": [LABEL_ROW]}
 

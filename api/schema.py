@@ -342,7 +342,31 @@ class LabelsRequest(Request):
     wait_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 30.0
 
 
-class LabelRow(View):
+class QueryBudget(View):
+    """What a question took of the federation's budget, and what the account had spent after it."""
+
+    account: str = "federation"
+    level: Literal["instance"] = "instance"
+    """Of `share_nano`, `total_nano` and `charge_nano`; the agent's level has members of its own."""
+    share_kind: Literal["each", "running", "shared", "life"]
+    """`each`: every question costs the same. `running`: what it added to the price of its round. `shared`: an
+    attribution, because the job is priced once; its first question alone would cost the whole. `life`: the most that
+    one private image could pay here, of its own budget for life."""
+    share_nano: int | None
+    """Nano-units of mu squared. Except for `life` the shares of a job add up to its charge. Null only where the level
+    has no finite charge."""
+    total_nano: int | None
+    """What the account had posted after this question."""
+    total_epsilon: float | None
+    """That total at the account's delta, rounded up; null where something without a finite price was charged."""
+    charge_nano: int
+    """What the ledger charged for the question's round, and of `shared` for the whole job."""
+    agent_share_nano: int | None
+    agent_total_nano: int | None
+    agent_total_epsilon: float | None
+
+
+class LabelRow(QueryBudget):
     """One released answer. `noisy_votes` are released and paid for; null for the winner release.
 
     Of images, `label` and `confidence` are those of `/v1/jobs/{job_id}/labels`: what all answers of the request say
@@ -597,6 +621,25 @@ class Page(View):
     """One page of a list; ask again with `after=next` for more."""
 
     next: str | None = None
+
+
+class QueryBudgetView(QueryBudget):
+    """One question of a job, and its budget."""
+
+    job_id: str
+    number: int
+    """Its place in the job, from 0."""
+    query_id: str
+    source: str | None
+    """Its image; null for a viewer, and where the job's files were deleted."""
+    status: Literal["answered", "abstained", "refused_budget", "failed_quorum"]
+    release: Literal["winner", "histogram"]
+
+
+class QueryBudgetPage(Page):
+    """Budgets of queries, newest first."""
+
+    items: tuple[QueryBudgetView, ...]
 
 
 class JobPage(Page):

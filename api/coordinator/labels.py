@@ -25,6 +25,7 @@ from PIL import Image
 
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.pricing import certified_price
+from api.coordinator.query_budgets import JobBudgets
 from api.coordinator.stores import Stores
 from api.schema import LabelRow, Thumbnail, ThumbnailsView
 from feature_store.backbones.spec import Transform
@@ -53,17 +54,19 @@ from labeler.errors import BadData, Gone, NotFound, NotReady, TooLarge
 from labeler.ledger.jobs import JobRecord, RoundRecord
 from labeler.linear_model import released_model
 from labeler.privacy_card import guarantee, privacy_card
+from labeler.query_budgets import COLUMNS
 from labeler.release import Release, release_from_bytes
 from labeler.task import Task
 
 
-def job_label_table(job_id: str, *, stores: Stores, config: CoordinatorConfig) -> pa.Table:
+def job_label_table(job_id: str, *, stores: Stores, config: CoordinatorConfig, budgets: JobBudgets) -> pa.Table:
     """Return the pseudo-label set of a completed job, with the schema of feature_store.results.pseudo_labels.
 
     Raises:
         NotFound: there is no such job.
         NotReady: it is not completed.
         BadData: its stored files cannot be read.
+        Unavailable: the budget of its questions takes longer to compute than a request waits.
     """
     job, task, kept, releases = _read(job_id, stores)
     if job.state != "completed":
@@ -88,7 +91,15 @@ def job_label_table(job_id: str, *, stores: Stores, config: CoordinatorConfig) -
         | {"mu_squared": mu_squared_of(task, job.num_queries)},
         is_seeded=any(one.is_seeded for one in releases if one is not None),
     )
-    return label_table(task, stamp, names, rounds, questions=questions.features, images=questions.images)
+    return label_table(
+        task,
+        stamp,
+        names,
+        rounds,
+        budgets=budgets.columns(job, task, kept),
+        questions=questions.features,
+        images=questions.images,
+    )
 
 
 def _read(job_id: str, stores: Stores) -> tuple[JobRecord, Task, list[RoundRecord], list[Release | None]]:
@@ -168,8 +179,8 @@ def label_rows(table: pa.Table, images: pa.Table | None = None) -> tuple[LabelRo
     Args:
         images: the labels of the images that were asked about, which each row then states.
     """
-    # The budget of each question is joined here, for `POST /v1/labels` and in no other place.
-    columns, share = ["query_id", "source", "label", "label_name", "status", "noisy_votes"], question_share(table)
+    columns = ["query_id", "source", "label", "label_name", "status", "noisy_votes", *COLUMNS]
+    share = question_share(table)
     said: dict[str, dict[str, Any]] = {}
     if images is not None and "confidence" in images.column_names:  # of attributes there is one for each
         of_images = ["source", "label", "label_name", "confidence"]

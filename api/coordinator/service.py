@@ -30,6 +30,7 @@ from api.coordinator.invitations import Invitations
 from api.coordinator.labels import thumbnails
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.ownership import Owners, Reader, ledger_for, shown_to
+from api.coordinator.query_budgets import JobBudgets, QueryBudgetPages, RunningPrices
 from api.coordinator.retention import ImageLabeler, Keeper
 from api.coordinator.roster import Health, Roster
 from api.coordinator.stores import RoomProbe, Stores, clear_incoming, own_keys, owning_home
@@ -47,6 +48,7 @@ from api.schema import (
     JobView,
     LabelRow,
     LedgerPage,
+    QueryBudgetPage,
     TaskPage,
     TaskRequest,
     TaskView,
@@ -98,6 +100,7 @@ class Coordinator:
         self._clock = clock
         self._stopping = threading.Event()
         self._owned = ExitStack()
+        self._query_budgets = JobBudgets(config, stores, RunningPrices(config.home))
         self._labeller = ImageLabeler(
             config.home, order_of=lambda job: labels.labeling_order(job, stores=stores, config=config)
         )
@@ -107,9 +110,13 @@ class Coordinator:
             stores.jobs,
             stores.forgotten,
             config.retention,
-            table_of=lambda job_id: labels.job_label_table(job_id, stores=stores, config=config),
+            table_of=lambda job_id: labels.job_label_table(
+                job_id, stores=stores, config=config, budgets=self._query_budgets
+            ),
             labeller=self._labeller,
             clock=clock,
+            is_ready=self._query_budgets.is_ready,
+            budgets_of=self._query_budgets.of_job,
             on_ended=self.uploads.release,
         )
         for kept in self._keeper.uploads():
@@ -141,6 +148,7 @@ class Coordinator:
         self.prices = Prices()
         self._submissions = submission.Submissions(config, stores, self._owners, self.prices, self._taken)
         self._budgets = Budgets(stores.ledger, config.delta)
+        self._query_budget_pages = QueryBudgetPages(config, stores, self._owners, self._query_budgets)
         self.estimates = Estimates(config, stores, self._owners, self.prices, self._budgets)
         self.invitations = Invitations(
             config,
@@ -213,6 +221,7 @@ class Coordinator:
         self.conductor.preparation.stop()
         self.prices.stop()
         self._labeller.stop()
+        self._query_budgets.prices.stop()
         self._mailbox.close()
         self.stores.database.close()
         self._owned.close()
@@ -285,6 +294,7 @@ class Coordinator:
         if not path.exists():  # the job has ended meanwhile
             self.uploads.release(job_id)
         self.driver.wake(job_id)
+        self._query_budgets.is_ready(self.stores.jobs.get(job_id))
 
     def job(self, job_id: str, *, reader: Reader) -> JobView:
         """Return one job."""
@@ -457,6 +467,10 @@ class Coordinator:
         """
         account = None if agent_id is None else agent_account(agent_id)
         return self._budgets.view(account=account)
+
+    def query_budgets(self, job_id: str | None, after: str | None, limit: int, *, reader: Reader) -> QueryBudgetPage:
+        """Return a page of budgets by query; see api.coordinator.query_budgets."""
+        return self._query_budget_pages.page(job_id, after, limit, reader=reader)
 
     def ledger_page(
         self, after: int, limit: int, account: str | None, search: str | None, *, reader: Reader

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting
-from labeler.methods.sensitivity import CountedVotes, Method, check_labels, records_of_a_person
+from labeler.methods.sensitivity import CountedVotes, Method, check_labels, records_of_a_person, share_of_a_row
 from labeler.setting import StatedLevel
 
 if TYPE_CHECKING:
@@ -198,6 +198,7 @@ METHOD: Final = Method(
     stated=CountedVotes(squared, largest, per_cell),
     takes=frozenset({"k", "attributes_per_record"}),
     row_total=lambda task: task.k,
+    share_kind=share_of_a_row,
     is_attacked=True,
     default_k=5,
     one_record=one_record,

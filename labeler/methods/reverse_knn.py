@@ -283,6 +283,7 @@ METHOD: Final = Method(
     takes=frozenset({"k", "max_agent_records", "ballot_radius", "lifetime_budget"}),
     single_round=True,
     is_reverse=True,
+    share_kind=lambda task: "shared" if task.lifetime_budget is None else "life",
     most_rows=lambda task, _: task.max_agent_records,
     is_attacked=True,
     one_record=one_record,

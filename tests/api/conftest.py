@@ -16,6 +16,7 @@ from api.coordinator import submission
 from api.coordinator.budgets import open_accounts
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.ownership import Owners, Reader
+from api.coordinator.query_budgets import JobBudgets, RunningPrices
 from api.coordinator.stores import Stores
 from api.coordinator.submission import Submissions
 from api.coordinator.tasks import create_task
@@ -56,6 +57,10 @@ class House:
         self.database, self.ledger = self.stores.database, self.stores.ledger
         self.tasks, self.jobs, self.parties = self.stores.tasks, self.stores.jobs, self.stores.parties
         self.owners = Owners(self.tasks, self.jobs)
+
+    @property
+    def budgets(self) -> JobBudgets:
+        return JobBudgets(self.config, self.stores, RunningPrices(self.config.home))
 
     @property
     def submissions(self) -> Submissions:

@@ -23,6 +23,7 @@ from labeler.planning import price
 from labeler.privacy_card import guarantee, privacy_card
 from labeler.release import Release
 from labeler.task import Task, parse_task
+from tests.labeler.tasks import budgets_of
 
 NAMES = ("bald", "smiling, young", "red")
 IMAGES, K = 120, 10
@@ -56,7 +57,9 @@ def _job(folder: Path, contributors: tuple[int, int]) -> tuple[LabelingOrder, np
         release = Release("histogram", votes.argmax(axis=1).astype(np.int16), votes, opened, is_seeded=False)
         rounds.append(AnsweredRound(part.start, half, number + 1 if present else 0, release if present else None))
     stamp = JobStamp("job-1", "pixels", datetime(2030, 1, 1, tzinfo=UTC), guarantee(price(task)), is_seeded=False)
-    table = label_table(task, stamp, QuestionNames.of(np.arange(IMAGES), names, kind="query"), rounds)
+    table = label_table(
+        task, stamp, QuestionNames.of(np.arange(IMAGES), names, kind="query"), rounds, budgets=budgets_of(task, IMAGES)
+    )
     pq.write_table(table, folder / "labels.parquet")
     return LabelingOrder(
         folder=str(folder),
