@@ -185,7 +185,8 @@ def _embed_plainly(photos: Path) -> None:
     from torchvision.datasets import ImageFolder
 
     model = timm.create_model(PACKAGED[DEFAULT_BACKBONE].architecture, pretrained=False, num_classes=0).eval()
-    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+    config = timm.data.resolve_model_data_config(model)  # type: ignore[attr-defined, no-untyped-call]  # timm is half typed
+    transform = timm.data.create_transform(**config)  # type: ignore[attr-defined]  # as above
     loader = DataLoader(ImageFolder(photos, transform), batch_size=BATCH, num_workers=WORKERS)
     with torch.inference_mode():
         torch.cat([model(images) for images, _ in loader])

@@ -130,7 +130,7 @@ def cache_path(spec: BackboneSpec) -> Path | None:
         return None
     try:
         with open_regular(path) as file:
-            weights = hashlib.file_digest(file, "sha256").hexdigest()
+            weights = hashlib.sha256(file.read()).hexdigest()
     except OSError:
         return None  # the loader says what is wrong
     described = {
