@@ -184,7 +184,11 @@ def _embed_plainly(photos: Path) -> None:
     from torch.utils.data import DataLoader
     from torchvision.datasets import ImageFolder
 
-    model = timm.create_model(PACKAGED[DEFAULT_BACKBONE].architecture, pretrained=False, num_classes=0).eval()
+    from feature_store.backbones.network import load_packaged
+
+    package = PACKAGED[DEFAULT_BACKBONE]
+    model = timm.create_model(package.architecture, pretrained=False, num_classes=0).eval()
+    load_packaged(model, package)  # with random weights numbers become so small that a pass takes three times as long
     config = timm.data.resolve_model_data_config(model)  # type: ignore[attr-defined, no-untyped-call]  # timm is half typed
     transform = timm.data.create_transform(**config)  # type: ignore[attr-defined]  # as above
     loader = DataLoader(ImageFolder(photos, transform), batch_size=BATCH, num_workers=WORKERS)

@@ -166,7 +166,7 @@ def test_the_roles_of_slim_images_start_where_there_is_no_learning_library() -> 
 import sys
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"torch", "torchvision", "timm", "onnx", "onnxruntime", "faiss", "sklearn", "matplotlib"}:
+        if name.split(".")[0] in "torch torchvision timm onnx onnxruntime faiss sklearn matplotlib".split():
             raise ImportError(name)
 sys.meta_path.insert(0, Absent())
 import workers.cli, workers.serve, workers.tallier.service
