@@ -53,11 +53,12 @@ RUN cd /requirements && uv pip install --quiet --no-cache --compile-bytecode --p
 COPY --from=wheel /dist /dist
 RUN uv pip install --quiet --no-cache --compile-bytecode --no-deps --python /opt/labeler/bin/python /dist/*.whl
 USER labeler
-# What is computed or fetched once and is nobody's secret: kernels compiled for a card, published weights. A volume, so that
+# What is computed or fetched once and is nobody's secret: kernels compiled for a card, published weights, converted
+# networks. A volume, so that
 # it outlives a container, whose own files are read only.
 VOLUME ["/data", "/cache"]
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
-    CUDA_CACHE_PATH=/cache/cuda HF_HOME=/cache/huggingface XDG_CACHE_HOME=/cache
+    ORT_DISABLE_TELEMETRY=1 CUDA_CACHE_PATH=/cache/cuda HF_HOME=/cache/huggingface XDG_CACHE_HOME=/cache
 ENTRYPOINT ["labeler"]
 
 FROM slim AS coordinator

@@ -11,7 +11,9 @@ import sys
 import tomllib
 from pathlib import Path
 
-LEARNING = frozenset({"faiss-cpu", "faiss-gpu", "llvmlite", "matplotlib", "timm", "torch", "torchvision"})
+LEARNING = frozenset(
+    {"faiss-cpu", "faiss-gpu", "llvmlite", "matplotlib", "onnx", "onnxruntime", "timm", "torch", "torchvision"}
+)
 
 
 def requirements(pyproject: Path, *, is_slim: bool) -> list[str]:

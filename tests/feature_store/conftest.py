@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,14 @@ def write_pictures(folder: Path, names: Iterable[str], *, size: tuple[int, int] 
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(folder / name)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_these_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Networks that are converted here stay here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -19,10 +19,20 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from feature_store.backbones import Backbone, Transform, load_backbone, network, parse_spec, read_spec
+from feature_store.backbones import (
+    Backbone,
+    Transform,
+    load_backbone,
+    load_network,
+    network,
+    onnx_network,
+    parse_spec,
+    read_spec,
+)
+from feature_store.backbones import spec as spec_module
 from feature_store.backbones.backbone import prepare_image
 from feature_store.backbones.network import NetworkBackbone
-from feature_store.backbones.spec import DEFAULT_BACKBONE, DEFAULT_FINGERPRINT, PACKAGED
+from feature_store.backbones.spec import DEFAULT_BACKBONE, DEFAULT_FINGERPRINT, PACKAGED, package_path
 from feature_store.rows import quantize
 from labeler.errors import BadData, InvalidSetting, TryAgain
 
@@ -215,14 +225,14 @@ def test_packaged_weights_are_those_of_the_file_in_its_order(name: str) -> None:
     """Against the network of timm with its classifier, filled tensor by tensor; the classifier names real things."""
     package = PACKAGED[name]
     whole = timm.create_model(package.architecture, num_classes=1000)
-    stored = torch.load(network._path(package), map_location="cpu", weights_only=True)
+    stored = torch.load(package_path(package), map_location="cpu", weights_only=True)
     assert [tuple(one.shape) for one in stored.values()] == [tuple(one.shape) for one in whole.state_dict().values()]
     whole.load_state_dict(dict(zip(whole.state_dict(), stored.values(), strict=True)))
     whole.eval()
-    backbone = load_backbone(name, device="cpu")
-    images = pictures(2)
+    backbone, images = load_backbone(name, device="cpu"), pictures(2)
+    inputs = load_network(name, device="cpu").tensors(images)[:]
     with torch.inference_mode():
-        expected = whole.forward_head(whole.forward_features(backbone.tensors(images)[:]), pre_logits=True)  # type: ignore[attr-defined]
+        expected = whole.forward_head(whole.forward_features(inputs), pre_logits=True)  # type: ignore[attr-defined]
     assert np.allclose(backbone.embed(images), expected.numpy(), atol=1e-4)
     assert backbone.dimension == 1280
     assert (backbone.fingerprint == DEFAULT_FINGERPRINT) == (name == DEFAULT_BACKBONE), "new settings name it"
@@ -233,15 +243,16 @@ def test_packaged_weights_that_are_not_the_known_file_are_refused(
 ) -> None:
     package = PACKAGED[DEFAULT_BACKBONE]
     changed = tmp_path / package.file
-    changed.write_bytes(network._path(package).read_bytes()[:-1] + b"x")
-    monkeypatch.setattr(network, "_path", lambda _: changed)
+    changed.write_bytes(package_path(package).read_bytes()[:-1] + b"x")
+    for module in (network, onnx_network):
+        monkeypatch.setattr(module, "package_path", lambda _: changed)
     with pytest.raises(BadData, match="not the one whose digest we know"):
         load_backbone(DEFAULT_BACKBONE)
     changed.unlink()
     with pytest.raises(BadData, match="install it again"):
         load_backbone(DEFAULT_BACKBONE)
     monkeypatch.undo()
-    monkeypatch.setattr(network, "find_spec", lambda _: None)
+    monkeypatch.setattr(spec_module, "find_spec", lambda _: None)
     with pytest.raises(InvalidSetting, match=r"private-labeler\[lite2\]"):
         load_backbone("efficientnet-lite2")
 

@@ -23,7 +23,7 @@ from PIL import Image
 
 from feature_store.backbones import load_backbone, parse_spec
 from feature_store.backbones.backbone import PixelBackbone
-from feature_store.backbones.network import NetworkBackbone
+from feature_store.backbones.network import NetworkBackbone, load_timm
 from feature_store.decode import Skipped
 from feature_store.embedding import EmbedReport, Loaded, embed_source, loaded_batches
 from feature_store.rows import quantize
@@ -253,9 +253,7 @@ def jpegs(tmp_path: Path) -> Path:
 
 def network(weights: Path, **settings: Any) -> NetworkBackbone:
     fields = {"kind": "timm", "architecture": "test_efficientnet", "weights": weights, "transform": TRANSFORM}
-    backbone = load_backbone(parse_spec(fields), device="cpu", **settings)
-    assert isinstance(backbone, NetworkBackbone)
-    return backbone
+    return load_timm(parse_spec(fields), device="cpu", half=None, **settings)
 
 
 def test_passes_are_full_whatever_batch_is_asked_for_and_whatever_cannot_be_read(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from feature_store.backbones import Transform, load_backbone
+from feature_store.backbones import Transform, load_backbone, load_network
 from feature_store.backbones.simclr import DIGITS, Augmentation, SimCLRConfig, nt_xent, pretrain, random_views
 from labeler.errors import BadData, InvalidSetting
 
@@ -93,9 +93,12 @@ def test_a_stopped_run_ends_like_one_that_never_stopped_and_its_checkpoint_is_a_
         for _ in range(2)
     )
     assert epochs[:2] == [3, 4]
-    for backbone in (continued, again, load_backbone(checkpoint, device="cpu")):
+    for backbone in (continued, again, load_network(checkpoint, device="cpu")):
         assert (backbone.fingerprint, backbone.dimension) == (whole.fingerprint, 8)
         assert np.array_equal(backbone.embed(images), whole.embed(images))
+    converted = load_backbone(checkpoint, device="cpu")
+    assert (converted.fingerprint, converted.spec["runtime"]) == (whole.fingerprint, "onnxruntime")
+    assert np.allclose(converted.embed(images), whole.embed(images), atol=1e-5)
 
 
 def test_no_more_than_a_batch_of_images_becomes_float32_or_goes_to_a_device(

@@ -73,7 +73,7 @@ def embed(
     device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda or cuda:N.")] = "auto",
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, max=65_536, help="Images in a forward pass. Default: 32 on a CPU, 256 on a GPU."),
+        typer.Option(min=1, max=65_536, help="Images in a forward pass. Default: 256 on a GPU, 32 in torch on a CPU."),
     ] = None,
     threads: Annotated[
         int | None,

@@ -256,7 +256,18 @@ def steps(home: Path, *, gpu: bool) -> list[Step]:
 _DRIVER: Final = "look at nvidia-smi; a device that does not answer needs its driver, or the machine, to start again"
 
 
-_PACKAGES: Final = ("numpy", "torch", "faiss-gpu", "faiss-cpu", "llvmlite", "timm", "pyarrow", "sqlalchemy", "redis")
+_PACKAGES: Final = (
+    "numpy",
+    "torch",
+    "faiss-gpu",
+    "faiss-cpu",
+    "llvmlite",
+    "onnxruntime",
+    "timm",
+    "pyarrow",
+    "sqlalchemy",
+    "redis",
+)
 _LITTLE_MEMORY: Final = 4 << 30
 _UNLIMITED: Final = 1 << 60
 _CLOCK_NOT_SET: Final = 5

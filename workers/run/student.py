@@ -190,15 +190,12 @@ def _fine_tune(
     progress: ProgressCallback,
 ) -> dict[str, Any]:
     """Train a network on what the best simple student says of every public image."""
-    from feature_store.backbones import load_backbone
-    from feature_store.backbones.network import NetworkBackbone
+    from feature_store.backbones import load_network
     from feature_store.embedding import image_for
     from feature_store.sources import open_source
     from workers.run.finetune import FineTuning, fine_tune
 
-    network = load_backbone(backbone)
-    if not isinstance(network, NetworkBackbone):
-        raise InvalidSetting(f"backbone {backbone!r} is not a network, so there is nothing to fine-tune")
+    network = load_network(backbone)
     source = open_source(images)
     number_of = {name: number for number, name in enumerate(source.names)}
     missing = [name for name in job.public.sources if name not in number_of]
