@@ -44,7 +44,6 @@ BENCHES: Final = {
 PACKAGES: Final = (
     "private-labeler",
     "faiss-gpu",
-    "llvmlite",
     "faiss-cpu",
     "torch",
     "torchvision",

@@ -11,7 +11,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-LEARNING = frozenset({"faiss-cpu", "faiss-gpu", "llvmlite", "matplotlib", "timm", "torch", "torchvision"})
+LEARNING = frozenset({"faiss-cpu", "faiss-gpu", "matplotlib", "timm", "torch", "torchvision"})
 
 
 def requirements(pyproject: Path, *, is_slim: bool) -> list[str]:

@@ -35,7 +35,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.index.build import here
+from feature_store.index.build import local_engine
+from feature_store.index.exact_index import every_query_tied
 from feature_store.shard import Shard
 from labeler.errors import PrivacyRefusal
 from labeler.ledger.lifetimes import LifetimeSpends, Spent
@@ -201,6 +202,9 @@ class DrawnProbe:
     The ask is public, and so are the dimension, classes and `max_records` that the rows are drawn by. An answer over
     more rows than are drawn follows by a line, and one with more steps or questions than are timed in proportion.
 
+    **Ties.** Drawn rows never tie, and a requester may choose questions that do. So every query is settled as if it tied
+    (`every_query_tied`): a plan covers the most work that ties can cause, and no answer is late because of them.
+
     **Bounded.** The first run is of few rows and one step, or one question where there may be any number; the size of a
     message bounds all else. No run takes more times the last one than it is larger, so each begins only if it surely
     ends in time.
@@ -222,7 +226,7 @@ class DrawnProbe:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._shard = shard
-        self._engine = here(engine)
+        self._engine = local_engine(engine)
         self._memory_limit_bytes = memory_limit_bytes
         self._clock = clock
         self._now = now
@@ -317,11 +321,15 @@ class DrawnProbe:
 
     def _once(self, ask: Ask, rows: int) -> float:
         self._models.clear()
-        self._agents[rows].forget_index()  # the site's own index may have to be built, too
-        begun = self._clock()
+        if self._memory_limit_bytes is None and ask.task.records_per_person is None:
+            self._agents[rows].build_index()  # the site's own is there
+        else:
+            self._agents[rows].forget_index()  # the site's own may have to be built, too
         # A key that nobody can know: an order of search could else be found in which drawn rows take long.
         key = secrets.token_bytes(KEY_BYTES)
-        answer = self._agents[rows].computed(ask.task, ask.batch, key=key, seal=as_it_is)
+        begun = self._clock()
+        with every_query_tied():
+            answer = self._agents[rows].computed(ask.task, ask.batch, key=key, seal=as_it_is)
         took = self._clock() - begun
         self._models.clear()
         return took + BYTE_S * sum(map(len, answer.bodies))
@@ -368,7 +376,7 @@ class Padding:
     def __init__(self, shard: Shard, *, engine: str = "auto", memory_limit_bytes: int | None = None) -> None:
         assert shard.max_records is not None  # noqa: S101  # an agent does not serve from another
         self._drawn = shard.drawn(shard.max_records)
-        self._engine = here(engine)
+        self._engine = local_engine(engine)
         self._memory_limit_bytes = memory_limit_bytes
         self._agents: OrderedDict[int, Agent] = OrderedDict()
 

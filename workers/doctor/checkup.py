@@ -256,7 +256,7 @@ def steps(home: Path, *, gpu: bool) -> list[Step]:
 _DRIVER: Final = "look at nvidia-smi; a device that does not answer needs its driver, or the machine, to start again"
 
 
-_PACKAGES: Final = ("numpy", "torch", "faiss-gpu", "faiss-cpu", "llvmlite", "timm", "pyarrow", "sqlalchemy", "redis")
+_PACKAGES: Final = ("numpy", "torch", "faiss-gpu", "faiss-cpu", "timm", "pyarrow", "sqlalchemy", "redis")
 _LITTLE_MEMORY: Final = 4 << 30
 _UNLIMITED: Final = 1 << 60
 _CLOCK_NOT_SET: Final = 5
@@ -281,9 +281,6 @@ def processor() -> Iterator[Finding]:
     names = {
         "avx2": "AVX2",
         "avx512bw": "AVX-512",
-        "avx_vnni": "AVX-VNNI",
-        "avx512_vnni": "AVX-512 VNNI",
-        "amx_int8": "AMX",
     }
     has = [name for flag, name in names.items() if flag in flags]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
