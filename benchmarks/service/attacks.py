@@ -61,7 +61,7 @@ BROKEN: Final = 20
 CANCELLED: Final = 25
 VIEWERS: Final = 6
 _ADDRESSES: Final = 10
-DIMENSION, NEIGHBORS, MOST_SEARCHES = 64, 50, 10_000
+DIMENSION, NEIGHBORS = 64, 50
 """Of questions sorted toward one record; the last is the bound that the agent's site declares."""
 
 
@@ -148,7 +148,7 @@ def sorted_questions(*, repeats: int = 3, questions: int = 20_000, records: int 
     worlds = {"with the record": private, "without it": private[1:]}
 
     def search(how: str, who: str) -> None:
-        index = NeighborIndexes(dimension=DIMENSION).of_questions(asked[how], searches=MOST_SEARCHES, order=os_source())
+        index = NeighborIndexes(dimension=DIMENSION).of_questions(asked[how], order=os_source())
         index.search(worlds[who], NEIGHBORS)
 
     cases = list(itertools.product(asked, worlds))

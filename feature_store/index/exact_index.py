@@ -456,7 +456,7 @@ class ExactIndex:
 
 
 _TILE_ROWS: Final = 2048
-_TILE_QUERIES: Final = 256
+TILE_QUERIES: Final = 256
 """A tile's similarities and keys stay in a core's cache."""
 
 
@@ -547,9 +547,9 @@ class NumpyBlock:
     def first_keys(self, queries: NDArray[np.int16], count: int) -> NDArray[np.int64]:
         floats = queries.astype(np.float32, order="C")
         found = np.full((len(floats), count), NO_KEY, dtype=np.int64)
-        kept = np.empty((min(len(floats), _TILE_QUERIES), count + min(_TILE_ROWS, len(self._rows))), dtype=np.int64)
-        for first in range(0, len(floats), _TILE_QUERIES):
-            some = floats[first : first + _TILE_QUERIES]
+        kept = np.empty((min(len(floats), TILE_QUERIES), count + min(_TILE_ROWS, len(self._rows))), dtype=np.int64)
+        for first in range(0, len(floats), TILE_QUERIES):
+            some = floats[first : first + TILE_QUERIES]
             best = kept[: len(some)]
             best[:, :count] = NO_KEY
             for start in range(0, len(self._rows), _TILE_ROWS):
@@ -557,7 +557,7 @@ class NumpyBlock:
                 width = count + scores.shape[1]
                 best[:, count:width] = pack(scores, self._ranks[start : start + _TILE_ROWS])
                 best[:, :width].partition(count - 1, axis=1)
-            found[first : first + _TILE_QUERIES] = best[:, :count]
+            found[first : first + TILE_QUERIES] = best[:, :count]
         found.sort(axis=1)
         return found
 

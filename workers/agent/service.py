@@ -174,7 +174,8 @@ class _Records:
     """The agent and its shard. If another process deletes a record, the record soon stops voting.
 
     The index is built when the agent starts. The clock decides when the shard is checked, never a request. After a
-    change, a new index and new models are built while the old ones still answer. Otherwise the first answer after a deletion would be late, and reveal the deletion.
+    change, a new index and new models are built while the old ones still answer. Otherwise the first answer after a
+    deletion would be late, and reveal the deletion.
     """
 
     def __init__(self, home: Path, config: AgentConfig, spends: LifetimeSpends, *, journal: str) -> None:

@@ -229,9 +229,7 @@ def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, budge
         coordinator=CoordinatorTable(verify_key=public.verify_key),
     )
     for (name, path), shard in zip(agents.items(), data.shards, strict=True):
-        create_agent_home(
-            path, AgentConfig(agent_id=name, coordinator_url=url, shard=str(shard)), policy
-        )
+        create_agent_home(path, AgentConfig(agent_id=name, coordinator_url=url, shard=str(shard)), policy)
 
 
 def _budget(plan: Plan) -> BudgetTable:
