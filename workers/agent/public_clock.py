@@ -27,6 +27,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -282,24 +283,25 @@ class DrawnProbe:
         """
         end = self._clock() + within_s
         least, *more = sorted(self._agents)
-        whole = 1
+        whole, ways = 1, (False, True) if ask.task.traits.has_k else (False,)
 
-        def once(parts: int, rows: int) -> float:
+        def once(parts: int, rows: int, ways: tuple[bool, ...] = ways) -> float:
             nonlocal whole
             with first_steps(parts) as cut:
-                found = self._once(_first(ask, parts) if questions else ask, rows)
+                some = _first(ask, parts) if questions else ask
+                found = max(self._once(some, rows, is_tied=is_tied) for is_tied in ways)
             whole = max(questions, cut.whole, 1)
             return found
 
-        took = {1: once(1, least)}
-        if took[1] <= end - self._clock():
+        took = {1: once(1, least, ways[-1:])}
+        if len(ways) * took[1] <= end - self._clock():
             took = {1: once(1, least)}  # the first run loads what it needs
         sizes = [min(2**power, whole) for power in range(1, whole.bit_length() + 1)]
-        while parts := _next_size(took, sizes, (end - self._clock()) / _SHARE):
+        while parts := _next_size(took, sizes, (end - self._clock()) / len(ways) / _SHARE):
             took[parts] = once(parts, least)
         timed = max(took)
         took = {least: took[timed]}
-        while rows := _next_size(took, more, end - self._clock()):
+        while rows := _next_size(took, more, (end - self._clock()) / len(ways)):
             took[rows] = self._usual(partial(once, timed, rows))
         if more and len(took) == 1:
             raise PrivacyRefusal(
@@ -320,14 +322,7 @@ class DrawnProbe:
             took.append(once())
         return median(took)
 
-    def _once(self, ask: Ask, rows: int) -> float:
-        took = self._answered(ask, rows)
-        if ask.task.traits.has_k:
-            with every_query_tied():
-                took = max(took, self._answered(ask, rows))
-        return took
-
-    def _answered(self, ask: Ask, rows: int) -> float:
+    def _once(self, ask: Ask, rows: int, *, is_tied: bool) -> float:
         self._models.clear()
         if self._memory_limit_bytes is None and ask.task.records_per_person is None:
             self._agents[rows].build_index()  # the site's own is there
@@ -336,7 +331,8 @@ class DrawnProbe:
         # A key that nobody can know: an order of search could else be found in which drawn rows take long.
         key = secrets.token_bytes(KEY_BYTES)
         begun = self._clock()
-        answer = self._agents[rows].computed(ask.task, ask.batch, key=key, seal=as_it_is)
+        with every_query_tied() if is_tied else nullcontext():
+            answer = self._agents[rows].computed(ask.task, ask.batch, key=key, seal=as_it_is)
         took = self._clock() - begun
         self._models.clear()
         return took + BYTE_S * sum(map(len, answer.bodies))

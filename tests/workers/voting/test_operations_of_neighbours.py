@@ -34,7 +34,6 @@ from tests.workers.voting.test_answers_of_neighbours import (
     DIMENSION,
     LIMIT,
     PUBLIC,
-    QUERIES,
     SETTINGS,
     _tables_of_noise_are_kept,  # noqa: F401  # a fixture
     batch_of,
@@ -230,7 +229,7 @@ def test_faiss_is_called_for_as_many_queries_and_places_whoever_has_how_many_rec
     monkeypatch.setattr(faiss, "omp_set_num_threads", None)
     task = task_of(method=method, k=5, sigma_votes=30.0)
     found = set()
-    for count in (5, 20, 21, 300):
+    for count in (5, 20, 21, 200):
         shard = shard_of(tmp_path / str(count), records_of("any", count), task, declared=MOST)
         agent = Agent("a", shard, is_seeded=True, memory_limit_bytes=limit)
         agent.build_index()
@@ -246,7 +245,7 @@ def test_faiss_is_called_for_as_many_queries_and_places_whoever_has_how_many_rec
 def test_queries_that_tie_take_no_operation_more_but_that_faiss_settles_them(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The price of a query that ties was a second product: 0.16 and 0.44 s for 2,000 chosen ones. Plans cover it now."""
+    """The price of a query that ties is a second product: 0.16 and 0.44 s for 2,000 chosen ones. Plans cover it."""
     settled: list[int] = []
     first_keys = NumpyBlock.first_keys
 
