@@ -167,7 +167,7 @@ def _job_against_bare(
 def _search_against_bare(*, records: int, queries: int, turns: int) -> list[BenchRow]:
     """Measure exact searches as ratios to FAISS's own over the same rows, both with an index that is there.
 
-    In seconds of the processor, both ways round: records for queries, and queries for records. "Every query tied" is the most that ties can cost,
+    In seconds of the processor, both ways round. "Every query tied" is the most that ties can cost,
     and what a public clock plans for.
     """
     found = []
