@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -173,7 +174,9 @@ def _worth(*, largest: int) -> list[BenchRow]:
 
 
 def _job(folder: Path, *, agents: int, records: int, queries: int) -> list[BenchRow]:
-    settings = {"agents": agents, "records": records, "dimension": _DIMENSION, "queries": queries, "k": _K}
+    settings: dict[str, Any] = {
+        "agents": agents, "records": records, "dimension": _DIMENSION, "queries": queries, "k": _K,
+    }  # fmt: skip
     job = synthetic_job(folder, **settings)
     case = f"{agents} x {records:,} x {_DIMENSION}, {queries:,} queries"
     found, taken = [], {}

@@ -113,7 +113,8 @@ def synthetic_job(
         if not path.exists():
             write_synthetic_shard(path, records=records, dimension=dimension, seed=number + 1)
     public = folder / f"public-{queries}"
-    write_synthetic_shard(public, records=queries, dimension=dimension, seed=999, public=True)
+    if not public.exists():
+        write_synthetic_shard(public, records=queries, dimension=dimension, seed=999, public=True)
     table = TaskTable(name="speed", method=method, k=k, sigma_votes=25.0, delta=1e-4)
     file = TaskFile(task=table, queries=QueriesTable())
     return lambda name: LabelingJob(file=file, shards=shards, queries=public, out=folder / name, **asked)
@@ -187,7 +188,7 @@ def _search_against_bare(*, records: int, queries: int, turns: int) -> list[Benc
         def theirs(bare: faiss.Index = bare, asked: NDArray[np.int16] = asked) -> None:
             bare.search(asked.astype(np.float32), 50)
 
-        works = {"exact search": ours, "exact search, every query tied": ours_tied}
+        works: dict[str, Callable[[], None]] = {"exact search": ours, "exact search, every query tied": ours_tied}
         theirs()
         for what, work in works.items():
             work()
