@@ -20,7 +20,7 @@ agent that is started again after such an end has its device met anew: then the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, Final
 
@@ -58,6 +58,7 @@ _TEMPORARY_BYTES: Final = 512 << 20
 def _resources(number: int) -> Any:  # noqa: ARG001  # one for each device
     resources = faiss.StandardGpuResources()
     resources.setTempMemory(_TEMPORARY_BYTES)
+    resources.setPinnedMemory(0)  # for queries that lie in the process: ours are on the device
     return resources
 
 
@@ -90,27 +91,31 @@ class FaissPart:
             ):  # its lock: FAISS's resources of a device are used by one thread at a time
                 self._index.add(floats)
 
-    def begin(self, queries: NDArray[np.int16], count: int) -> Tensor:
+    def begin(self, queries: NDArray[np.int16], count: int) -> Callable[[], Tensor]:
         with self._current():
-            return self._begun(queries, count)
+            asked = torch.from_numpy(queries).to(self._device).to(torch.float32)
+            found = None
+            if count + WINDOW <= self._most_places:
+                found = self._index.search(asked, count + WINDOW)
+        return partial(self._finished, asked, count, found)
+
+    def _finished(self, asked: Tensor, count: int, found: tuple[Tensor, Tensor] | None) -> Tensor:
+        settle = partial(first_of_tiles, tiles=self._tiles, count=count, product=product_of(self._device))
+        with self._current():
+            if found is None:
+                return settle(asked.half())
+            similarities, places = found
+            keys = pack_keys(similarities, self._ranks[places.clamp(min=0)]).masked_fill(places < 0, NO_KEY)
+            keys = torch.sort(keys, dim=1).values
+            is_open = (keys[:, count - 1] >> RANK_BITS == keys[:, -1] >> RANK_BITS) & (keys[:, -1] != NO_KEY)
+            is_open |= are_all_tied()
+            kept = keys[:, :count].contiguous()
+            kept[is_open] = settle(asked[is_open].half())
+            return kept
 
     def _current(self) -> contextlib.AbstractContextManager[object]:
         """Make the device torch's current one: FAISS joins the stream of that one alone."""
         return contextlib.nullcontext() if self._device.type == "cpu" else torch.cuda.device(self._device)
-
-    def _begun(self, queries: NDArray[np.int16], count: int) -> Tensor:
-        asked = torch.from_numpy(queries).to(self._device).to(torch.float32)
-        settle = partial(first_of_tiles, tiles=self._tiles, count=count, product=product_of(self._device))
-        if count + WINDOW > self._most_places:
-            return settle(asked.half())
-        similarities, places = self._index.search(asked, count + WINDOW)
-        keys = pack_keys(similarities, self._ranks[places.clamp(min=0)]).masked_fill(places < 0, NO_KEY)
-        keys = torch.sort(keys, dim=1).values
-        is_open = (keys[:, count - 1] >> RANK_BITS == keys[:, -1] >> RANK_BITS) & (keys[:, -1] != NO_KEY)
-        is_open |= are_all_tied()
-        found = keys[:, :count].contiguous()
-        found[is_open] = settle(asked[is_open].half())
-        return found
 
     def _tiles(self) -> Iterator[tuple[Tensor, Tensor]]:
         for start in range(0, len(self._ranks), TILE_ROWS):

@@ -68,8 +68,9 @@ _LOCK = threading.RLock()
 class DevicePart(Protocol):
     """Records on one device."""
 
-    def begin(self, queries: NDArray[np.int16], count: int) -> Tensor:
-        """Return keys of the first `count`, ascending, NO_KEY where there are fewer; they may not be there yet."""
+    def begin(self, queries: NDArray[np.int16], count: int) -> Callable[[], Tensor]:
+        """Give the device its work. The returned function waits for keys of the first `count`, ascending; NO_KEY where
+        there are fewer."""
 
 
 class DeviceBlock:
@@ -82,7 +83,7 @@ class DeviceBlock:
         with device_faults(), exact_sums():
             # All devices get their work before any is waited for.
             begun = [part.begin(np.array(queries, dtype=np.int16, order="C"), count) for part in self.parts]
-            found: NDArray[np.int64] = np.concatenate([keys.cpu().numpy() for keys in begun], axis=1)
+            found: NDArray[np.int64] = np.concatenate([finish().cpu().numpy() for finish in begun], axis=1)
         found.sort(axis=1)
         return np.ascontiguousarray(found[:, :count])
 
@@ -144,9 +145,10 @@ class TorchPart:
             self._rows[where] = torch.from_numpy(chunk).to(device)
         self._ranks = torch.from_numpy(rows.ranks).to(device)
 
-    def begin(self, queries: NDArray[np.int16], count: int) -> Tensor:
+    def begin(self, queries: NDArray[np.int16], count: int) -> Callable[[], Tensor]:
         asked = torch.from_numpy(queries).to(self._rows.device).to(torch.float16)
-        return first_of_tiles(asked, self._tiles, count, self._product, self._tile_rows)
+        keys = first_of_tiles(asked, self._tiles, count, self._product, self._tile_rows)
+        return lambda: keys
 
     def _tiles(self) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(torch.split(self._rows, self._tile_rows), torch.split(self._ranks, self._tile_rows), strict=True)
