@@ -6,7 +6,7 @@ BIN := .venv/bin
 # would compile all that it imports again: torch and its like for 8 s, which is most of what the tests of processes cost.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test pytest test-all test-long gpu install docs constraints sbom audit lint types imports bench mutation clean
+.PHONY: demo picture test pytest test-all test-long gpu install docs constraints sbom audit lint types imports bench mutation clean
 
 demo: install  ## label real handwritten digits with five agents, end to end
 	$(BIN)/labeler demo --out demo
@@ -14,6 +14,11 @@ demo: install  ## label real handwritten digits with five agents, end to end
 # FLAKY=FILE: what failed runs once more, alone, and FILE names what passes then (tests/rerun_alone.py). With "=", since
 # pytest would take a file that exists for a place of tests, and not read tests/conftest.py.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --forks auto --durations=15 $(if $(FLAKY),--rerun-alone=$(FLAKY))
+
+picture: demo  ## the picture of the README, docs/report.png: the page that the demo wrote, as Chromium shows it
+	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1080,1240 \
+	    --screenshot=$(CURDIR)/docs/report.png file://$(CURDIR)/demo/report.html
+	$(BIN)/python -c "from PIL import Image; Image.open('docs/report.png').quantize(128).save('docs/report.png', optimize=True)"
 
 test: install lint  ## everything a change is checked by before it is committed; ends with the 15 slowest tests
 	$(MAKE) --no-print-directory -j2 pytest types imports

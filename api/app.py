@@ -21,7 +21,6 @@ from api.routes.budget import budget_routes, evidence_routes
 from api.routes.jobs import job_routes, label_routes, task_routes
 from api.routes.messages import message_routes
 from api.routes.operations import operation_routes
-from api.schema import JobRequest, Problem
 
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
@@ -90,7 +89,7 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     app.add_middleware(RequestContext, metrics=metrics)
 
     def openapi() -> dict[str, Any]:
-        return document(app, JobRequest, Problem)
+        return document(app)
 
     app.openapi = openapi  # type: ignore[method-assign]  # the way FastAPI documents
     return app

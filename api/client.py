@@ -44,6 +44,7 @@ from api.client_http import (
 from api.schema import (
     FINISHED,
     KEY,
+    MAX_SYNCHRONOUS_QUERIES,
     MAX_THUMBNAILS,
     BudgetView,
     EstimateRequest,
@@ -64,6 +65,8 @@ from api.schema import (
     PartiesView,
     PartyRequest,
     PartyView,
+    QueryBudgetPage,
+    QueryBudgetView,
     ReadinessView,
     Role,
     Selection,
@@ -80,7 +83,8 @@ from api.schema import (
 )
 from labeler.errors import InvalidSetting, TooLarge
 from labeler.expectation import RECORDS_EACH
-from labeler.methods.evaluate import Layout
+from labeler.methods.evaluate import DEFAULT_EPSILON, Layout
+from labeler.setting import DEFAULT_DELTA
 from labeler.settings import describe_validation
 
 if TYPE_CHECKING:
@@ -256,13 +260,36 @@ class Client:
             return self._post(JobView, "/v1/jobs", request, headers=key)
         else:
             beside = [Part("parquet", parquet_of(vectors, query_ids), "features.parquet")]
-        written = request.model_dump_json(exclude_none=True).encode()
-        form = FormBody([Part("request", written), *beside])
-        answer = self._connection.call("POST", "/v1/jobs", content=form, headers=form.headers | key, repeat=True)
-        return JobView.model_validate_json(answer)
+        return self._post_form(JobView, "/v1/jobs", request, beside, headers=key)
+
+    def label(
+        self, task_id: str, images: Path | Sequence[Path], *, wait_s: float = 30.0, idempotency_key: str | None = None
+    ) -> LabelsView:
+        """Label up to 64 images in one call; more of them go to `submit`.
+
+        Args:
+            task_id: the task that sets the price and the noise.
+            images: a folder, an image file, or several.
+            wait_s: how long the service may take, at most 60. After that only the job's id and state come back: call
+                again with the same key, or `wait` for the job and fetch its `labels`.
+            idempotency_key: see `submit`.
+
+        Raises:
+            InvalidSetting: there is no image, or more than 64, or an archive.
+            ServiceProblem: the service refused, for example because an image cannot be read. Nothing was charged.
+        """
+        parts = image_parts(images, ())
+        if len(parts) > MAX_SYNCHRONOUS_QUERIES or {part.field for part in parts} != {"images"}:
+            raise InvalidSetting(
+                f"label takes up to {MAX_SYNCHRONOUS_QUERIES} image files in one call; found {len(parts)}, of kind "
+                f"{parts[0].field!r}. Send more of them, a zip or Parquet by submit"
+            )
+        request = made(LabelsRequest, task_id=task_id, wait_s=wait_s)
+        key = _key(idempotency_key)
+        return self._post_form(LabelsView, "/v1/labels", request, parts, headers=key, timeout_s=wait_s + 30)
 
     def ask(self, request: LabelsRequest, *, idempotency_key: str | None = None) -> LabelsView:
-        """Get labels of up to 64 vectors if ready within `request.wait_s`; else only the job's id and state."""
+        """Get labels of up to 64 vectors, or images in base64, if ready within `request.wait_s`; else the job's id."""
         key = _key(idempotency_key)
         return self._post(LabelsView, "/v1/labels", request, headers=key, timeout_s=request.wait_s + 30)
 
@@ -362,8 +389,8 @@ class Client:
         self,
         job_id: str,
         *,
-        epsilon: float = 0.1,
-        delta: float = 1e-5,
+        epsilon: float = DEFAULT_EPSILON,
+        delta: float = DEFAULT_DELTA,
         layout: Layout | None = None,
         bands: int | None = None,
         records: int | None = None,
@@ -446,6 +473,15 @@ class Client:
     def agent_budget(self, agent_id: str) -> BudgetView:
         """The accounts of one agent."""
         return self._get(BudgetView, f"/v1/budget/agents/{quote(agent_id, safe='')}")
+
+    def query_budgets(self, *, job_id: str | None = None) -> Iterator[QueryBudgetView]:
+        """What each query took of the budget, newest first: of one job, or of all jobs of this token.
+
+        Raises:
+            ServiceProblem: there is no such job.
+        """
+        for page in self._pages(QueryBudgetPage, "/v1/budget/queries", job_id=job_id):
+            yield from page.items
 
     def ledger(
         self, *, after: int = 0, account: str | None = None, search: str | None = None
@@ -580,6 +616,22 @@ class Client:
     ) -> View:
         written = request.model_dump(mode="json", exclude_none=True)
         answer = self._connection.call("POST", path, json=written, headers=headers, repeat=repeat, timeout_s=timeout_s)
+        return view.model_validate_json(answer)
+
+    def _post_form(
+        self,
+        view: type[View],
+        path: str,
+        request: BaseModel,
+        parts: Sequence[Part],
+        *,
+        headers: dict[str, str],
+        timeout_s: float | None = None,
+    ) -> View:
+        form = FormBody([Part("request", request.model_dump_json(exclude_none=True).encode()), *parts])
+        answer = self._connection.call(
+            "POST", path, content=form, headers=form.headers | headers, repeat=True, timeout_s=timeout_s
+        )
         return view.model_validate_json(answer)
 
     def _pages(self, view: type[View], path: str, *, start: str | None = None, **params: Any) -> Iterator[View]:

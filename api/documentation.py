@@ -22,7 +22,7 @@ from api import examples
 from api.access import ACCESS, VERSIONED, Need, reader
 from api.coordinator.ownership import Reader
 from api.problems import BY_STATUS, MEDIA_TYPE, TYPE_PREFIX
-from api.schema import KEY
+from api.schema import KEY, JobRequest, LabelsRequest, Problem
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -87,12 +87,12 @@ def body(model: type[BaseModel], example: Any) -> dict[str, Any]:
     return {"schema": {"$ref": SCHEMA_REF.format(model=model.__name__)}, "example": example}
 
 
-def document(app: FastAPI, *extra_models: type[BaseModel]) -> dict[str, Any]:
-    """Return the OpenAPI document of the app, made once.
+_NAMED_MODELS: Final = (JobRequest, LabelsRequest, Problem)
+"""Models that routes refer to only by name."""
 
-    Args:
-        extra_models: models that routes refer to only by name.
-    """
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI document of the app, made once."""
     if app.openapi_schema is not None:
         return app.openapi_schema
     made = get_openapi(
@@ -100,7 +100,7 @@ def document(app: FastAPI, *extra_models: type[BaseModel]) -> dict[str, Any]:
     )
     components = made.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
-    for model in extra_models:
+    for model in _NAMED_MODELS:
         schema = model.model_json_schema(ref_template=SCHEMA_REF, mode="validation")
         for name, inner in schema.pop("$defs", {}).items():
             schemas.setdefault(name, inner)

@@ -19,6 +19,12 @@ CLASSES = ["backpack", "calculator", "keyboard", "mug"]
 
 TASK_REQUEST: dict[str, Any] = {
     "name": "office tools",
+    "epsilon": 0.5,
+    "max_queries": 20,
+}
+
+TASK_REQUEST_OF_THE_PAPER: dict[str, Any] = {
+    "name": "office tools",
     "classes": CLASSES,
     "method": "knn",
     "k": 5,
@@ -28,6 +34,7 @@ TASK_REQUEST: dict[str, Any] = {
     "release": "histogram",
     "backbone_fingerprint": FINGERPRINT,
 }
+"""By kNN-DPFL, which is asked in parts: 200 questions, in jobs of any size."""
 
 PRICE: dict[str, Any] = {
     "queries": 2,
@@ -135,24 +142,53 @@ JOB_CANCELLED: dict[str, Any] = {**JOB, "state": "cancelled", "stage": "cancelle
 
 LABELS_REQUEST: dict[str, Any] = {
     "task_id": TASK_ID,
-    "features": [[0.6, 0.8, 0.0]],
-    "query_ids": ["photo-1"],
-    "backbone_fingerprint": FINGERPRINT,
+    "images": [{"name": "photo-1.jpg", "data": "/9j/4AAQSkZJRgABAQAAAQABAAD/"}],
     "wait_s": 30.0,
+}
+"""The picture is shortened."""
+
+QUERY_BUDGET: dict[str, Any] = {
+    "account": "federation",
+    "level": "instance",
+    "share_kind": "each",
+    "share_nano": 1_210_000,
+    "total_nano": 12_100_000,
+    "total_epsilon": 0.4127,
+    "charge_nano": 12_100_000,
+    "agent_share_nano": None,
+    "agent_total_nano": None,
+    "agent_total_epsilon": None,
+}
+
+QUERY_BUDGETS: dict[str, Any] = {
+    "items": [
+        {
+            "job_id": JOB_ID,
+            "number": 9,
+            "query_id": "query-000009",
+            "source": "photo-9.jpg",
+            "status": "answered",
+            "release": "histogram",
+            **QUERY_BUDGET,
+        }
+    ],
+    "next": None,
 }
 
 LABEL_ROW: dict[str, Any] = {
-    "query_id": "photo-1",
-    "source": "",
+    "query_id": "query-000000",
+    "source": "photo-1.jpg",
     "label": 3,
     "label_name": "mug",
+    "confidence": 0.971,
     "status": "answered",
     "noisy_votes": [3.1, -12.4, 20.9, 88.2],
+    **QUERY_BUDGET,
 }
 
 IMAGE_LABEL_LINE = (
     '{"source": "photo-1.jpg", "label": 3, "label_name": "mug", "confidence": 0.971, "origin": "inferred", '
-    f'"task_digest": "{TASK_ID}", "job_id": "{JOB_ID}"' + "}\n"
+    f'"task_digest": "{TASK_ID}", "job_id": "{JOB_ID}", "share_kind": "each", "share_nano": 0' + "}\n"
 )
 LABELS: dict[str, Any] = {"job_id": JOB_ID, "state": "completed", "price": PRICE, "labels": [LABEL_ROW]}
 

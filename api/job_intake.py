@@ -1,7 +1,8 @@
-"""Intake of job requests: feature vectors in JSON, or images in a form, read part by part while it is sent.
+"""Intake of requests for labels: vectors or a few images in JSON, or images in a form, read part by part as it comes.
 
-A form's images are never all in memory, nor on disk twice. Of the current part, `SPOOL_BYTES` are in memory; the rest
-is in the upload's own folder, so unfinished forms cost disk and not memory.
+`POST /v1/jobs` and `POST /v1/labels` share it, so an image is named, checked and refused by the same rules. A form's
+images are never all in memory, nor on disk twice. Of the current part, `SPOOL_BYTES` are in memory; the rest is in the
+upload's own folder, so unfinished forms cost disk and not memory.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, TypeVar, cast
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.concurrency import run_in_threadpool
@@ -24,9 +25,9 @@ from starlette.exceptions import HTTPException
 
 from api.access import JSON, media_type, parse_json, read_json
 from api.coordinator.stores import INCOMING
-from api.coordinator.uploads import UploadWriter
+from api.coordinator.uploads import UploadWriter, upload_of_images
 from api.limits import BODY_KEY, MAX_JSON_BYTES, SPOOL_BYTES, Body
-from api.schema import JobRequest
+from api.schema import MAX_SYNCHRONOUS_QUERIES, LabelsRequest
 from labeler.errors import InvalidSetting, LabelerError, TooLarge
 
 if TYPE_CHECKING:
@@ -41,29 +42,33 @@ Browsers and most libraries write a quote in a name as %22 instead, and encode n
 
 _AS_BROWSERS_WRITE: Final = ((b"%22", b'"'), (b"%0D", b"\r"), (b"%0A", b"\n"))
 _FILES: Final = ("images", "archive", "parquet")
+_FEW_FILES: Final = ("images",)
+
+Asked = TypeVar("Asked", bound=BaseModel)
 
 
 @dataclass(frozen=True)
-class Received:
-    """A job request with its upload, if any."""
+class Received(Generic[Asked]):
+    """A request with its upload, if any."""
 
-    request: JobRequest
+    request: Asked
     upload: Upload | None
 
 
-class JobIntake:
-    """Receives job requests.
+class Intake(Generic[Asked]):
+    """Receives requests for labels.
 
     Args:
         home: of the coordinator; an upload is in `home/incoming` until its job takes it over.
+        model: of the request: a job, or a few labels at once.
     """
 
-    def __init__(self, home: Path, limits: LimitsTable) -> None:
+    def __init__(self, home: Path, limits: LimitsTable, model: type[Asked]) -> None:
         self._incoming = home / INCOMING
-        self._limits = limits
+        self._limits, self._model = limits, model
 
     @asynccontextmanager
-    async def receive(self, request: Request) -> AsyncIterator[Received]:
+    async def receive(self, request: Request) -> AsyncIterator[Received[Asked]]:
         """Read a job request; its upload is removed at exit unless a job has moved it.
 
         Raises:
@@ -72,7 +77,13 @@ class JobIntake:
             TooLarge, UnreadableImage, InvalidSetting: the upload is refused.
         """
         if media_type(request, JSON, FORM) == JSON:
-            yield Received(await read_json(request, _job_request), None)
+            # Images are decoded where they are parsed: of large documents only few are in memory at once.
+            received = await read_json(request, self._from_json)
+            try:
+                yield received
+            finally:
+                if received.upload is not None:
+                    received.upload.discard()
             return
         folder = await run_in_threadpool(self._folder)
         try:
@@ -84,7 +95,18 @@ class JobIntake:
         self._incoming.mkdir(mode=0o700, parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(dir=self._incoming))
 
-    async def _from_form(self, request: Request, folder: Path) -> Received:
+    def _from_json(self, data: bytes) -> Received[Asked]:
+        asked = _parsed(data, self._model)
+        if not isinstance(asked, LabelsRequest) or asked.images is None:
+            return Received(asked, None)
+        if asked.features is not None:
+            raise InvalidSetting("the request holds images and feature vectors; send one of the two")
+        upload = upload_of_images(
+            [(image.name, image.data) for image in asked.images], folder=self._incoming, limits=self._limits
+        )
+        return Received(asked.model_copy(update={"images": None}), upload)
+
+    async def _from_form(self, request: Request, folder: Path) -> Received[Asked]:
         _, options = parse_options_header(request.headers.get("content-type", ""))
         boundary = options.get(b"boundary")
         if not boundary:
@@ -98,6 +120,7 @@ class JobIntake:
             form = _Form(
                 cast("BinaryIO", spool),
                 writer,
+                self._model,
                 is_ours=boundary.startswith(OUR_BOUNDARY),
                 max_image_bytes=self._limits.max_image_bytes,
             )
@@ -114,17 +137,20 @@ class JobIntake:
             return await run_in_threadpool(form.received)
 
 
-class _Form:
+class _Form(Generic[Asked]):
     """Handles the parts of one form, one at a time, as the parser finds them."""
 
-    def __init__(self, spool: BinaryIO, writer: UploadWriter, *, is_ours: bool, max_image_bytes: int) -> None:
+    def __init__(
+        self, spool: BinaryIO, writer: UploadWriter, model: type[Asked], *, is_ours: bool, max_image_bytes: int
+    ) -> None:
         self.is_complete = False
-        self._spool, self._writer, self._is_ours = spool, writer, is_ours
+        self._spool, self._writer, self._model, self._is_ours = spool, writer, model, is_ours
+        self._files = _FEW_FILES if model is LabelsRequest else _FILES
         self._most = {"request": MAX_JSON_BYTES, "images": max_image_bytes}
-        self._request: JobRequest | None = None
+        self._request: Asked | None = None
         self._kind = ""
         self._field = self._file_name = ""
-        self.part_bytes = self._count = 0
+        self.part_bytes = self._count = self._images = 0
         self._name = self._value = self._disposition = b""
 
     def callbacks(self) -> dict[str, object]:
@@ -167,14 +193,19 @@ class _Form:
         if field == "request":
             if self._request is not None:
                 raise InvalidSetting("the form has two parts named request")
-        elif field not in _FILES:
-            raise InvalidSetting(f"the form has a part {field[:100]!r}; known are request, {', '.join(_FILES)}")
+        elif field not in self._files:
+            known = f"known are request, {', '.join(self._files)}"
+            elsewhere = "; send it to /v1/jobs" if field in _FILES else ""
+            raise InvalidSetting(f"the form has a part {field[:100]!r}; {known}{elsewhere}")
         elif self._kind and (self._kind, field) != ("images", "images"):
             raise InvalidSetting("send either images (any number), or one archive, or one parquet")
         else:
             self._kind = field
         if field == "images" and not file_name:
             raise InvalidSetting("every part named images needs a file name; it becomes the source of its label")
+        if field == "images" and self._model is LabelsRequest:
+            self._images += 1
+            _refuse_many("images", self._images)
         self._field, self._file_name, self.part_bytes = field, file_name, 0
         self._spool.seek(0)
         self._spool.truncate()
@@ -190,7 +221,7 @@ class _Form:
     def _end(self) -> None:
         self._spool.seek(0)
         if self._field == "request":
-            self._request = _job_request(self._spool.read())
+            self._request = _parsed(self._spool.read(), self._model)
         elif self._field == "images":
             self._writer.add_image(self._file_name, self._spool.read())
         elif self._field == "archive":
@@ -201,19 +232,34 @@ class _Form:
     def _all(self) -> None:
         self.is_complete = True
 
-    def received(self) -> Received:
+    def received(self) -> Received[Asked]:
         if self._request is None:
             raise HTTPException(422, "the form needs a part named request with the JSON of the job")
         if not self._kind:
             raise HTTPException(
-                422, "the form has no images, archive or parquet; send feature vectors as application/json"
+                422, f"the form has no {' or '.join(self._files)}; send feature vectors as application/json"
             )
+        if isinstance(self._request, LabelsRequest) and self._request.images is not None:
+            raise InvalidSetting("the form holds images, and so does its request; send them in one of the two")
         return Received(self._request, self._writer.finish())
 
 
-def _job_request(data: bytes) -> JobRequest:
+def _refuse_many(what: str, count: int) -> None:
+    if count > MAX_SYNCHRONOUS_QUERIES:
+        raise TooLarge(
+            f"one request takes at most {MAX_SYNCHRONOUS_QUERIES} {what}; send more as a job: POST /v1/jobs takes "
+            "files, a zip or Parquet, and GET /v1/jobs/{job_id}/labels gives the labels"
+        )
+
+
+def _parsed(data: bytes, model: type[Asked]) -> Asked:
     try:
-        return JobRequest.model_validate(parse_json(data))
+        document: Any = parse_json(data)
+        if model is LabelsRequest and isinstance(document, dict):
+            for field, what in (("images", "images"), ("features", "feature vectors")):
+                if isinstance(sent := document.get(field), list):
+                    _refuse_many(what, len(sent))
+        return model.model_validate(document)
     except ValidationError as error:
         fields = error.errors(include_input=False, include_url=False, include_context=False)
         raise RequestValidationError([{**field, "loc": ("body", *field["loc"])} for field in fields]) from None

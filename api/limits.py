@@ -55,7 +55,9 @@ MAX_STRANGERS_BYTES: Final = 16 * 1024
 MAX_FEATURES_JSON_BYTES: Final = 16 * 1024 * 1024
 """Largest job with feature vectors as JSON; more vectors come in Parquet, which takes a fraction of the memory."""
 MAX_LABELS_BYTES: Final = 32 * 1024 * 1024
-"""64 vectors of 16,384 numbers as JSON text."""
+"""64 vectors of 16,384 numbers as JSON text, or 24 MiB of images in base64."""
+MAX_LABELS_FORM_BYTES: Final = 256 * 1024 * 1024
+"""64 photographs of 4 MiB as files of a form, which lie on the disk while they arrive."""
 MAX_POLL_BYTES: Final = 1024 * 1024
 FORM_OVERHEAD_BYTES: Final = 64 * 1024 * 1024
 """Allowance for a form's part heads and the request itself, besides its images."""
@@ -125,7 +127,7 @@ def most_bytes(path: str, *, is_form: bool, limits: LimitsTable) -> int:
         return limits.max_upload_bytes + FORM_OVERHEAD_BYTES if is_form else MAX_FEATURES_JSON_BYTES
     return {
         "/v1/enrolments": MAX_STRANGERS_BYTES,
-        "/v1/labels": MAX_LABELS_BYTES,
+        "/v1/labels": MAX_LABELS_FORM_BYTES if is_form else MAX_LABELS_BYTES,
         "/v1/messages": MAX_MESSAGE_BYTES,
         "/v1/messages:poll": MAX_POLL_BYTES,
     }.get(path, MAX_JSON_BYTES)
@@ -340,6 +342,10 @@ class Uploads:
             del self._used[token_id]
 
 
+_IN_SEVERAL: Final = "Send it in several, and vectors as Parquet"
+_AS_A_JOB: Final = "Send images as files of a form, and more of them as a job (POST /v1/jobs)"
+
+
 class Body:
     """An arriving request body: bounded in size and time, and counted until it is read.
 
@@ -349,6 +355,7 @@ class Body:
         most: largest size in bytes.
         stated: size in bytes from the head; None if it comes in chunks.
         uploads: counts its bytes; None if it becomes no upload.
+        instead: advises who sends more than that.
     """
 
     def __init__(
@@ -359,8 +366,10 @@ class Body:
         most: int,
         stated: int | None,
         uploads: Uploads | None = None,
+        instead: str = _IN_SEVERAL,
     ) -> None:
         self._receive, self._bodies, self._most, self._stated = receive, bodies, most, stated
+        self._instead = instead
         self._uploads, self._owner, self._counted = uploads, "", 0
         self.is_read = stated == 0
         self._size = 0
@@ -376,7 +385,7 @@ class Body:
             QuotaUsedUp, StorageFull: see `Uploads.add`.
         """
         if self._stated is not None and self._stated > self._most:
-            raise too_large(self._most, self._stated)
+            raise too_large(self._most, self._stated, instead=self._instead)
         if sender == "token":
             self._owner = name
             self.count(self._stated or 0)
@@ -409,7 +418,7 @@ class Body:
         if not message.get("more_body", False):
             self.end()
         if self._size > self._most:
-            raise too_large(self._most)
+            raise too_large(self._most, instead=self._instead)
         self.count(self._size)
         return message
 
@@ -439,10 +448,10 @@ class Body:
             slots.give_back(name)
 
 
-def too_large(most: int, found: int | None = None) -> TooLarge:
+def too_large(most: int, found: int | None = None, *, instead: str = _IN_SEVERAL) -> TooLarge:
     """Return the refusal of a body above `most` bytes."""
     said = f"more than {most} bytes" if found is None else f"{found} bytes"
-    return TooLarge(f"the body has {said}; at most {most} are taken. Send it in several, and vectors as Parquet")
+    return TooLarge(f"the body has {said}; at most {most} are taken. {instead}")
 
 
 class Limits:
@@ -482,7 +491,8 @@ class Limits:
         # Health checks are never limited, however many requests are in progress.
         client = "" if scope["path"] in HEALTH else address_group((scope.get("client") or ("unknown", 0))[0])
         uploads = self._uploads if scope["path"] in UPLOADS else None
-        body = scope[BODY_KEY] = Body(receive, self._bodies, most=most, stated=stated, uploads=uploads)
+        instead = _AS_A_JOB if scope["path"] == "/v1/labels" else _IN_SEVERAL
+        body = scope[BODY_KEY] = Body(receive, self._bodies, most=most, stated=stated, uploads=uploads, instead=instead)
         try:
             if client:
                 self._clients.take(client)

@@ -320,20 +320,57 @@ class JobView(View):
     """When its images, questions and labels were deleted for good."""
 
 
+class InlineImage(Request):
+    """One image file inside a JSON document."""
+
+    name: Name
+    """Becomes the `source` of its label; never a path."""
+    data: Annotated[str, Field(json_schema_extra={"contentEncoding": "base64"})]
+    """The file in base64 (RFC 4648, padded, without line breaks and without a `data:` prefix)."""
+
+
 class LabelsRequest(Request):
-    """A small synchronous request: up to 64 feature vectors."""
+    """A small synchronous request: up to 64 images or feature vectors. Images may also come as files of a form."""
 
     task_id: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    features: Annotated[list[list[PlainFloat]], Field(min_length=1, max_length=MAX_SYNCHRONOUS_QUERIES)]
+    images: Annotated[list[InlineImage], Field(min_length=1, max_length=MAX_SYNCHRONOUS_QUERIES)] | None = None
+    features: Annotated[list[list[PlainFloat]], Field(min_length=1, max_length=MAX_SYNCHRONOUS_QUERIES)] | None = None
     query_ids: Annotated[list[Name], Field(max_length=MAX_SYNCHRONOUS_QUERIES)] | None = None
-    backbone_fingerprint: Annotated[str, Field(min_length=1, max_length=200)]
+    backbone_fingerprint: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """Of the backbone that made the vectors. Images are embedded with the task's."""
     probe: Annotated[Probe | None, Field(exclude_if=lambda probe: probe is None)] = None
     wait_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 30.0
 
 
-class LabelRow(View):
+class QueryBudget(View):
+    """What a question took of the federation's budget, and what the account had spent after it."""
+
+    account: str = "federation"
+    level: Literal["instance"] = "instance"
+    """Of `share_nano`, `total_nano` and `charge_nano`; the agent's level has members of its own."""
+    share_kind: Literal["each", "running", "shared", "life"]
+    """`each`: every question costs the same. `running`: what it added to the price of its round. `shared`: an
+    attribution, because the job is priced once; its first question alone would cost the whole. `life`: the most that
+    one private image could pay here, of its own budget for life."""
+    share_nano: int | None
+    """Nano-units of mu squared. Except for `life` the shares of a job add up to its charge. Null only where the level
+    has no finite charge."""
+    total_nano: int | None
+    """What the account had posted after this question."""
+    total_epsilon: float | None
+    """That total at the account's delta, rounded up; null where something without a finite price was charged."""
+    charge_nano: int
+    """What the ledger charged for the question's round, and of `shared` for the whole job."""
+    agent_share_nano: int | None
+    agent_total_nano: int | None
+    agent_total_epsilon: float | None
+
+
+class LabelRow(QueryBudget):
     """One released answer. `noisy_votes` are released and paid for; null for the winner release.
 
+    Of images, `label` and `confidence` are those of `/v1/jobs/{job_id}/labels`: what all answers of the request say
+    together of this image, also where its own question has none. Of vectors, `label` is the released answer alone.
     Of attributes no one is the label: `label` is -1, and `noisy_votes` has a count for each.
     """
 
@@ -341,6 +378,9 @@ class LabelRow(View):
     source: str
     label: int
     label_name: str | None
+    confidence: float | None = None
+    """Calibrated probability that `label` is right (docs/labels.md); null for vectors, attributes, and where nothing
+    was answered."""
     status: Literal["answered", "abstained", "refused_budget", "failed_quorum"]
     noisy_votes: list[float] | None = None
     mu_squared: float | None = None
@@ -581,6 +621,25 @@ class Page(View):
     """One page of a list; ask again with `after=next` for more."""
 
     next: str | None = None
+
+
+class QueryBudgetView(QueryBudget):
+    """One question of a job, and its budget."""
+
+    job_id: str
+    number: int
+    """Its place in the job, from 0."""
+    query_id: str
+    source: str | None
+    """Its image; null for a viewer, and where the job's files were deleted."""
+    status: Literal["answered", "abstained", "refused_budget", "failed_quorum"]
+    release: Literal["winner", "histogram"]
+
+
+class QueryBudgetPage(Page):
+    """Budgets of queries, newest first."""
+
+    items: tuple[QueryBudgetView, ...]
 
 
 class JobPage(Page):

@@ -19,14 +19,14 @@ import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ from PIL import Image
 from feature_store.backbones.backbone import Backbone, ImageLike, decode_for, prepare_image
 from feature_store.backbones.spec import Transform
 from feature_store.decode import Skipped, png_thumbnail
-from feature_store.rows import usable_rows
+from feature_store.rows import quantize, usable_rows
 from feature_store.same_images import find_same_images, keep_first, named, refusal, refuse_same_bytes
 from feature_store.shard import MANIFEST_NAME, Shard
 from feature_store.shard_writer import ShardWriter
@@ -52,7 +52,10 @@ _AT_ONCE = 8
 
 
 _MOST_SKIPPED = 4096
-"""Images that cannot be used in one batch: after so many it ends, so that they are not tried again after a crash."""
+"""Images that need no forward pass in one batch: after so many it ends, so that they are not read again after a
+crash."""
+
+NOTHING_KNOWN: Final[Mapping[bytes, NDArray[np.int16]]] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +68,7 @@ class Loaded:
         thumbnail: PNG bytes, where they are kept.
         reason: why it cannot be used.
         digest: of its bytes; empty where nobody looks for equal images.
+        row: its quantized feature, int16, where it is known already; then it has no pixels.
     """
 
     index: int
@@ -72,6 +76,7 @@ class Loaded:
     thumbnail: bytes | None = field(repr=False)
     reason: str
     digest: bytes = field(default=b"", repr=False)
+    row: NDArray[np.int16] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,25 +98,29 @@ def load_image(
     transform: Transform,
     *,
     digester: SiteKey | None = None,
+    known: Mapping[bytes, NDArray[np.int16]] = NOTHING_KNOWN,
     keep_thumbnail: bool = False,
 ) -> Loaded:
     """Read, decode and prepare one image.
 
     Args:
         digester: makes the digest by which equal images are found; none where None.
+        known: the rows of images that are embedded already, by their digests; these are not decoded.
         keep_thumbnail: whether to make a picture for reports; of public images only.
     """
     try:
         file = images.file(index)
-        image = images.read(index) if file is None else decode_for(file, transform, max_pixels=images.max_pixels)
         thumbnail, digest = None, b""
+        if digester is not None:
+            digest = digester.digest("image", (file,) if isinstance(file, bytes) else image_blocks(images, index))
+            if (row := known.get(digest)) is not None:
+                return Loaded(index, None, None, "", digest, row)
+        image = images.read(index) if file is None else decode_for(file, transform, max_pixels=images.max_pixels)
         if keep_thumbnail:
             picture = image
             if not isinstance(picture, Image.Image):
                 picture = Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture)
             thumbnail = png_thumbnail(picture, side=_THUMBNAIL_PIXELS)
-        if digester is not None:
-            digest = digester.digest("image", (file,) if isinstance(file, bytes) else image_blocks(images, index))
         return Loaded(index, prepare_image(image, transform), thumbnail, "", digest)
     except (UnreadableImage, BadData) as error:
         return Loaded(index, None, None, str(error))
@@ -207,16 +216,23 @@ def append_batch(
     """
     items = batch.items
     skipped = list(images.left_out) if writer.position == 0 else []
-    skipped += [Skipped(images.names[item.index], item.reason) for item in items if item.pixels is None]
+    skipped += [
+        Skipped(images.names[item.index], item.reason) for item in items if item.pixels is None and item.row is None
+    ]
     loaded = [item for item in items if item.pixels is not None]
     usable = usable_rows(batch.features)
     blank = [item for item, good in zip(loaded, usable, strict=True) if not good]
     kept = [item for item, good in zip(loaded, usable, strict=True) if good]
     skipped += [Skipped(images.names[item.index], "its feature is zero or not finite") for item in blank]
+    features: NDArray[np.floating] | NDArray[np.int16] = batch.features[usable]
+    if known := {item.index: item.row for item in items if item.row is not None}:
+        rows = dict(zip((item.index for item in kept), quantize(features.astype(np.float64)), strict=True)) | known
+        kept = [item for item in items if item.index in rows]
+        features = np.stack([rows[item.index] for item in kept])
     indexes = np.array([item.index for item in kept], dtype=np.int64)
     digests = b"".join(item.digest for item in kept)
     writer.append(
-        batch.features[usable],
+        features,
         labels[indexes],
         [images.names[item.index] for item in kept],
         thumbnails=[item.thumbnail or b"" for item in kept] if keep_thumbnails else None,
@@ -295,6 +311,7 @@ def embed_source(
     key: SiteKey | Path | None = None,
     scanned: Progress | None = None,
     max_records: int | None = None,
+    update: bool = False,
     random_bytes: Callable[[int], bytes] = os.urandom,
     embedder: Embedder | None = None,
 ) -> EmbedReport:
@@ -302,6 +319,10 @@ def embed_source(
 
     An interrupted run leaves a hidden folder beside `out`; the same call goes on from there, and gives the same
     features. A finished shard of the same job is left as it is and reported.
+
+    With `update`, a finished private shard is brought up to date with its source in one step. An image whose bytes it
+    holds, or an interrupted run embedded, is not embedded again. A record of the same image, label and person keeps its
+    id. The whole source is compared anew, so the result has the records of a shard that is made from nothing.
 
     Args:
         source: an ImageSource, or what `open_source` opens.
@@ -325,6 +346,7 @@ def embed_source(
         scanned: called while private images are compared before they are embedded, with (images read, images in all).
         max_records: a public bound on the records of a private shard, declared in advance and kept by it: more are
             refused. Tasks whose models need half the noise where it is kept name it (labeler.setting).
+        update: bring a private shard that is there up to date, whatever its source held before.
         random_bytes: source of record ids and row order; the operating system's except in simulations.
         embedder: loads and embeds elsewhere (feature_store.cluster.embedding, decode_process); this process when None.
 
@@ -350,36 +372,29 @@ def embed_source(
         raise InvalidSetting(
             f"the shard is to be written to {str(path)!r}, which is there already and is no shard; name a new folder"
         )
+    if update and (public or embedder is not None):
+        raise InvalidSetting("only a private shard is brought up to date, and in one process")
     keep_thumbnails = public if thumbnails is None else thumbnails
     policy: Duplicates = duplicates or ("keep-all" if public else "keep-first")
-    images = open_source(source) if isinstance(source, str | Path) else source
-    if public:
-        check_names_are_text(images.names)
-    if classes is None and not public and images.label_names and not images.names_are_declared:
-        raise InvalidSetting(
-            "name the public class list (--classes): this source only knows the labels of its own records, and a list "
-            "read off private records would tell which classes are present"
-        )
-    names = tuple(images.label_names if classes is None else classes)
-    labels = match_labels(images, names, public=public)
-    notes = _notes(images, names, given=classes is not None, public=public)
-    named_people = None if persons is None else persons.of(images)
+    listed = list_source(source, classes=classes, public=public, persons=persons)
+    images, names, labels, notes = listed.images, listed.classes, listed.labels, listed.notes
     network = backbone() if callable(backbone) else backbone
     passes = -(-(batch_size or (CHECKPOINT if network.batch_size == 1 else 1)) // network.batch_size)
 
     digester = None if public else _site_key(path, key)
     sent = partial(load_image, images, transform=network.transform, keep_thumbnail=keep_thumbnails)
+    known = NOTHING_KNOWN
 
     def here(indices: range) -> Generator[Embedded]:
-        one, size = partial(sent, digester=digester), passes * network.batch_size
+        one, size = partial(sent, digester=digester, known=known), passes * network.batch_size
         with closing(loaded_batches(one, indices, batch_size=size, threads=threads or all_cores())) as batches:
             yield from embedded_batches(network, batches)
 
     people = None
-    if named_people is not None and digester is not None:
-        people = digester.digests("person", [name.encode() for name in named_people])
+    if listed.people is not None and digester is not None:
+        people = digester.digests("person", [name.encode() for name in listed.people])
     job = _job_digest(images, network, names, labels, public=public, thumbnails=keep_thumbnails, people=people)
-    if path.exists():
+    if path.exists() and not update:
         return _report_finished(path, job, images, notes, policy, max_records, digester)
     with (
         _while_there_is_room(path),
@@ -394,9 +409,13 @@ def embed_source(
             site_key=None if digester is None else digester.name,
             max_records=max_records,
             attributes=isinstance(images, AttributeSource),
+            update=update,
             random_bytes=random_bytes,
         ) as writer,
     ):
+        if update:
+            writer.check_replaced(knows_persons=people is not None)
+            known = writer.known_rows()
         resumed_from = writer.position
         total = len(images.names)
         if policy == "refuse" and digester is not None and not resumed_from:
@@ -437,6 +456,42 @@ def embed_source(
         shared=first.shared,
         listed=same_images_list(path),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Listed:
+    """A source whose labels and people were found to be right, before anything is embedded.
+
+    Attributes:
+        classes: the class list.
+        labels: places in it; see `match_labels`.
+        people: the person of each image; None where nobody says.
+        notes: sentences a person should read.
+    """
+
+    images: ImageSource = field(repr=False)
+    classes: tuple[str, ...]
+    labels: NDArray[np.int16] = field(repr=False)
+    people: Sequence[str] | None = field(repr=False)
+    notes: tuple[str, ...]
+
+
+def list_source(
+    source: ImageSource | str | Path, *, classes: Sequence[str] | None, public: bool, persons: PersonColumn | None
+) -> Listed:
+    """Open a source and match its labels and people; see `embed_source` for arguments and errors."""
+    images = open_source(source) if isinstance(source, str | Path) else source
+    if public:
+        check_names_are_text(images.names)
+    if classes is None and not public and images.label_names and not images.names_are_declared:
+        raise InvalidSetting(
+            "name the public class list (--classes): this source only knows the labels of its own records, and a list "
+            "read off private records would tell which classes are present"
+        )
+    names = tuple(images.label_names if classes is None else classes)
+    labels = match_labels(images, names, public=public)
+    notes = _notes(images, names, given=classes is not None, public=public)
+    return Listed(images, names, labels, None if persons is None else persons.of(images), notes)
 
 
 def same_images_list(shard: Path) -> Path:

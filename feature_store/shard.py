@@ -14,8 +14,9 @@ A shard is a folder:
     answers-for.json     private shards that answer: {"version", "agent", "journal": hash of the first entry of its
                          ledger, which is salted}
 
-Once deleted records were erased (`feature_store.shard_writer.erase_deleted`), the files of rows have a number in their
-names: `features.1.npy`. The manifest says which, so its rename alone goes over from the old files to the new.
+Once deleted records were erased, or the shard was brought up to date (`feature_store.shard_writer`), the files of rows
+have a number in their names: `features.1.npy`. The manifest says which, so its rename alone goes over from the old
+files to the new.
 
 Rows of a private shard are in random order, so that a row number says nothing about the source's order. Its folder and
 files are their owner's alone (labeler.system.files).
@@ -73,7 +74,7 @@ class Shard:
         record_ids: int64, shape (n,).
         persons: int64, shape (n, 2), equal for records of one person; None where the shard knows none. Secret.
         image_digests: int64, shape (n, 2), equal for equal images; None where they were not compared. Secret.
-        classes, fingerprint, backbone, dimension, job: see `Manifest`.
+        classes, fingerprint, backbone, dimension, erasures, job: see `Manifest`.
         has_attributes: whether a record may have any number of the classes, rather than exactly one.
         knows_persons: whether it was set up with the person of each record; a public fact.
         max_records: a public bound on its records, declared when it was set up; None where nothing was declared.
@@ -98,6 +99,7 @@ class Shard:
         self.knows_persons = self.persons is not None
         self.max_records = manifest.max_records
         self.site_key = manifest.site_key
+        self.erasures = manifest.erasures
         self.job = manifest.job
 
     @classmethod
@@ -554,7 +556,8 @@ class Manifest(BaseModel):
         job: digest of the source and settings it was made from; empty if unknown.
         files: checksum per file name.
         deleted: record ids that must never be used again, ascending.
-        erasures: how often deleted records were erased, which is the number in the names of files.
+        erasures: how often its files were rewritten, to erase deleted records or to bring it up to date with its
+            source; the number in the names of files.
         max_records: a public bound on `records`, declared before they were counted; writing more is refused. None where
             nothing was declared.
         attributes: whether a record may have any number of the classes (feature_store.sources), and not just one.

@@ -5,7 +5,12 @@ file are valid. A crash may leave more bytes; resuming cuts them off. `finish` t
 another hidden folder and renames that folder. So a shard is complete or absent. Only their owner can read the folders
 and files of a private shard, even half-written ones.
 
+A writer with `update` may also take the place of a finished private shard: its files go into the folder of that shard
+under the next number, and one rename of the manifest goes over to them. Ids and features of images that are there
+already stay. Rows that an interrupted writer gathered of another listing are set aside and used again.
+
 `erase_deleted` rewrites a shard without its deleted records, so that their bytes are in none of its files.
+More than 600 lines: the three ways in which files of a shard are written must be read together.
 """
 
 from __future__ import annotations
@@ -41,7 +46,7 @@ from feature_store.shard import (
     sum_file,
     write_manifest,
 )
-from labeler.errors import BadData, DamagedShard, InvalidSetting
+from labeler.errors import BadData, DamagedShard, InvalidSetting, OutputInUse
 from labeler.system.files import PRIVATE_FILE, PRIVATE_FOLDER, exclusive, replace_file, sync_folder
 from labeler.system.site_key import DIGEST_WORDS, Digests
 from labeler.task import can_name_a_class
@@ -49,6 +54,10 @@ from labeler.task import can_name_a_class
 _PARTS = (
     "features", "labels", "sources", "skipped", "thumbnails", "thumbnail_sizes", "persons", "image_digests",
 )  # fmt: skip
+_STATE = "state.json"
+_OF_FEATURES = ("fingerprint", "dimension", "site_key")
+"""The parts of a writer's identity on which features and digests of images depend."""
+
 _ROWS_PER_BLOCK = 8192
 _SCANNED_BYTES = 1 << 24
 _NEWLINE = ord("\n")
@@ -86,6 +95,7 @@ class ShardWriter:
         site_key: name of the key that makes the digests of persons and images; required if there are any.
         max_records: a public bound on the records of a private shard; `finish` refuses more.
         attributes: True if a record may have any number of classes, False if it has exactly one.
+        update: take the place of a finished private shard of this path, if there is one.
         random_bytes: source of record ids and of the order of private rows.
         records: rows appended so far, those of an interrupted writer included.
         position: how far the caller had read its source (see `append`).
@@ -102,15 +112,17 @@ class ShardWriter:
     site_key: str | None = None
     max_records: int | None = None
     attributes: bool = False
+    update: bool = False
     random_bytes: Callable[[int], bytes] = os.urandom
     records: int = field(default=0, init=False)
     position: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._work = half_written(self.path)
+        self._replaced: Shard | None = None
         self._sizes = dict.fromkeys(_PARTS, 0)
         self._open = contextlib.ExitStack()
-        _check_classes(tuple(self.classes), public=self.public)
+        check_classes(tuple(self.classes), public=self.public)
         if self.dimension < 1 or not self.fingerprint:
             raise InvalidSetting(f"a shard needs a fingerprint and a dimension of at least 1, found {self.dimension}")
         if self.max_records is not None and (self.public or self.max_records < 1):
@@ -124,6 +136,9 @@ class ShardWriter:
         try:
             # Another writer may have finished between our first look and the lock.
             self._refuse_existing()
+            if self.update and self.path.exists():
+                self._replaced = Shard.open(self.path)
+                self.max_records = self.max_records or self._replaced.max_records
             self._work.mkdir(mode=self._folder_mode, exist_ok=True)
             self._work.chmod(self._folder_mode)
             self._resume()
@@ -209,6 +224,45 @@ class ShardWriter:
         """
         return Gathered(self._features(), self._labels(), self._digests("persons"), self._digests("image_digests"))
 
+    def check_replaced(self, *, knows_persons: bool) -> None:
+        """Refuse to bring a shard up to date under other settings than it was made with.
+
+        Raises:
+            InvalidSetting: its backbone, class list, site key or bound differs, or only one of both knows people.
+        """
+        shard = self._replaced
+        if shard is None:
+            return
+        theirs = (shard.is_public, shard.fingerprint, shard.classes, shard.has_attributes, shard.knows_persons)
+        ours = (self.public, self.fingerprint, tuple(self.classes), self.attributes, knows_persons)
+        if theirs != ours or shard.site_key != self.site_key or shard.max_records != self.max_records:
+            raise InvalidSetting(
+                f"shard {self.path.name!r} was made with another backbone, class list, bound on records or site key, "
+                "or with other words about people. Go back to those settings; or move the shard away, and everything "
+                "is embedded again"
+            )
+
+    def known_rows(self) -> dict[bytes, NDArray[np.int16]]:
+        """Return the features of images that were embedded already, by the digest of the image.
+
+        They come from the shard that is there, and from interrupted writers of other listings.
+        """
+        known: dict[bytes, NDArray[np.int16]] = {}
+        if self._replaced is not None and self._replaced.image_digests is not None:
+            for row in self._replaced.rows.tolist():
+                known[self._replaced.image_digests[row].astype("<i8").tobytes()] = self._replaced.features[row]
+        for folder in set_aside(self.path):
+            state = _read_state(folder, self.path.name)
+            ours = self._identity()
+            if state is None or any(state.identity.get(name) != ours[name] for name in _OF_FEATURES):
+                continue
+            shape = (state.records, self.dimension)
+            if state.records and state.sizes["image_digests"]:
+                rows = np.memmap(folder / "features", dtype="<i2", mode="r", shape=shape)
+                digests = np.fromfile(folder / "image_digests", dtype="<i8").reshape(-1, DIGEST_WORDS)
+                known |= {key.tobytes(): row for key, row in zip(digests[: state.records], rows, strict=True)}
+        return known
+
     def finish(self, *, keep: NDArray[np.bool_] | None = None) -> None:
         """Write the shard in one atomic step and remove the working folder.
 
@@ -235,7 +289,7 @@ class ShardWriter:
         if final.exists():
             shutil.rmtree(final)
         final.mkdir(mode=self._folder_mode)
-        ids = _unique_ids(len(kept), self.random_bytes)
+        ids = self._ids(kept)
         # A public shard keeps the source's order. In a private shard that order would reveal which records were
         # neighbors in a folder, so it is sorted by random id. Sorting lets an index read the file front to back.
         order = np.arange(len(kept)) if self.public else np.argsort(ids)
@@ -265,15 +319,56 @@ class ShardWriter:
             max_records=self.max_records,
             attributes=self.attributes,
             files={file.name: sum_file(file) for file in sorted(final.iterdir())},
+            erasures=0 if self._replaced is None else self._replaced.erasures + 1,
         )
         for file in final.iterdir():
             file.chmod(self._file_mode)
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
-        write_manifest(final, manifest)
-        final.rename(self.path)
-        sync_folder(self.path.parent)
+        if self._replaced is None:
+            write_manifest(final, manifest)
+            final.rename(self.path)
+            sync_folder(self.path.parent)
+        else:
+            self._take_place(self._replaced, final, manifest)
         shutil.rmtree(self._work)
+        for folder in set_aside(self.path):
+            shutil.rmtree(folder)
+
+    def _take_place(self, shard: Shard, final: Path, manifest: Manifest) -> None:
+        """Move finished files into the folder of a shard, and go over to them by its manifest."""
+        with exclusive(self.path / ".lock", f"shard {self.path.name!r}"):
+            now = Shard.open(self.path, verify=False)
+            if (now.version, now.max_records) != (shard.version, self.max_records):
+                raise OutputInUse(
+                    f"shard {self.path.name!r} was changed while it was brought up to date, by a deletion for example; "
+                    "give the same command again, nothing is embedded a second time"
+                )
+            try:
+                for name in manifest.files:
+                    (final / name).rename(self.path / manifest.stored(name))
+                sync_folder(self.path)
+                write_manifest(self.path, manifest)
+            finally:
+                _remove_unlisted(self.path, read_manifest(self.path))
+
+    def _ids(self, kept: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return an id for each kept row: that of the same image, label and person in the shard it replaces, or a new
+        one that nothing ever had."""
+        shard, persons, digests = self._replaced, self._digests("persons"), self._digests("image_digests")
+        ids = _unique_ids(len(kept), self.random_bytes)
+        if shard is None or shard.image_digests is None or digests is None:
+            return ids
+        while np.isin(ids, shard.record_ids).any():
+            ids = _unique_ids(len(kept), self.random_bytes)
+        known: dict[bytes, list[int]] = {}
+        theirs = _identities(shard.rows, shard.image_digests, shard.labels, shard.persons)
+        for row, key in zip(shard.rows, theirs, strict=True):
+            known.setdefault(key, []).append(int(shard.record_ids[row]))
+        for place, key in enumerate(_identities(kept, digests, self._labels(), persons)):
+            if same := known.get(key):
+                ids[place] = same.pop(0)
+        return ids
 
     def sources(self) -> list[str]:
         """Return the names of the images appended so far, in their order."""
@@ -336,7 +431,7 @@ class ShardWriter:
         self._sizes[part] += len(data)
 
     def _refuse_existing(self) -> None:
-        if self.path.exists():
+        if self.path.exists() and not self.update:
             raise InvalidSetting(f"{self.path.name!r} exists already; choose another output, or delete it first")
 
     def _identity(self) -> dict[str, Any]:
@@ -348,6 +443,7 @@ class ShardWriter:
             "job": self.job,
             "site_key": self.site_key,
             "attributes": self.attributes,
+            **({} if self._replaced is None else {"replaces": self._replaced.version}),
         }
 
     def _commit(self) -> None:
@@ -357,26 +453,21 @@ class ShardWriter:
             "position": self.position,
             "sizes": self._sizes,
         }
-        replace_file(self._work / "state.json", json.dumps(state, ensure_ascii=False).encode(), mode=self._file_mode)
+        replace_file(self._work / _STATE, json.dumps(state, ensure_ascii=False).encode(), mode=self._file_mode)
 
     def _resume(self) -> None:
-        path = self._work / "state.json"
-        if path.exists():
-            try:
-                state = json.loads(path.read_bytes())
-                sizes = {part: int(state["sizes"][part]) for part in _PARTS}
-                identity, records, position = state["identity"], int(state["records"]), int(state["position"])
-            except (ValueError, KeyError, TypeError):
-                raise DamagedShard(
-                    f"the state of the interrupted output {self.path.name!r} is damaged; "
-                    f"delete the folder {self._work.name!r} and begin again"
-                ) from None
-            if {"site_key": None} | identity != self._identity():
+        state = _read_state(self._work, self.path.name)
+        if state is not None and state.identity != self._identity():
+            if not self.update:
                 raise InvalidSetting(
                     f"an interrupted job for {self.path.name!r} had another source, backbone or class list, or site "
                     f"key; finish that one, or delete the folder {self._work.name!r} and begin again"
                 )
-            self.records, self.position, self._sizes = records, position, sizes
+            number = 1 + max((int(folder.suffix[1:]) for folder in set_aside(self.path)), default=0)
+            self._work.rename(self._work.with_name(f"{self._work.name}.{number}"))
+            self._work.mkdir(mode=self._folder_mode)
+        elif state is not None:
+            self.records, self.position, self._sizes = state.records, state.position, dict(state.sizes)
         for part in _PARTS:
             (self._work / part).touch(mode=self._file_mode)
             with (self._work / part).open("ab") as file:
@@ -386,6 +477,57 @@ class ShardWriter:
                         f"delete the folder {self._work.name!r} and begin again"
                     )
                 file.truncate(self._sizes[part])
+
+
+@dataclass(frozen=True)
+class _State:
+    """The valid part of a half-written shard.
+
+    Attributes:
+        identity: what is written; only a writer of the same may go on.
+        records, position: see `ShardWriter`.
+        sizes: valid bytes of each part.
+    """
+
+    identity: Mapping[str, Any]
+    records: int
+    position: int
+    sizes: Mapping[str, int]
+
+
+def _read_state(work: Path, name: str) -> _State | None:
+    path = work / _STATE
+    if not path.exists():
+        return None
+    try:
+        state = json.loads(path.read_bytes())
+        sizes = {part: int(state["sizes"][part]) for part in _PARTS}
+        return _State({"site_key": None} | state["identity"], int(state["records"]), int(state["position"]), sizes)
+    except (ValueError, KeyError, TypeError):
+        raise DamagedShard(
+            f"the state of the interrupted output {name!r} is damaged; delete the folder {work.name!r} and begin again"
+        ) from None
+
+
+def written_so_far(path: Path) -> int | None:
+    """Return how far an interrupted or a running writer of a shard has read its source; None where there is none."""
+    state = _read_state(half_written(path), path.name)
+    return None if state is None else state.position
+
+
+def _identities(
+    rows: NDArray[np.int64], digests: Digests, labels: NDArray[np.int16], persons: Digests | None
+) -> Iterator[bytes]:
+    """Yield what makes a record the same record for life: its image, its label and its person."""
+    for row in rows:
+        yield digests[row].tobytes() + labels[row].tobytes() + (b"" if persons is None else persons[row].tobytes())
+
+
+def set_aside(path: Path) -> list[Path]:
+    """Return the folders of interrupted writers of a shard whose listing has changed since."""
+    pattern = re.compile(re.escape(half_written(path).name) + r"\.[0-9]+")
+    found = path.parent.iterdir() if path.parent.is_dir() else ()
+    return sorted(one for one in found if pattern.fullmatch(one.name))
 
 
 def half_written(path: Path) -> Path:
@@ -490,7 +632,8 @@ def _write_features(path: Path, features: NDArray[np.int16], order: NDArray[np.i
             file.write(np.ascontiguousarray(features[order[start : start + _ROWS_PER_BLOCK]]).tobytes())
 
 
-def _check_classes(classes: tuple[str, ...], *, public: bool) -> None:
+def check_classes(classes: tuple[str, ...], *, public: bool) -> None:
+    """Refuse a class list that no shard may have; a private one needs two names that a task can ask about."""
     if len(set(classes)) != len(classes) or any(not name for name in classes):
         raise InvalidSetting("class names must be different from each other and not empty")
     # Checked before anything is embedded, because a task takes its classes from the shards that answer it.

@@ -155,7 +155,7 @@ def question_charges(task: Task, queries: int) -> dict[Level, int]:
     votes for life each image pays for its own votes, and nobody learns how many. All of it follows from the task and
     the number alone, never from a vote.
     """
-    if task.traits.single_round or task.lifetime_budget is not None or task.release == "winner":
+    if task.traits.share_kind(task) != "each":
         return {}
     return {level: -(-nano // queries) for level, nano in total_charges(task, round_sizes(task, queries)).items()}
 

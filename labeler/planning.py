@@ -55,7 +55,7 @@ from labeler.accounting.integer import epsilon_bound, papers_epsilon
 from labeler.accounting.lifetime import vote_nano
 from labeler.budget import say_epsilon
 from labeler.errors import InvalidSetting, InvalidTask
-from labeler.methods import METHODS, MethodName
+from labeler.methods import DEFAULT_METHOD, METHODS, MethodName
 from labeler.methods.sensitivity import integer_event, one_record_in_words, summed_votes
 from labeler.noise import NoiseBy, sampler_distance
 from labeler.task import Level, StatedLevel, Task
@@ -66,7 +66,7 @@ def resolve_colluding_agents(
     *,
     agents: int,
     max_dropouts: int = 0,
-    method: MethodName = "knn",
+    method: MethodName = DEFAULT_METHOD,
     dishonest_talliers: int | None = None,
 ) -> int:
     """Return the number of colluding agents of a new task: the user's number, else 1 if there are two agents or more.

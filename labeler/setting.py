@@ -17,6 +17,14 @@ from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_ser
 from labeler.descent import MOST_RECORDS
 from labeler.settings import PlainNumbers
 
+DEFAULT_DELTA: Final = 1e-5
+"""The failure probability of a guarantee that names none."""
+
+PLANNED_QUERIES: Final = 20
+PLANNED_AGENTS: Final = 3
+PLANNED_CLASSES: Final = 10
+"""The numbers of a plan that names none: there is no job yet from which they follow."""
+
 LEAST: Final = 1e-60
 """Least absolute value of a number that somebody else chooses for arithmetic on private records (labeler.steady)."""
 

@@ -8,7 +8,8 @@ so the noise is compared at one price. mu^2 falls with the square of sigma, so t
 is the same for every sigma (for winners nearly so).
 
 **Wanted tasks** (`WantedTask`): a task as people ask for it, in a task file or over REST, before the answering parties
-have decided their part. There is one model for both: a new setting of a task is written in `labeler.task` and here.
+have decided their part. There is one model for both: a new setting of a task is written in `labeler.task` and here, and
+what a task gets that leaves a setting out is decided here, for every way to ask.
 Participants, the backbone and the number of queries come from the answering parties; `settled` adds them.
 """
 
@@ -24,11 +25,11 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.errors import InvalidSetting, InvalidTask, UnsafeGrid
-from labeler.methods import MethodName, ReleaseKind
+from labeler.methods import DEFAULT_METHOD, DEFAULT_RELEASE, METHODS, MethodName, ReleaseKind
 from labeler.methods.sensitivity import largest_distance, squared_sensitivity
 from labeler.noise import TALLIERS, NoiseBy
 from labeler.planning import NO_BOUND, PrivacyStatement, price, statement
-from labeler.setting import MOST_LIFE_NANO
+from labeler.setting import DEFAULT_DELTA, MOST_LIFE_NANO
 from labeler.settings import PlainNumbers, describe_validation
 from labeler.task import MOST_CLASSES, PositiveFinite, Printable, Sigma, StatedLevel, Task, Training, parse_task
 
@@ -281,10 +282,16 @@ class LifeRequest(PlainNumbers):
         return self
 
 
+def _default_k(given: Mapping[str, Any]) -> int:
+    method = given.get("method")  # missing where it was refused
+    return 1 if method is None else METHODS[method].default_k
+
+
 class WantedTask(PlainNumbers):
     """A task as people ask for it; `labeler.task.Task` explains each field.
 
     Attributes:
+        k: that of the method when absent (`Method.default_k`).
         sigma_votes: the noise nobody can subtract, in votes; or give `epsilon` instead.
         epsilon: the wanted instance-level price; the noise is solved for it.
         colluding_agents: participants that may know their own noise, because they read the release or collude; if
@@ -297,12 +304,12 @@ class WantedTask(PlainNumbers):
 
     name: Annotated[Printable, Field(min_length=1, max_length=200)]
     classes: Annotated[tuple[Printable, ...], Field(min_length=2, max_length=MOST_CLASSES)] | None = None
-    method: MethodName = "knn"
-    k: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    method: MethodName = DEFAULT_METHOD
+    k: Annotated[int, Field(ge=1, le=1_000_000)] = Field(default_factory=_default_k)
     sigma_votes: Sigma | None = None
     epsilon: PositiveFinite | None = None
-    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
-    release: ReleaseKind = "histogram"
+    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = DEFAULT_DELTA
+    release: ReleaseKind = DEFAULT_RELEASE
     colluding_agents: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     max_dropouts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     max_agent_records: Annotated[int, Field(ge=1, le=2**40)] | None = None

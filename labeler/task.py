@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from labeler.errors import InvalidTask, UnsafeGrid
-from labeler.methods import METHODS, Method, MethodName, ReleaseKind
+from labeler.methods import DEFAULT_RELEASE, METHODS, Method, MethodName, ReleaseKind
 from labeler.methods.sensitivity import most_votes_in_a_sum
 from labeler.noise import (
     DEFAULT_SHARE_SIGMA_GRID,
@@ -88,7 +88,7 @@ class Task(PlainNumbers):
     Attributes:
         name: for people; part of the digest.
         classes: public list of class names, in label order. Never read from private data.
-        method: how an agent votes (see labeler.methods).
+        method: how an agent votes (see labeler.methods). A task names it; whoever asks need not (labeler.solving).
         k: neighbors that vote: records per query (knn), or queries per record (reverse-knn). Public,
             the same for every agent; 1 for every other method.
         sigma_votes: standard deviation, in votes, of the noise on one coordinate of the sum, without noise that
@@ -131,12 +131,12 @@ class Task(PlainNumbers):
 
     name: Annotated[Printable, Field(min_length=1, max_length=200)]
     classes: Annotated[tuple[Printable, ...], Field(min_length=2, max_length=MOST_CLASSES)]
-    method: MethodName = "knn"
+    method: MethodName
     k: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     sigma_votes: Sigma
     delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
     max_queries: Annotated[int, Field(ge=1, le=100_000_000)]
-    release: ReleaseKind = "histogram"
+    release: ReleaseKind = DEFAULT_RELEASE
     agents: Annotated[int, Field(ge=1, le=1_000_000)]
     colluding_agents: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     max_dropouts: Annotated[int, Field(ge=0, le=1_000_000)] = 0

@@ -11,6 +11,7 @@ from labeler.accounting.lifetime import set_aside_nano
 from labeler.budget import budget_for
 from labeler.errors import InvalidSetting
 from labeler.expectation import RECORDS_EACH, Expectation, expect, questions_for
+from labeler.methods import METHODS
 from labeler.methods.sensitivity import unit_in_words
 from labeler.planning import price, resolve_colluding_agents
 from labeler.solving import hint, noise_choices, solve_k, solve_queries, solve_sigma
@@ -29,7 +30,8 @@ class PlanRequest:
 
     Attributes:
         task: fields of a task, but classes and noise. If `colluding_agents` is None, it gets the value of a new task
-            (`resolve_colluding_agents`). If `ballot_radius` is "auto", `with_radius` proposes one from public images.
+            (`resolve_colluding_agents`), and k that of its method. If `ballot_radius` is "auto", `with_radius` proposes
+            one from public images.
         classes: how many there are, since names do not change the price.
         sigma: the noise, in votes.
         epsilon: the price wanted, at this `level`.
@@ -50,6 +52,8 @@ class PlanRequest:
     life_epsilon: float | None = None
 
     def __post_init__(self) -> None:
+        if self.task["k"] is None and (method := METHODS.get(self.task["method"])) is not None:
+            object.__setattr__(self, "task", {**self.task, "k": method.default_k})
         # These checks concern the request alone; the task checks its own fields.
         _check_word("solve", self.solve, (None, "sigma", "queries", "k"))
         if self.epsilon is not None and self.sigma is None and self.solve is None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, budget_for
 from labeler.errors import InvalidSetting
+from labeler.setting import DEFAULT_DELTA
 from labeler.settings import SettingsText
 from labeler.system.files import read_named
 from labeler.task import MOST_CLASSES, Level
@@ -164,7 +165,7 @@ class CoordinatorConfig(_Table):
     journal: Annotated[str, Field(min_length=1, repr=False)] = "journal.db"
     redis_url: Annotated[str, Field(min_length=1, repr=False)]
     public_url: Annotated[str, Field(pattern=r"^https?://[^\s/]+(/[^\s]*)?$")]
-    delta: Annotated[float, Field(ge=LEAST_DELTA, le=MOST_DELTA, allow_inf_nan=False)] = 1e-5
+    delta: Annotated[float, Field(ge=LEAST_DELTA, le=MOST_DELTA, allow_inf_nan=False)] = DEFAULT_DELTA
     metrics: Literal["token", "open"] = "token"
     telemetry: Literal["off", "otlp"] = "off"
     talliers: Literal[2, 3] = 3

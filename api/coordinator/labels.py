@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from PIL import Image
 
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.pricing import certified_price
+from api.coordinator.query_budgets import JobBudgets
 from api.coordinator.stores import Stores
 from api.schema import LabelRow, Thumbnail, ThumbnailsView
 from feature_store.backbones.spec import Transform
@@ -53,17 +54,19 @@ from labeler.errors import BadData, Gone, NotFound, NotReady, TooLarge
 from labeler.ledger.jobs import JobRecord, RoundRecord
 from labeler.linear_model import released_model
 from labeler.privacy_card import guarantee, privacy_card
+from labeler.query_budgets import COLUMNS
 from labeler.release import Release, release_from_bytes
 from labeler.task import Task
 
 
-def job_label_table(job_id: str, *, stores: Stores, config: CoordinatorConfig) -> pa.Table:
+def job_label_table(job_id: str, *, stores: Stores, config: CoordinatorConfig, budgets: JobBudgets) -> pa.Table:
     """Return the pseudo-label set of a completed job, with the schema of feature_store.results.pseudo_labels.
 
     Raises:
         NotFound: there is no such job.
         NotReady: it is not completed.
         BadData: its stored files cannot be read.
+        Unavailable: the budget of its questions takes longer to compute than a request waits.
     """
     job, task, kept, releases = _read(job_id, stores)
     if job.state != "completed":
@@ -88,7 +91,15 @@ def job_label_table(job_id: str, *, stores: Stores, config: CoordinatorConfig) -
         | {"mu_squared": mu_squared_of(task, job.num_queries)},
         is_seeded=any(one.is_seeded for one in releases if one is not None),
     )
-    return label_table(task, stamp, names, rounds, questions=questions.features, images=questions.images)
+    return label_table(
+        task,
+        stamp,
+        names,
+        rounds,
+        budgets=budgets.columns(job, task, kept),
+        questions=questions.features,
+        images=questions.images,
+    )
 
 
 def _read(job_id: str, stores: Stores) -> tuple[JobRecord, Task, list[RoundRecord], list[Release | None]]:
@@ -162,10 +173,20 @@ def job_model(job_id: str, *, stores: Stores, config: CoordinatorConfig) -> byte
     return made
 
 
-def label_rows(table: pa.Table) -> tuple[LabelRow, ...]:
-    """Convert the rows of a small table to their JSON form."""
-    columns, share = ["query_id", "source", "label", "label_name", "status", "noisy_votes"], question_share(table)
-    return tuple(LabelRow.model_validate(row | share) for row in table.select(columns).to_pylist())
+def label_rows(table: pa.Table, images: pa.Table | None = None) -> tuple[LabelRow, ...]:
+    """Convert the rows of a small table of questions to their JSON form.
+
+    Args:
+        images: the labels of the images that were asked about, which each row then states.
+    """
+    columns = ["query_id", "source", "label", "label_name", "status", "noisy_votes", *COLUMNS]
+    share = question_share(table)
+    said: dict[str, dict[str, Any]] = {}
+    if images is not None and "confidence" in images.column_names:  # of attributes there is one for each
+        of_images = ["source", "label", "label_name", "confidence"]
+        said = {row["source"]: row for row in images.select(of_images).to_pylist()}
+    rows = table.select(columns).to_pylist()
+    return tuple(LabelRow.model_validate(row | share | said.get(row["source"], {})) for row in rows)
 
 
 def read_names(folder: Path, job: JobRecord) -> tuple[StoredQuestions, QuestionNames]:

@@ -25,13 +25,13 @@ import select
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,6 +40,7 @@ from api.coordinator.conductor import feature_bytes
 from api.coordinator.config import RetentionTable
 from api.fair_pool import FairPool
 from feature_store.results.evaluations import EVALUATION
+from feature_store.results.image_labels import has_budgets, with_budgets, with_image_budgets
 from feature_store.results.job_process import DISK_IS_FULL, LabelingOrder
 from feature_store.results.questions import (
     IMAGE_FAILURE,
@@ -79,6 +80,8 @@ class Keeper:
 
     Args:
         table_of: makes the table of questions and answers of a completed job, from its questions and releases.
+        is_ready: returns whether `table_of` need not wait for anything; a sweep leaves other jobs for the next one.
+        budgets_of: returns the columns of budgets that files of earlier versions lack; None: they are not added.
         on_ended: called with the id of each job whose folder is found ended or was removed; may be called again.
     """
 
@@ -92,6 +95,8 @@ class Keeper:
         table_of: Callable[[str], pa.Table],
         labeller: ImageLabeler,
         clock: Clock,
+        is_ready: Callable[[JobRecord], bool] = lambda _: True,
+        budgets_of: Callable[[JobRecord], Mapping[str, Sequence[Any]]] | None = None,
         on_ended: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._folder = home / "jobs"
@@ -101,6 +106,8 @@ class Keeper:
         self._forgotten = forgotten
         self._retention = retention
         self._table_of = table_of
+        self._is_ready = is_ready
+        self._budgets_of = budgets_of
         self._labeller = labeller
         self._clock = clock
         self._bell = threading.Event()
@@ -166,14 +173,20 @@ class Keeper:
         """
         self.check(job_id)
         with suppress(FileNotFoundError):
-            return read_parquet(self._folder / job_id / LABELS)
+            return self._read_labels(job_id)
         try:
             return self._table_of(job_id)
         except LabelerError:
             # Meanwhile the file may have appeared and the questions may have been removed.
             with suppress(FileNotFoundError):
-                return read_parquet(self._folder / job_id / LABELS)
+                return self._read_labels(job_id)
             raise
+
+    def _read_labels(self, job_id: str) -> pa.Table:
+        table = read_parquet(self._folder / job_id / LABELS)
+        if self._budgets_of is None or has_budgets(table):
+            return table
+        return with_budgets(table, self._budgets_of(self._jobs.get(job_id)))
 
     def image_labels(self, job_id: str) -> pa.Table:
         """Return the label of every image of a completed job; make them now if missing.
@@ -184,7 +197,10 @@ class Keeper:
             Unavailable: it takes longer than a request waits.
             LabelerError: there are no labels, for example because nothing was answered.
         """
-        return self._read_made(job_id, IMAGE_LABELS, pq.read_table)
+        table = self._read_made(job_id, IMAGE_LABELS, pq.read_table)
+        if self._budgets_of is None or has_budgets(table):
+            return table
+        return with_image_budgets(table, self.labels(job_id))
 
     def student(self, job_id: str) -> bytes:
         """Return the student that labeled the images of a completed job; raises as `image_labels`."""
@@ -194,12 +210,17 @@ class Keeper:
         """Return the evaluation from a completed job, as JSON; raises as `image_labels`."""
         return self._read_made(job_id, EVALUATION, Path.read_bytes)
 
-    def _read_made(self, job_id: str, name: str, read: Callable[[Path], _Made]) -> _Made:
+    def want_image_labels(self, job_id: str) -> Future[None] | None:
+        """Begin to label every image of a completed job, before jobs that no request waits for.
+
+        Returns:
+            The running labeling; None if it is over, whether it succeeded or not.
+
+        Raises:
+            LabelerError: as `image_labels`.
+        """
         self.check(job_id)
         folder = self._folder / job_id
-        with suppress(FileNotFoundError):
-            if is_made(folder):
-                return _read_of(folder, name, read)
         self.labels(job_id)  # raises unless the job is completed and readable
         job = self._jobs.get(job_id)
         if not is_labelled(folder):
@@ -208,8 +229,18 @@ class Keeper:
                     f"the features of job {job_id} were deleted before its images were labeled; its questions and "
                     "answers are there (of=questions)"
                 )
-            self._write_labels(job)
-        self._labeller.wait(job)
+            if not self._write_labels(job):
+                raise being_labeled(folder)
+        return self._labeller.want(job, first=True)
+
+    def _read_made(self, job_id: str, name: str, read: Callable[[Path], _Made]) -> _Made:
+        self.check(job_id)
+        folder = self._folder / job_id
+        with suppress(FileNotFoundError):
+            if is_made(folder):
+                return _read_of(folder, name, read)
+        self.want_image_labels(job_id)
+        self._labeller.wait(self._jobs.get(job_id))
         return _read_of(folder, name, read)
 
     def sweep(self) -> None:
@@ -274,7 +305,8 @@ class Keeper:
         self._settled.add(job.job_id)
 
     def _write_labels(self, job: JobRecord) -> bool:
-        """Write questions and answers to their file unless it exists; False if the job was forgotten meanwhile.
+        """Write questions and answers to their file unless it exists; False if the job was forgotten meanwhile, or if
+        something that they need is still being made.
 
         Raises:
             LabelerError: as `table_of`; StorageFull.
@@ -282,6 +314,8 @@ class Keeper:
         path = self._folder / job.job_id / LABELS
         if path.exists():
             return True
+        if not self._is_ready(job):
+            return False
         table = self._table_of(job.job_id)
         with self._pen:
             if self._forgotten.at([job.job_id]):
@@ -369,7 +403,7 @@ class ImageLabeler:
         self._home = home
         self._order_of = order_of
         self._stopping = threading.Event()
-        self._workers = {is_small: (FairPool("labeling", threads=1), _Process()) for is_small in (True, False)}
+        self._workers = {is_small: (FairPool("labeling", threads=1), JobProcess()) for is_small in (True, False)}
 
     def want(self, job: JobRecord, *, first: bool = False) -> Future[None] | None:
         """Start the labeling of a completed job unless it is done; its questions and answers are in its folder.
@@ -417,14 +451,14 @@ class ImageLabeler:
             pool.stop()
             process.end()
 
-    def _label(self, job: JobRecord, size: int, process: _Process) -> None:
+    def _label(self, job: JobRecord, size: int, process: JobProcess) -> None:
         try:
             self._have_labeled(job, size, process)
         except Exception:
             # A defect in one job must not stop the others.
             log.exception("the images of a job could not be labeled", extra={"job_id": job.job_id})
 
-    def _have_labeled(self, job: JobRecord, size: int, process: _Process) -> None:
+    def _have_labeled(self, job: JobRecord, size: int, process: JobProcess) -> None:
         folder = self._home / "jobs" / job.job_id
         if is_labelled(folder):
             return
@@ -448,8 +482,8 @@ class ImageLabeler:
             write_failure(folder, BadData(_TOO_MUCH), name=IMAGE_FAILURE)
 
 
-class _Process:
-    """A process that labels one job after the other; an order starts it if it is not running."""
+class JobProcess:
+    """A process that works on one job after the other; an order starts it if it is not running."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

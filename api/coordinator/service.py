@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
 
@@ -29,6 +30,7 @@ from api.coordinator.invitations import Invitations
 from api.coordinator.labels import thumbnails
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.ownership import Owners, Reader, ledger_for, shown_to
+from api.coordinator.query_budgets import JobBudgets, QueryBudgetPages, RunningPrices
 from api.coordinator.retention import ImageLabeler, Keeper
 from api.coordinator.roster import Health, Roster
 from api.coordinator.stores import RoomProbe, Stores, clear_incoming, own_keys, owning_home
@@ -46,6 +48,7 @@ from api.schema import (
     JobView,
     LabelRow,
     LedgerPage,
+    QueryBudgetPage,
     TaskPage,
     TaskRequest,
     TaskView,
@@ -56,7 +59,7 @@ from feature_store.results.evidence import SignedEvidence
 from feature_store.results.questions import UPLOAD
 from labeler.driver.mail import Mailbox
 from labeler.driver.mail_redis import RedisMailbox
-from labeler.errors import NotAuthenticated, NotFound, TryAgain
+from labeler.errors import LabelerError, NotAuthenticated, NotFound, TryAgain
 from labeler.ledger.evidence import Wanted
 from labeler.ledger.tasks import TaskRecord
 from labeler.rounds.effects import Patience
@@ -97,6 +100,7 @@ class Coordinator:
         self._clock = clock
         self._stopping = threading.Event()
         self._owned = ExitStack()
+        self._query_budgets = JobBudgets(config, stores, RunningPrices(config.home))
         self._labeller = ImageLabeler(
             config.home, order_of=lambda job: labels.labeling_order(job, stores=stores, config=config)
         )
@@ -106,9 +110,13 @@ class Coordinator:
             stores.jobs,
             stores.forgotten,
             config.retention,
-            table_of=lambda job_id: labels.job_label_table(job_id, stores=stores, config=config),
+            table_of=lambda job_id: labels.job_label_table(
+                job_id, stores=stores, config=config, budgets=self._query_budgets
+            ),
             labeller=self._labeller,
             clock=clock,
+            is_ready=self._query_budgets.is_ready,
+            budgets_of=self._query_budgets.of_job,
             on_ended=self.uploads.release,
         )
         for kept in self._keeper.uploads():
@@ -140,6 +148,7 @@ class Coordinator:
         self.prices = Prices()
         self._submissions = submission.Submissions(config, stores, self._owners, self.prices, self._taken)
         self._budgets = Budgets(stores.ledger, config.delta)
+        self._query_budget_pages = QueryBudgetPages(config, stores, self._owners, self._query_budgets)
         self.estimates = Estimates(config, stores, self._owners, self.prices, self._budgets)
         self.invitations = Invitations(
             config,
@@ -212,6 +221,7 @@ class Coordinator:
         self.conductor.preparation.stop()
         self.prices.stop()
         self._labeller.stop()
+        self._query_budgets.prices.stop()
         self._mailbox.close()
         self.stores.database.close()
         self._owned.close()
@@ -284,6 +294,7 @@ class Coordinator:
         if not path.exists():  # the job has ended meanwhile
             self.uploads.release(job_id)
         self.driver.wake(job_id)
+        self._query_budgets.is_ready(self.stores.jobs.get(job_id))
 
     def job(self, job_id: str, *, reader: Reader) -> JobView:
         """Return one job."""
@@ -357,9 +368,32 @@ class Coordinator:
         limits = PixelLimits(self.config.limits.max_pixels, self.config.limits.max_job_pixels)
         return thumbnails(self.config.home / "jobs" / job_id, job, sources, limits)
 
+    def begin_labeling(self, job_id: str, *, reader: Reader) -> Future[None] | None:
+        """Begin to label the images of a completed job; None where it was sent as vectors, or nothing is left to do."""
+        if self._owners.job(reader, job_id).source != "images":
+            return None
+        try:
+            return self._keeper.want_image_labels(job_id)
+        except TryAgain:
+            raise
+        except LabelerError:
+            return None  # `label_rows` says what there is
+
     def label_rows(self, job_id: str, *, reader: Reader) -> tuple[LabelRow, ...]:
-        """Return the answers of a completed job, one by one; for small jobs."""
-        return labels.label_rows(self.results(job_id, reader=reader).labels(job_id))
+        """Return the answers of a completed job, one by one, with the labels of its images; for small jobs.
+
+        Raises:
+            TryAgain: its images are being labeled.
+        """
+        results, images = self.results(job_id, reader=reader), None
+        if self._owners.job(reader, job_id).source == "images":
+            try:
+                images = results.image_labels(job_id)
+            except TryAgain:
+                raise
+            except LabelerError:
+                pass  # nothing was answered, for example: the questions say so
+        return labels.label_rows(results.labels(job_id), images)
 
     async def events(self, job_id: str, after: str, *, reader: Reader) -> AsyncIterator[tuple[str, JobView]]:
         """Yield a job at once, and again at every change, until it is finished or the reader's token is revoked.
@@ -433,6 +467,10 @@ class Coordinator:
         """
         account = None if agent_id is None else agent_account(agent_id)
         return self._budgets.view(account=account)
+
+    def query_budgets(self, job_id: str | None, after: str | None, limit: int, *, reader: Reader) -> QueryBudgetPage:
+        """Return a page of budgets by query; see api.coordinator.query_budgets."""
+        return self._query_budget_pages.page(job_id, after, limit, reader=reader)
 
     def ledger_page(
         self, after: int, limit: int, account: str | None, search: str | None, *, reader: Reader

@@ -16,6 +16,7 @@ read through a size gauge, so that a file full of directory entries cannot exhau
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import os
@@ -158,6 +159,19 @@ class UploadWriter:
         with self._refusing():
             self._take_image(name, data)
 
+    def add_base64(self, name: str, text: str) -> None:
+        """Take one image file that came as base64; raises as `add_image`."""
+        with self._refusing():
+            if len(text) > 4 * (self._limits.max_image_bytes // 3 + 1):
+                raise self._image_too_large(name)
+            try:
+                data = base64.b64decode(text, validate=True)
+            except ValueError:  # also raised by letters that are not ASCII
+                self._begin("images", None)
+                self._note_bad(name, "its data is not base64 with padding, without line breaks and without a prefix")
+            else:
+                self._take_image(name, data)
+
     def add_zip(self, file: BinaryIO) -> None:
         """Take every image file of a zip; hidden files are skipped, and a nested zip is not an image.
 
@@ -257,20 +271,26 @@ class UploadWriter:
 
     def _take_image(self, name: str, data: bytes) -> None:
         if len(data) > self._limits.max_image_bytes:
-            raise TooLarge(
-                f"image {name[:100]!r} has more than the {self._limits.max_image_bytes} bytes one image may have"
-            )
+            raise self._image_too_large(name)
         self._begin("images", None)
         reason, pixels = look_at_header(data, max_pixels=self._limits.max_pixels)
         if reason is not None:
-            self._bad.append(f"{name[:100]!r} ({reason})")
-            if len(self._bad) >= MAX_BAD:
-                raise self._unreadable()
+            self._note_bad(name, reason)
             return
         self._total_pixels += pixels
         if self._total_pixels > self._limits.max_job_pixels:
             raise TooLarge(job_pixels_refusal(self.count + 1, self._total_pixels, self._limits.max_job_pixels))
         self._append([(tidy_name(name), data)])
+
+    def _image_too_large(self, name: str) -> TooLarge:
+        return TooLarge(
+            f"image {name[:100]!r} has more than the {self._limits.max_image_bytes} bytes one image may have"
+        )
+
+    def _note_bad(self, name: str, reason: str) -> None:
+        self._bad.append(f"{name[:100]!r} ({reason})")
+        if len(self._bad) >= MAX_BAD:
+            raise self._unreadable()
 
     def _take_features(self, names: Sequence[str], features: NDArray[np.floating | np.int16]) -> None:
         if features.ndim != 2 or not features.shape[1]:
@@ -382,6 +402,14 @@ def upload_of_features(
     """Make an upload of feature vectors from the request itself; raises as `UploadWriter.add_features`."""
     with UploadWriter(folder, limits) as writer:
         writer.add_features(features, ids)
+        return writer.finish()
+
+
+def upload_of_images(images: Sequence[tuple[str, str]], *, folder: Path, limits: LimitsTable) -> Upload:
+    """Make an upload of names and base64 from the request itself; raises as `UploadWriter.add_image`."""
+    with UploadWriter(folder, limits) as writer:
+        for name, text in images:
+            writer.add_base64(name, text)
         return writer.finish()
 
 

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Query, Response
 
 from api import examples
 from api.access import Route
-from api.documentation import AgentId, Limit, Who, answers
+from api.documentation import MAX_ID_LENGTH, After, AgentId, Limit, Who, answers
 from api.limits import Slots
-from api.schema import BudgetView, LedgerPage
+from api.schema import BudgetView, LedgerPage, QueryBudgetPage
 from labeler.ledger.evidence import Wanted
 
 if TYPE_CHECKING:
@@ -39,6 +39,25 @@ def budget_routes(coordinator: Coordinator) -> APIRouter:
     )
     def read_agent_budget(agent_id: AgentId) -> BudgetView:
         return coordinator.budget(agent_id)
+
+    @router.get(
+        "/v1/budget/queries",
+        summary="Read the budget of every query",
+        description="What each question took of the federation's budget, and the account's total after it: the last "
+        "question of the newest job first, of one job or of all that the token may see. `share_kind` says what a share "
+        "is; except for `life` those of a job add up to its charge in the ledger. A question has a row once its "
+        "charge is final. 503 while prices of winners are computed.",
+        responses=answers("One page of queries", examples.QUERY_BUDGETS, problems=(404, 422)),
+    )
+    def read_query_budgets(
+        who: Who,
+        job_id: Annotated[
+            str | None, Query(max_length=MAX_ID_LENGTH, examples=[examples.JOB_ID], description="only of this job")
+        ] = None,
+        after: After = None,
+        limit: Limit = 100,
+    ) -> QueryBudgetPage:
+        return coordinator.query_budgets(job_id, after, limit, reader=who)
 
     @router.get(
         "/v1/ledger",

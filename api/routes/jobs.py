@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,11 +34,12 @@ from api.documentation import (
     problem,
 )
 from api.exports import EXPORTS
-from api.job_intake import JobIntake, Received
-from api.limits import Slots, TooManyRequests
+from api.job_intake import Intake, Received
+from api.limits import BODY_KEY, Slots, TooManyRequests
 from api.request_context import unless_stopping, until_stopping
 from api.schema import (
     FINISHED,
+    MAX_SYNCHRONOUS_QUERIES,
     MAX_THUMBNAILS,
     EstimateRequest,
     EstimateView,
@@ -58,6 +60,7 @@ from api.schema import (
     ThumbnailsView,
 )
 from feature_store.results.exports import ROWS_PER_CHUNK
+from labeler.errors import TryAgain
 
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
@@ -91,6 +94,21 @@ _FORM: dict[str, Any] = {
     },
     "example": {"request": '{"task_id": "' + examples.TASK_ID + '"}', "images": ["(bytes of photo-1.jpg)"]},
 }
+_FEW_IMAGES: dict[str, Any] = {
+    "schema": {
+        "type": "object",
+        "required": ["request", "images"],
+        "properties": {
+            "request": {"type": "string", "description": "LabelsRequest as JSON, without images and features"},
+            "images": {
+                "type": "array",
+                "items": {"type": "string", "format": "binary"},
+                "maxItems": MAX_SYNCHRONOUS_QUERIES,
+            },
+        },
+    },
+    "example": {"request": '{"task_id": "' + examples.TASK_ID + '"}', "images": ["(bytes of photo-1.jpg)"]},
+}
 _LINKS = {
     "Location": {"description": "where the job can be read", "schema": {"type": "string"}},
     "Retry-After": {"description": "seconds", "schema": {"type": "integer"}},
@@ -100,7 +118,7 @@ _LINKS = {
 def job_routes(coordinator: Coordinator) -> APIRouter:
     """Routes under /v1/jobs."""
     router = APIRouter(tags=["jobs"], route_class=Route)
-    intake = JobIntake(coordinator.config.home, coordinator.config.limits)
+    intake = Intake(coordinator.config.home, coordinator.config.limits, JobRequest)
     pictures = Slots("requests for pictures", each=1, total=MAX_PICTURES)
     labeling = Slots("requests for labels of images", each=MAX_LABELING_OF_A_TOKEN, total=MAX_LABELING)
     streams = Slots("event streams", each=MAX_STREAMS_OF_A_TOKEN, total=MAX_STREAMS)
@@ -110,7 +128,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     def writers() -> CapacityLimiter:
         return CapacityLimiter(WRITERS)
 
-    async def take(received: Received, who: Reader, key: str | None) -> JobView:
+    async def take(received: Received[JobRequest], who: Reader, key: str | None) -> JobView:
         step = partial(coordinator.submit, received.request, received.upload, reader=who, idempotency_key=key)
         return await to_thread.run_sync(step, limiter=writers())
 
@@ -371,17 +389,21 @@ def label_routes(coordinator: Coordinator) -> APIRouter:
     """Route /v1/labels."""
     router = APIRouter(tags=["labels"], route_class=Route)
     waits = Slots("waiting requests", each=MAX_WAITING, total=MAX_WAITING)
+    intake = Intake(coordinator.config.home, coordinator.config.limits, LabelsRequest)
 
     @router.post(
         "/v1/labels",
         response_model=LabelsView,
         summary="Ask for a few labels and wait",
-        description="Up to 64 feature vectors. 200 with the labels, or 202 with the place of the job when it takes "
-        "longer than wait_s. It is a job like any other: priced, reserved, in the ledger.",
+        description=f"Up to {MAX_SYNCHRONOUS_QUERIES} images, as files of a form or as base64 in JSON, or feature "
+        "vectors. Images are embedded with the task's backbone, and each row has the label and its confidence. 200 "
+        "with the labels, or 202 with the place of the job when it takes longer than wait_s. It is a job like any "
+        "other: priced, reserved, in the ledger. An image that cannot be read is a 422 that names it, and nothing is "
+        "charged. More images are a 413: send them to `/v1/jobs`.",
         responses=answers(
             "The labels",
             examples.LABELS,
-            problems=(404, 413, 415, 422),
+            problems=(404, 410, 413, 415, 422),
             status_202={
                 "description": "It takes longer; read the job",
                 "model": LabelsView,
@@ -389,36 +411,61 @@ def label_routes(coordinator: Coordinator) -> APIRouter:
             },
             status_409=problem(409, **BUDGET_REFUSAL),
         ),
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {
+                    "application/json": body(LabelsRequest, examples.LABELS_REQUEST),
+                    "multipart/form-data": _FEW_IMAGES,
+                },
+            }
+        },
     )
     async def ask(
-        request: Annotated[LabelsRequest, Body(examples=[examples.LABELS_REQUEST])],
-        http: Request,
-        response: Response,
-        who: Who,
-        idempotency_key: IdempotencyKey = None,
+        http: Request, response: Response, who: Who, idempotency_key: IdempotencyKey = None
     ) -> LabelsView | Response:
-        job = JobRequest.model_validate(request.model_dump(exclude={"wait_s"}))
-        view: JobView = await run_in_threadpool(
-            coordinator.submit, job, None, reader=who, idempotency_key=idempotency_key
-        )
+        async with intake.receive(http) as received:
+            asked = received.request
+            job = JobRequest.model_validate(asked.model_dump(exclude={"wait_s", "images"}))
+            view: JobView = await run_in_threadpool(
+                coordinator.submit, job, received.upload, reader=who, idempotency_key=idempotency_key
+            )
+        # Its upload counts as the job's from here on, and not a second time while the request waits.
+        http.scope[BODY_KEY].close()
+        until_s = time.monotonic() + asked.wait_s
+        rows: tuple[LabelRow, ...] | None = None
         # If too many wait already, answer with the job's address.
         with contextlib.suppress(TooManyRequests), waits.hold(who.token_id):
-            view = await _finished(coordinator, http, view, request.wait_s, who)
-        if view.state not in FINISHED:
+            view = await _finished(coordinator, http, view, asked.wait_s, who)
+            rows = ()
+            if view.state == "completed":
+                # The token may have been revoked during the wait.
+                await run_in_threadpool(coordinator.check_token, who)
+                rows = await _rows(coordinator, http, view.job_id, until_s, who)
+        if view.problem is not None:
+            return problems.render(view.problem.model_dump() | {"job_id": view.job_id, "instance": http.url.path})
+        if view.state not in FINISHED or rows is None:
             response.status_code = 202
             response.headers["Location"] = f"/v1/jobs/{view.job_id}"
             response.headers["Retry-After"] = "1"
             return LabelsView(job_id=view.job_id, state=view.state, price=view.price)
-        if view.problem is not None:
-            return problems.render(view.problem.model_dump() | {"job_id": view.job_id, "instance": http.url.path})
-        rows: tuple[LabelRow, ...] = ()
-        if view.state == "completed":
-            # The token may have been revoked during the wait.
-            await run_in_threadpool(coordinator.check_token, who)
-            rows = await run_in_threadpool(coordinator.label_rows, view.job_id, reader=who)
-        return LabelsView(job_id=view.job_id, state=view.state, price=view.price, labels=tuple(rows))
+        return LabelsView(job_id=view.job_id, state=view.state, price=view.price, labels=rows)
 
     return router
+
+
+async def _rows(
+    coordinator: Coordinator, request: Request, job_id: str, until_s: float, who: Reader
+) -> tuple[LabelRow, ...] | None:
+    """Return the answers of a completed job; None when the time is up before they can be told."""
+    with contextlib.suppress(TryAgain):
+        labeling = await run_in_threadpool(coordinator.begin_labeling, job_id, reader=who)
+        if labeling is not None:
+            left_s = max(0.0, until_s - time.monotonic())
+            await unless_stopping(request, asyncio.wait([asyncio.wrap_future(labeling)], timeout=left_s))
+        if labeling is None or labeling.done():
+            return await run_in_threadpool(coordinator.label_rows, job_id, reader=who)
+    return None
 
 
 async def _finished(coordinator: Coordinator, request: Request, view: JobView, wait_s: float, who: Reader) -> JobView:
@@ -448,7 +495,9 @@ def task_routes(coordinator: Coordinator) -> APIRouter:
         responses=answers("The task as it is kept", examples.TASK, status=201, problems=(409, 413, 415, 422, 429, 503)),
     )
     async def create_task(
-        request: Annotated[TaskRequest, Body(examples=[examples.TASK_REQUEST])], response: Response, who: Who
+        request: Annotated[TaskRequest, Body(examples=[examples.TASK_REQUEST, examples.TASK_REQUEST_OF_THE_PAPER])],
+        response: Response,
+        who: Who,
     ) -> TaskView:
         is_long = takes_long(request.method, request.release)
         make = partial(coordinator.create_task, request, by=who.token_id)

@@ -18,7 +18,7 @@ from api.access import Route
 from api.coordinator.roster import for_strangers
 from api.documentation import answers, document, problem, reference_page
 from api.metrics import Metrics
-from api.schema import JobRequest, Problem, ReadinessView
+from api.schema import ReadinessView
 from labeler.errors import NotFound
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
     def openapi(request: Request) -> Response:
         with making:
             if "openapi" not in made:
-                made["openapi"] = bytes(JSONResponse(document(request.app, JobRequest, Problem)).body)
+                made["openapi"] = bytes(JSONResponse(document(request.app)).body)
         return Response(made["openapi"], media_type="application/json")
 
     @router.get(
@@ -114,7 +114,7 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
     def reference(request: Request) -> Response:
         with making:
             if "reference" not in made:
-                made["reference"] = reference_page(document(request.app, JobRequest, Problem)).encode()
+                made["reference"] = reference_page(document(request.app)).encode()
         return HTMLResponse(made["reference"], headers=dashboard.HEADERS)
 
     for place in ("/docs", "/redoc"):

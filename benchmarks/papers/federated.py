@@ -2,7 +2,7 @@
 
 * MNIST, 100 agents with 600 records of 6 digits each: FedAvg, and DP-FedAvg at agent level.
 * MNIST -> USPS, 60 agents with 1,000 records each: the same. (The paper adds 140 agents with SVHN, and the variants
-  FedAvg+DA and DP-FedAvg+DA, adapted to the public images, which were measured last in commit ef59990a.)
+  FedAvg+DA and DP-FedAvg+DA, adapted to the public images, which this table leaves out.)
 * Office-Caltech10, three domains as agents, a fourth to be labeled: DP-FedSGD at instance level and FedAvg. Both train
   a linear head on the frozen backbone on which kNN-DPFL votes, and are compared with it. (The paper trains whole
   networks.)

@@ -158,6 +158,7 @@ _DELTA = 1e-5
 _NAMES = ("east", "north", "west")
 _TASK = Task(
     name="grown",
+    method="knn",
     classes=("cat", "dog"),
     backbone_fingerprint="sha256:" + "0" * 64,
     k=1,

@@ -213,7 +213,7 @@ def _noise() -> BenchRow:
 
 def _price() -> BenchRow:
     task = parse_task(
-        {"name": "price", "classes": list(CLASSES), "k": 50, "sigma_votes": 25.0, "delta": 1e-4,
+        {"name": "price", "method": "knn", "classes": list(CLASSES), "k": 50, "sigma_votes": 25.0, "delta": 1e-4,
          "max_queries": 206, "agents": 3, "colluding_agents": 1}
     )  # fmt: skip
     price(task)

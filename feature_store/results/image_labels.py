@@ -11,13 +11,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from labeler.errors import BadData, InvalidSetting
+from labeler.query_budgets import COLUMNS
 
 
 class Origin(StrEnum):
@@ -29,6 +30,20 @@ class Origin(StrEnum):
     """It follows from the answers to other questions."""
 
 
+BUDGET_FIELDS: Final = (
+    pa.field("account", pa.string()),
+    pa.field("level", pa.string()),
+    pa.field("share_kind", pa.string()),
+    pa.field("share_nano", pa.int64()),
+    pa.field("total_nano", pa.int64()),
+    pa.field("total_epsilon", pa.float64()),
+    pa.field("charge_nano", pa.int64()),
+    pa.field("agent_share_nano", pa.int64()),
+    pa.field("agent_total_nano", pa.int64()),
+    pa.field("agent_total_epsilon", pa.float64()),
+)
+"""The budget of a row's question (`labeler.query_budgets.COLUMNS`), the last columns of both label files."""
+
 IMAGE_SCHEMA = pa.schema(
     [
         ("source", pa.string()),
@@ -38,11 +53,13 @@ IMAGE_SCHEMA = pa.schema(
         ("origin", pa.string()),
         ("task_digest", pa.string()),
         ("job_id", pa.string()),
+        *BUDGET_FIELDS,
     ]
 )
 """`source` is the image's name as it was sent. `confidence` is a calibrated probability that `label` is right: the
 student's, together with the released answer about the image itself where it was asked
-(feature_store.students.answers). Of a released model it is the model's own softmax, which is not calibrated."""
+(feature_store.students.answers). Of a released model it is the model's own softmax, which is not calibrated. Tables of
+earlier versions have no budgets (`with_image_budgets`)."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +104,7 @@ def image_label_table(
     labels: NDArray[np.integer] | None = None,
     several: bool = False,
 ) -> pa.Table:
-    """Put what a student says of every public image into a table.
+    """Put what a student says of every public image into a table, without budgets (`with_image_budgets`).
 
     Where an image has one class, the table has IMAGE_SCHEMA. Of attributes it has `source`; `labels`, the names of the
     attributes that the image has; for each attribute NAME `label.NAME`, true or false, and `confidence.NAME`, the
@@ -128,6 +145,49 @@ def image_label_table(
     return pa.table(columns).replace_schema_metadata(stamp.metadata() | kind)
 
 
+def with_image_budgets(images: pa.Table, questions: pa.Table) -> pa.Table:
+    """Return a table of images with budgets: of an image that questions are named after, what they took together.
+
+    An image without a question took nothing: its label follows from other answers. So the shares of images add up to
+    those of the questions. Its total is that after the job's last question.
+
+    Args:
+        questions: the job's, with `labeler.query_budgets.COLUMNS`.
+    """
+    budgets = questions.select(list(COLUMNS)).to_pylist()
+    if not budgets:
+        raise BadData("a job without questions has no budget to state")
+    last = budgets[-1]
+    nothing = {name: 0 if name.endswith("share_nano") and last[name] is not None else last[name] for name in COLUMNS}
+    nothing["charge_nano"] = 0
+    sources = images["source"].to_pylist()
+    place = {source: row for row, source in reversed(list(enumerate(sources)))}
+    rows = [nothing] * len(sources)
+    for source, budget in zip(questions["source"].to_pylist(), budgets, strict=True):
+        row = place.get(source)
+        if row is None:
+            continue
+        added = {
+            name: rows[row][name] + budget[name]
+            for name in ("share_nano", "agent_share_nano")
+            if rows[row][name] is not None and budget[name] is not None
+        }
+        rows[row] = budget | added
+    return with_budgets(images, {name: [row[name] for row in rows] for name in COLUMNS})
+
+
+def has_budgets(table: pa.Table) -> bool:
+    """Return whether rows of a table state budgets; those of earlier versions do not."""
+    return set(COLUMNS) <= set(table.schema.names)
+
+
+def with_budgets(table: pa.Table, budgets: Mapping[str, Sequence[Any]]) -> pa.Table:
+    """Return a table with the budget of each row behind its other columns."""
+    for field in BUDGET_FIELDS:
+        table = table.append_column(field, pa.array(budgets[field.name], field.type))
+    return table
+
+
 def stamp_of(table: pa.Table) -> ImageStamp:
     """Return the facts of its job that a table of image labels holds.
 
@@ -142,7 +202,7 @@ def stamp_of(table: pa.Table) -> ImageStamp:
         )
     try:
         about = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
-        if table.schema.names != IMAGE_SCHEMA.names:
+        if [name for name in table.schema.names if name not in COLUMNS] != IMAGE_SCHEMA.names[: -len(BUDGET_FIELDS)]:
             raise ValueError
         classes = tuple(json.loads(about["classes"]))
         "".join(classes).encode()  # JSON can spell half of a surrogate pair, which is no text

@@ -8,6 +8,8 @@ r"""The program that makes a job's questions and labels its images, in a process
     jobs/JOB/upload.parquet, shard   names and features of images    /        or image-labels.json: why there are none
                                      of an evaluation                         evaluation.json, student.safetensors
 
+    a task whose winners are released                      -->    prices/KIND.json: C(1), C(2), ... of its questions
+
 With arguments it chooses the questions of one job and ends: choosing clusters may take minutes and gigabytes. Another
 process calls `write_questions` itself for a few vectors. Without arguments it reads orders to label from its input, a
 line of JSON each, and answers each with an exit code on a line. It stays for further jobs, because loading its
@@ -32,7 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from feature_store.decode import Skipped
 from feature_store.query_selection import select_queries
-from feature_store.results.image_labels import ImageStamp, image_label_table
+from feature_store.results.image_labels import ImageStamp, has_budgets, image_label_table, with_image_budgets
 from feature_store.results.models import RELEASED, ReleasedModels, model_file
 from feature_store.results.pseudo_labels import label_released, task_of
 from feature_store.results.questions import (
@@ -54,10 +56,11 @@ from feature_store.results.questions import (
 from feature_store.shard import Shard, check_features
 from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady
 from labeler.methods.evaluate import Scored
+from labeler.query_budgets import running_prices
 from labeler.rounds.effects import Strategy
 from labeler.system.files import is_full, replace_file
 from labeler.system.process_pool import bound_process
-from labeler.task import Task, describe_validation
+from labeler.task import Task, describe_validation, parse_task
 
 CHOOSING_CPU_S: Final = 600
 ROOM_BYTES: Final = 2**30
@@ -261,6 +264,8 @@ def label_job(order: LabelingOrder) -> None:
     rows = image_label_table(
         stamp, sources=sources, probabilities=said.probabilities, asked=said.asked, several=is_several
     )
+    if has_budgets(table):
+        rows = with_image_budgets(rows, table)
     student = model_file(
         said.student.arrays,
         kind=said.student.kind,
@@ -312,11 +317,28 @@ def label_ordered() -> int:
     """Label every job that is ordered, until no order has come for a while."""
     while select.select([sys.stdin], [], [], IDLE_S)[0] and (line := sys.stdin.readline()):
         wanted = json.loads(line)
+        if "prices" in wanted:
+            bound_process(ROOM_BYTES, LABELING_CPU_S)
+            sys.stdout.write(f"{write_prices(Path(wanted['prices']['path']), **wanted['prices']['of'])}\n")
+            sys.stdout.flush()
+            continue
         bound_process(
             ROOM_BYTES + COPIES * wanted["feature_bytes"] + BYTES_PER_IMAGE * wanted["images"], LABELING_CPU_S
         )
         sys.stdout.write(f"{_labeled(LabelingOrder.model_validate(wanted['order']))}\n")
         sys.stdout.flush()
+    return 0
+
+
+def write_prices(path: Path, *, task: dict[str, Any], queries: int) -> int:
+    """Write the prices of up to a number of a task's questions (`labeler.query_budgets.running_prices`)."""
+    prices = running_prices(parse_task(task), queries)
+    try:
+        replace_file(path, json.dumps({"queries": queries, "prices": prices}).encode(), mode=0o600)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        return DISK_IS_FULL
     return 0
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feature_store.query_selection import Progress, silent
+from feature_store.results.image_labels import BUDGET_FIELDS, with_budgets
 from feature_store.students.answers import NoisyAnswers
 from labeler.errors import BadData, InvalidSetting
 from labeler.linear_model import released_model
@@ -47,10 +48,12 @@ SCHEMA = pa.schema(
         ("created_at", pa.timestamp("us", tz="UTC")),
         ("noisy_votes", pa.list_(pa.float64())),
         ("mu_squared_share", pa.float64()),
+        *BUDGET_FIELDS,
     ]
 )
 """One row per query asked. `noisy_votes` are the released, paid-for noisy sums, in votes; null for winner.
-`mu_squared_share` is the question's part of the charge per private image; null where the job is priced once."""
+`mu_squared_share` is the question's part of the charge per private image; null where the job is priced once. The
+columns after it are the question's budget (`labeler.query_budgets`), which every method has."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ def label_table(
     names: QuestionNames,
     rounds: Sequence[AnsweredRound],
     *,
+    budgets: Mapping[str, Sequence[Any]],
     questions: NDArray[np.int16] | None = None,
     images: NDArray[np.int16] | None = None,
 ) -> pa.Table:
@@ -104,6 +108,7 @@ def label_table(
 
     Args:
         names: of every question; of every image if a model was asked for.
+        budgets: of as many rows (`labeler.query_budgets.QueryBudgets.columns`).
         questions: what was asked, int16, shape (queries, dimension); needed for a model along axes.
         images: int16, shape (images, dimension); needed for a model. None if they were deleted.
 
@@ -146,6 +151,7 @@ def label_table(
         statuses=statuses,
         ledger_seq=sequence,
         noisy_votes=votes,
+        budgets=budgets,
     )
 
 
@@ -159,6 +165,7 @@ def pseudo_label_table(
     statuses: Sequence[AnswerStatus],
     ledger_seq: NDArray[np.int64],
     noisy_votes: NDArray[np.float64] | None,
+    budgets: Mapping[str, Sequence[Any]],
 ) -> pa.Table:
     """Return the answers of a job as a table of the fixed schema.
 
@@ -167,11 +174,12 @@ def pseudo_label_table(
         query_ids, sources, statuses, ledger_seq: one entry per query.
         labels: int16, shape (num_queries,); -1 where there is no answer. Such a row has null votes.
         noisy_votes: float64, shape (num_queries, num_classes), of the histogram release; None for winner.
+        budgets: see `label_table`.
 
     Raises:
         InvalidSetting: lengths differ, a label is no class, or votes come with a winner release.
     """
-    lengths = {len(query_ids), len(sources), len(labels), len(statuses), len(ledger_seq)}
+    lengths = {len(query_ids), len(sources), len(labels), len(statuses), len(ledger_seq), len(budgets["share_nano"])}
     if len(lengths) != 1:
         raise InvalidSetting(f"columns of a pseudo-label set must be equally long; found lengths {sorted(lengths)}")
     if labels.size and (labels.min() < ABSTAINED_LABEL or labels.max() >= task.num_classes):
@@ -217,7 +225,8 @@ def pseudo_label_table(
         "task": task.model_dump_json(),
         "seeded": json.dumps(stamp.is_seeded),
     }
-    return pa.table(columns, schema=SCHEMA.with_metadata(metadata))
+    own = pa.schema(list(SCHEMA)[: len(columns)], metadata=metadata)
+    return with_budgets(pa.table(columns, schema=own), budgets)
 
 
 _BLOCK_ROWS = 4096

@@ -55,7 +55,7 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
 from labeler.errors import BadData, InvalidSetting, NotReady
-from labeler.methods import METHODS, MethodName
+from labeler.methods import DEFAULT_METHOD, METHODS, MethodName
 from labeler.steady import IMPOSSIBLE, powers, steady
 from labeler.task import Task
 
@@ -99,7 +99,7 @@ class NoisyAnswers:
     noisy_votes: NDArray[np.float64] | None = None
     k: int = 1
     agents: int = 1
-    method: MethodName = "reverse-knn"
+    method: MethodName = DEFAULT_METHOD
     assignment: NDArray[np.integer] | None = None
 
     def __post_init__(self) -> None:

@@ -197,8 +197,9 @@ def winner_pair(change: Change, mu: float, queries: int) -> Pair:
     whole, rest = divmod(queries, size)
     if rest and whole >= _MANY_BLOCKS:
         whole, rest = whole + 1, 0  # a little more, to avoid computing every possible number of queries
-    parts = [_gaussian_part(change, mu, many, times) for times, many in ((whole, size), (1, rest)) if times and many]
-    return Pair(sum((one.mu_squared for one in parts), Fraction(0)), math.fsum(one.delta_0 for one in parts))
+    parts = [(times, _gaussian_part(change, mu, many)) for times, many in ((whole, size), (1, rest)) if times and many]
+    mu_squared = sum((times * one.mu_squared for times, one in parts), Fraction(0))
+    return Pair(mu_squared, math.fsum(times * one.delta_0 for times, one in parts))
 
 
 def winner_profile(change: Change, mu: float, queries: int) -> Losses:
@@ -232,8 +233,9 @@ def _check(change: Change, mu: float, queries: int) -> None:
         raise InvalidSetting(f"no winner is known to change by {change!r}")
 
 
-def _gaussian_part(change: Change, mu: float, queries: int, times: int) -> Pair:
-    """Return the least mu'^2 with W <= delta_mu' + delta_0 at every epsilon >= 0, in nano-units, for equal blocks.
+@lru_cache(maxsize=4096)
+def _gaussian_part(change: Change, mu: float, queries: int) -> Pair:
+    """Return the least mu'^2 with W <= delta_mu' + delta_0 at every epsilon >= 0, in nano-units, for one block.
 
     delta_0 is `SPILL` times a third of mu^2 Q, and mu'^2 no less than that third, so that delta_0 <= SPILL mu'^2.
     (mu'^2 is about two thirds for one bit, four fifths for a swap.)
@@ -245,8 +247,8 @@ def _gaussian_part(change: Change, mu: float, queries: int, times: int) -> Pair:
         low, high = math.sqrt(whole / 3), math.sqrt(whole)
         found = least_gaussian(profile.epsilons, profile.deltas, delta_0, low, high)
         if found is not None and (part := Fraction(found) ** 2 * (1 + Fraction(1, 10**6))) < whole:
-            return Pair(times * in_nano_units(part), times * delta_0)
-    return Pair(times * in_nano_units(whole), 0.0)
+            return Pair(in_nano_units(part), delta_0)
+    return Pair(in_nano_units(whole), 0.0)
 
 
 def _thresholds(mu: float) -> Floats:

@@ -386,8 +386,17 @@ class Ledger:
     def spent_at(self, seq: int, *, account: str | None = None) -> dict[tuple[str, str], int]:
         """Return the amount that each account had reserved or posted right after entry `seq`, by account and level."""
         change = case((_entry.kind == "reserve", _entry.amount), (_entry.kind == "void", -_entry.amount), else_=0)
+        return self._sums_at(seq, account, change, _sums.spent)
+
+    def posted_at(self, seq: int, *, account: str | None = None) -> dict[tuple[str, str], int]:
+        """Return the amount that each account had posted right after entry `seq`, by account and level."""
+        return self._sums_at(seq, account, case((_entry.kind == "post", _entry.amount), else_=0), _sums.posted)
+
+    def _sums_at(
+        self, seq: int, account: str | None, change: ColumnElement[int], kept_sum: ColumnElement[int]
+    ) -> dict[tuple[str, str], int]:
         query = select(_entry.account, _entry.level, func.sum(change))
-        kept = select(_sums.account, _sums.level, _sums.spent)
+        kept = select(_sums.account, _sums.level, kept_sum)
         if account is not None:
             kept = kept.where(_sums.account == account)
         found: Counter[tuple[str, str]] = Counter()

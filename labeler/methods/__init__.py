@@ -16,6 +16,12 @@ from pydantic import AfterValidator, WithJsonSchema
 from labeler.methods import aux_distill, blind_average, ensemble, evaluate, federated, knn, reverse_knn
 from labeler.methods.sensitivity import Method, ReleaseKind
 
+DEFAULT_METHOD: Final = "reverse-knn"
+"""The method of a task that names none: over REST, in task files, in notebooks and on the command line."""
+
+DEFAULT_RELEASE: Final[ReleaseKind] = "histogram"
+"""What a task opens that does not say."""
+
 METHODS: Final[dict[str, Method]] = {
     "knn": knn.METHOD,
     "reverse-knn": reverse_knn.METHOD,
@@ -40,4 +46,4 @@ def _known(name: str) -> str:
 MethodName = Annotated[str, AfterValidator(_known), WithJsonSchema({"type": "string", "enum": list(METHODS)})]
 """A name in METHODS, as models of pydantic read it."""
 
-__all__ = ["METHODS", "Method", "MethodName", "ReleaseKind"]
+__all__ = ["DEFAULT_METHOD", "DEFAULT_RELEASE", "METHODS", "Method", "MethodName", "ReleaseKind"]

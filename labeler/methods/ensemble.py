@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from labeler.descent import MOST_RECORDS
 from labeler.errors import PrivacyRefusal
 from labeler.methods.knn import knn_ballots
-from labeler.methods.sensitivity import CountedVotes, Method
+from labeler.methods.sensitivity import CountedVotes, Method, share_of_a_row
 from labeler.records import ModelStore
 from labeler.setting import StatedLevel
 
@@ -127,6 +127,7 @@ METHOD: Final = Method(
     ballots=ballots,
     stated=CountedVotes(squared, largest, per_cell),
     row_total=lambda task: task.k,
+    share_kind=share_of_a_row,
     check_room=check_head,
     most_rows=lambda task, dimension: most_records(dimension=dimension, num_classes=task.num_classes),
     is_attacked=True,

@@ -51,6 +51,9 @@ Layout = Literal["confusion", "classes", "bands"]
 LAYOUTS: Final[tuple[Layout, ...]] = get_args(Layout)
 """From the finest to the coarsest."""
 
+DEFAULT_EPSILON: Final = 0.1
+"""The price of an evaluation that names none."""
+
 MOST_BANDS: Final = 50
 ROWS_AT_ONCE: Final = 256
 """Rows that are read from a shard in one step, few so that memory does not grow with them; each is scored alone."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting
-from labeler.methods.sensitivity import CountedVotes, Method, check_labels, records_of_a_person
+from labeler.methods.sensitivity import CountedVotes, Method, check_labels, records_of_a_person, share_of_a_row
 from labeler.setting import StatedLevel
 
 if TYPE_CHECKING:
@@ -185,6 +185,12 @@ def _blocks(count: int, most: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, count, step))
 
 
+def one_record(task: Task) -> str:
+    """Return what one record changes, in words."""
+    votes = "one vote" if task.votes_of_a_record == 1 else f"{task.votes_of_a_record:,} votes"
+    return f"at most {votes} at each of the {task.max_queries:,} questions"
+
+
 METHOD: Final = Method(
     "kNN-DPFL",
     "the labels of its k records nearest to each question",
@@ -192,5 +198,8 @@ METHOD: Final = Method(
     stated=CountedVotes(squared, largest, per_cell),
     takes=frozenset({"k", "attributes_per_record"}),
     row_total=lambda task: task.k,
+    share_kind=share_of_a_row,
     is_attacked=True,
+    default_k=5,
+    one_record=one_record,
 )

@@ -265,6 +265,15 @@ def records_at_once(dimension: int, k: int, cells: int) -> int:
     return max(1, min(max(NEIGHBORS_AT_ONCE, cells) // k, NUMBERS_AT_ONCE // dimension))
 
 
+def one_record(task: Task) -> str:
+    """Return what one record changes, in words."""
+    k = min(task.k, task.max_queries)
+    votes = "one vote in all, at the question" if k == 1 else f"{k:,} votes in all, one at each of the {k:,} questions"
+    swapped = "; where it leaves, another may enter with as many" if task.a_record_may_be_replaced else ""
+    drawn = ", before its agent's ballot is drawn onto the ball" if task.ballot_radius is not None else ""
+    return f"{votes} nearest to it{drawn}{swapped}"
+
+
 METHOD: Final = Method(
     "reverse kNN",
     "each record's label, at the k questions nearest to it",
@@ -273,6 +282,8 @@ METHOD: Final = Method(
     takes=frozenset({"k", "max_agent_records", "ballot_radius", "lifetime_budget"}),
     single_round=True,
     is_reverse=True,
+    share_kind=lambda task: "shared" if task.lifetime_budget is None else "life",
     most_rows=lambda task, _: task.max_agent_records,
     is_attacked=True,
+    one_record=one_record,
 )

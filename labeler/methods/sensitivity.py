@@ -373,6 +373,20 @@ ReleaseKind = Literal["histogram", "winner"]
 """The opened part of a sum: all of it, or the largest of each row."""
 
 
+ShareKind = Literal["each", "running", "shared", "life"]
+"""What a question's share of its job's charge is (`labeler.query_budgets`)."""
+
+
+def share_of_a_row(task: Task) -> ShareKind:
+    """Return the kind of share of a question that has sums of its own: a winner's price grows with the number asked."""
+    return "running" if task.release == "winner" else "each"
+
+
+def share_of_the_job(task: Task) -> ShareKind:  # noqa: ARG001  # one function per method, whatever its task
+    """Return the kind of share where the price is of the whole job, however many questions it has."""
+    return "shared"
+
+
 @dataclass(frozen=True)
 class CountedVotes:
     """The proved bounds of a method whose agents count votes, at every level.
@@ -515,6 +529,7 @@ class Method:
             k is at most the number of queries, and any number of votes of one agent may meet in a cell. The sum of the
             counts reveals approximately how many records there are.
         evaluates: agents score a public model (`labeler.methods.evaluate`); no image gets a label.
+        share_kind: (task): what one question's share of the job's charge is.
         is_attacked: `labeler audit` has adversaries made for it. Without them, adversaries of another method would
             prove nothing and make it look safe, so its audit is refused.
         check_room: (task, dimension of features): refuse what an agent has no room to answer, before the charge and by
@@ -522,6 +537,9 @@ class Method:
         check_questions: (task, batch, learner): refuse questions that it cannot be asked, likewise.
         most_rows: (task, dimension of features): the most records that take part in an agent's answer, by public
             facts; None for all of them.
+        default_k: k of a task that names none.
+        one_record: (task): what one record of an agent changes in its answer, in words for people; None where
+            `one_record_in_words` says it.
     """
 
     system: str
@@ -536,10 +554,13 @@ class Method:
     has_local_noise: bool = False
     is_reverse: bool = False
     evaluates: bool = False
+    share_kind: Callable[[Task], ShareKind] = share_of_the_job
     is_attacked: bool = False
     check_room: Callable[[Task, int], None] = _accepts
     check_questions: Callable[[Task, QueryBatch, Learner], None] = _accepts
     most_rows: Callable[[Task, int], int | None] = _accepts
+    default_k: int = 1
+    one_record: Callable[[Task], str] | None = None
 
     @property
     def counts(self) -> bool:

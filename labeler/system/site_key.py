@@ -32,7 +32,7 @@ DIGEST_WORDS: Final = 2
 
 KEY_BYTES: Final = 32
 
-Kind = Literal["person", "image", "features"]
+Kind = Literal["person", "image", "features", "file"]
 Digests = NDArray[np.int64]
 
 

@@ -16,6 +16,7 @@ from api.coordinator import submission
 from api.coordinator.budgets import open_accounts
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.ownership import Owners, Reader
+from api.coordinator.query_budgets import JobBudgets, RunningPrices
 from api.coordinator.stores import Stores
 from api.coordinator.submission import Submissions
 from api.coordinator.tasks import create_task
@@ -58,6 +59,10 @@ class House:
         self.owners = Owners(self.tasks, self.jobs)
 
     @property
+    def budgets(self) -> JobBudgets:
+        return JobBudgets(self.config, self.stores, RunningPrices(self.config.home))
+
+    @property
     def submissions(self) -> Submissions:
         return Submissions(self.config, self.stores, self.owners)
 
@@ -80,7 +85,7 @@ class House:
         open_accounts(self.ledger, self.config, [agent_id])
 
     def task(self, **fields: Any) -> TaskRecord:
-        request = {"name": "animals", "sigma_votes": 40.0, "delta": 1e-5, "max_queries": 100, "k": 5} | fields
+        request = {"name": "animals", "method": "knn", "k": 5, "sigma_votes": 40.0, "max_queries": 100} | fields
         wanted = TaskRequest.model_validate(request)
         return create_task(wanted, by="tok-1", config=self.config, stores=self.stores, nonce=secrets.token_hex(16))
 

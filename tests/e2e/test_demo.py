@@ -56,6 +56,20 @@ def test_the_demo_labels_real_digits_well_at_a_small_price(
     assert summary["agents"]["number"] == 5
     assert all(stage in result.err for stage in ("Seconds", "pretrain backbone", "embed", "label", "train student"))
     assert "seconds" not in summary
+    # The same questions by the paper's method, at its price, with a report of its own.
+    other = summary["compared"]["knn"]
+    assert other["task"]["method"] == "knn"
+    assert other["labels"]["asked"] == summary["labels"]["asked"]
+    assert other["student"]["accuracy"] >= accuracy
+    assert 2.9 < other["privacy"]["instance"]["epsilon"] <= 3
+    page = (out / "report.html").read_text()
+    for one in (summary, other):
+        assert one["privacy"]["instance"]["one_record"] in page
+        assert f"{one['images']['accuracy']:.1%}" in result.out
+    assert json.loads((out / "knn" / "report.json").read_text()) == other
+    rows = [line.split("  ")[0].strip() for line in re.findall(r"^ {10}([a-z].*)", README, flags=re.M)]
+    assert rows[:4] == ["labels right", "student right", "epsilon per image", "one image moves"]
+    assert all(row in result.out for row in rows[:4])
     for name in ("report.json", "report.html", "pseudo_labels.parquet", "accuracy_vs_epsilon.png"):
         assert (out / name).stat().st_size > 1000
     assert "http://" not in (out / "report.html").read_text().replace("http://www.w3.org", "")

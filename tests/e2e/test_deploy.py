@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -170,28 +169,6 @@ import api.app, api.server, api.coordinator.service
 
 def test_the_page_is_one_page() -> None:
     assert len(PAGE.split()) <= 1000
-
-
-@pytest.mark.parametrize("page", [PAGE, OPERATE, BACKUP, CONTAINERS], ids=["deploy", "operate", "backup", "containers"])
-def test_every_command_on_the_page_exists_with_its_options(page: str) -> None:
-    from workers.commands.catalog import load_commands
-
-    known = load_commands()
-    found = re.findall(
-        r"^(?:docker compose run --rm (?:--no-deps )?\w\S+ |docker compose exec \S+ labeler |labeler )(.*)$",
-        page,
-        flags=re.MULTILINE,
-    )
-    found += re.findall(r"`labeler ([^`]*)`", page)
-    assert len(found) > 5
-    for line in found:
-        words = line.split("#")[0].split()
-        command: Any = known[words.pop(0)]
-        while words and words[0] in getattr(command, "commands", {}):
-            command = command.commands[words.pop(0)]
-        options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        used = {word for word in words if word.startswith("--")} - {"--help"}
-        assert used <= options, line
 
 
 @pytest.mark.parametrize("page", [PAGE, OPERATE, BACKUP, CONTAINERS], ids=["deploy", "operate", "backup", "containers"])

@@ -149,6 +149,15 @@ def test_commands_of_chart_and_units_exist_with_their_options(tmp_path: Path) ->
         assert used <= options, line
 
 
+def test_units_of_roles_that_use_a_gpu_let_its_devices_through_and_no_others() -> None:
+    """ProtectClock= allows the clock's device, and before systemd 253 that alone forbids all others."""
+    for unit in UNITS:
+        lines = unit.read_text().splitlines()
+        is_for_gpu = unit.stem in ("labeler-agent", "labeler-embedder")
+        assert ("PrivateDevices=no" in lines) == is_for_gpu, unit
+        assert [one for one in lines if one.startswith("DeviceAllow=")] == ["DeviceAllow=char-nvidia* rw"] * is_for_gpu
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze on this machine")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
 def test_systemd_understands_every_unit_and_finds_it_locked_up(unit: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,13 @@ from feature_store.backbones import load_backbone, parse_spec
 from feature_store.backbones.backbone import PixelBackbone
 from feature_store.backbones.network import NetworkBackbone
 from feature_store.decode import Skipped
-from feature_store.embedding import Loaded, embed_source, loaded_batches
+from feature_store.embedding import EmbedReport, Loaded, embed_source, loaded_batches
 from feature_store.rows import quantize
-from feature_store.shard import Shard
+from feature_store.shard import MARK_NAME, Shard, claim
+from feature_store.shard_writer import erase_deleted
 from feature_store.sources import open_source
-from labeler.errors import BadData, InvalidSetting
+from labeler.errors import BadData, InvalidSetting, OutputInUse
+from labeler.system.faults import listening
 from tests.feature_store.conftest import write_pictures
 
 
@@ -200,7 +204,8 @@ def test_a_disk_that_is_full_at_any_step_is_said_and_the_same_call_goes_on(photo
         from pathlib import Path
         from feature_store.backbones import load_backbone
         from feature_store.embedding import embed_source
-        from feature_store.shard import Shard
+        from feature_store.shard import MARK_NAME, Shard, claim
+from feature_store.shard_writer import erase_deleted
         from labeler.errors import StorageFull
 
         photos, disk, backbone = Path(sys.argv[1]), Path(sys.argv[2]), load_backbone("pixels:16")
@@ -300,3 +305,137 @@ def test_images_are_loaded_ahead_in_order_and_only_so_far() -> None:
     assert len(begun) <= 13 + 2 * 10 + 4 * 8
     rest = [item.index for batch in batches for item in batch]
     assert rest == list(range(13, 1000))
+
+
+# A private shard that is brought up to date with its source
+
+
+@pytest.fixture
+def passed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of images in each forward pass."""
+    counts: list[int] = []
+    embed = PixelBackbone.embed_prepared
+
+    def counted(self: PixelBackbone, prepared: NDArray[np.uint8]) -> NDArray[np.float32]:
+        counts.append(len(prepared))
+        return embed(self, prepared)
+
+    monkeypatch.setattr(PixelBackbone, "embed_prepared", counted)
+    return counts
+
+
+def updated(photos: Path, out: Path, **more: Any) -> EmbedReport:
+    return embed_source(photos, PixelBackbone(size=4), out, classes=["cat", "dog", "owl"], update=True, **more)
+
+
+def ids_by_source(out: Path) -> dict[str, int]:
+    shard = Shard.open(out)
+    return {shard.sources[row]: int(shard.record_ids[row]) for row in shard.rows}
+
+
+def test_an_update_embeds_what_is_new_and_equals_a_shard_made_from_nothing(
+    photos: Path, tmp_path: Path, passed: list[int]
+) -> None:
+    shutil.copy(photos / "cat/0.png", photos / "cat/again.png")
+    shutil.copy(photos / "dog/9.png", photos / "owl/wrong.png")
+    updated(photos, tmp_path / "out", max_records=100)
+    claim(tmp_path / "out", agent_id="a", journal="1" * 64)
+    before = ids_by_source(tmp_path / "out")
+    passed.clear()
+    (photos / "cat/0.png").unlink()  # its copy becomes the record
+    (photos / "owl/wrong.png").unlink()  # what it contradicted is a record again
+    (photos / "cat/1.png").rename(photos / "cat/moved.png")
+    (photos / "cat/2.png").rename(photos / "dog/relabelled.png")
+    write_pictures(photos, ["owl/new.png"], size=(7, 7))
+    updated(photos, tmp_path / "out")
+    updated(photos, tmp_path / "whole")
+    shard, after = Shard.open(tmp_path / "out"), ids_by_source(tmp_path / "out")
+    assert by_source(shard) == by_source(Shard.open(tmp_path / "whole"))
+    assert sum(passed) == 2 + len(shard), "the new one, and one of which no record was kept; then the whole"
+    stays = before.keys() - {"cat/0.png", "cat/1.png", "cat/2.png"}
+    assert {name: after[name] for name in stays} == {name: before[name] for name in stays}
+    assert (after["cat/moved.png"], after["cat/again.png"]) == (before["cat/1.png"], before["cat/0.png"])
+    assert after["dog/relabelled.png"] not in before.values(), "another label makes it another record"
+    assert (list(shard.record_ids), shard.max_records) == (sorted(shard.record_ids), 100)
+    assert (tmp_path / "out" / MARK_NAME).exists()
+    assert {file.name for file in (tmp_path / "out").glob("*.npy")} == {
+        f"{name}.1.npy" for name in ("features", "labels", "record_ids", "image_digests")
+    }
+
+
+def test_what_was_embedded_before_a_kill_is_used_though_the_folder_has_changed(
+    photos: Path, tmp_path: Path, passed: list[int]
+) -> None:
+    class Killed(BaseException):
+        """The process is gone."""
+
+    def die(done: int, total: int) -> None:
+        if done >= 10:
+            raise Killed
+
+    for number in range(2):
+        with pytest.raises(Killed):
+            updated(photos, tmp_path / "out", batch_size=5, progress=die)
+        write_pictures(photos, [f"cat/a{number}.png"], size=(6, 5 + number))
+    report = updated(photos, tmp_path / "out")
+    assert (report.records, sum(passed)) == (32, 32)
+    assert [file.name for file in tmp_path.iterdir() if ".writing" in file.name] == []
+
+
+@pytest.mark.parametrize("death", range(6))
+def test_a_crash_at_any_step_of_an_update_leaves_the_shard_of_before_or_of_after(
+    photos: Path, tmp_path: Path, passed: list[int], death: int
+) -> None:
+    class Killed(BaseException):
+        """The process is gone."""
+
+    updated(photos, tmp_path / "out")
+    before = ids_by_source(tmp_path / "out")
+    write_pictures(photos, ["owl/new.png"], size=(7, 7))
+    passed.clear()
+    steps = count()
+
+    def die(_: str) -> None:
+        if next(steps) == death:
+            raise Killed
+
+    with listening(die), contextlib.suppress(Killed):
+        updated(photos, tmp_path / "out")
+    found = ids_by_source(tmp_path / "out")
+    assert found == before or found.keys() == before.keys() | {"owl/new.png"}
+    updated(photos, tmp_path / "out")
+    assert ids_by_source(tmp_path / "out").items() > before.items()
+    assert sum(passed) == (2 if death == 0 else 1), "what was not durable yet is embedded again"
+
+
+def test_a_deletion_during_an_update_is_not_undone(photos: Path, tmp_path: Path, passed: list[int]) -> None:
+    updated(photos, tmp_path / "out")
+    write_pictures(photos, ["owl/new.png"], size=(7, 7))
+    passed.clear()
+
+    def delete(done: int, total: int) -> None:
+        if done == total:
+            (photos / "cat/3.png").unlink()
+            shard = Shard.open(tmp_path / "out")
+            shard.delete(shard.record_ids[[shard.sources.index("cat/3.png")]])
+            erase_deleted(tmp_path / "out")
+
+    with pytest.raises(OutputInUse, match="give the same command again"):
+        updated(photos, tmp_path / "out", progress=delete)
+    assert len(Shard.open(tmp_path / "out")) == 29
+    updated(photos, tmp_path / "out")
+    assert ids_by_source(tmp_path / "out").keys() >= {"owl/new.png"}
+    assert "cat/3.png" not in ids_by_source(tmp_path / "out")
+    assert sum(passed) == 1
+
+
+@pytest.mark.parametrize("change", [{"classes": ["owl", "dog", "cat"]}, {"max_records": 99}, {"size": 8}])
+def test_a_shard_is_not_brought_up_to_date_under_other_settings(
+    photos: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    settings: dict[str, Any] = {"classes": ["cat", "dog", "owl"], "max_records": 50}
+    embed_source(photos, PixelBackbone(size=4), tmp_path / "out", **settings)
+    settings |= {name: value for name, value in change.items() if name != "size"}
+    with pytest.raises(InvalidSetting, match="another backbone, class list, bound on records or site key"):
+        embed_source(photos, PixelBackbone(size=change.get("size", 4)), tmp_path / "out", update=True, **settings)
+    assert len(Shard.open(tmp_path / "out")) == 30

@@ -74,3 +74,41 @@ def test_shares_sized_as_in_the_papers_are_worth_less_when_agents_collude(
     found = price(task_of(206, 2, 25, 1e-4, colluding_agents=colluding, max_dropouts=dropouts)).to_json()
     assert _printed_like(found["as_in_paper_shares"]["instance"]["epsilon"], golden) == golden
     assert _printed_like(found["instance"]["epsilon"], golden) == "2.976"
+
+
+# Theorem 7 of Zhu et al. 2021 (16 in its appendix), for agents' votes whose winner leads by a margin
+
+
+def epsilon_by_theorem_7(*, queries: int, margin: float, classes: int, sigma: float, delta: float) -> float:
+    """The papers' data-dependent epsilon of queries that each have this margin in votes, as the theorem says it."""
+    exponent = margin**2 / (8 * sigma**2)
+
+    def renyi(alpha: float) -> float:
+        inner = (2 * alpha - 1) * alpha / (2 * sigma**2) - exponent + math.log(classes) / 2
+        return 2 * classes * math.exp(-exponent) + math.log1p(math.exp(inner)) / (alpha - 1)
+
+    orders = (1 + step / 100 for step in range(1, 10_000))
+    return min(queries * renyi(alpha) + math.log(1 / delta) / (alpha - 1) for alpha in orders)
+
+
+def test_theorem_7_saves_two_percent_where_200_agents_are_unanimous() -> None:
+    found = epsilon_by_theorem_7(queries=500, margin=200, classes=10, sigma=25, delta=1e-3)
+    whatever_the_votes = papers_epsilon(GaussianSum(500, 25), 1e-3)
+    assert (round(found, 2), round(whatever_the_votes, 2)) == (3.66, 3.72)
+
+
+def test_the_lemma_of_theorem_7_is_false() -> None:
+    """One answer has probability 1 - q on one input and 1/2 on its neighbor: lemma 15 bounds ln 2 by 0.0056.
+
+    The lemma uses that the answer has probability 1 - q on the neighbor, too, which it does not assume.
+    """
+    q, alpha = 1e-8, 1.1
+    here, neighbor = (1 - q, q), (0.5, 0.5)
+
+    def divergence(order: float, ps: tuple[float, float], qs: tuple[float, float]) -> float:
+        return math.log(sum(a**order * b ** (1 - order) for a, b in zip(ps, qs, strict=True))) / (order - 1)
+
+    renyi = max(divergence(2 * alpha, here, neighbor), divergence(2 * alpha, neighbor, here))
+    spread = math.sqrt(q) * (1 - q) ** (alpha - 1) * math.exp((alpha - 1) * renyi)
+    bound = -math.log1p(-q) + math.log1p(spread) / (alpha - 1)
+    assert (round(bound, 4), round(divergence(alpha, here, neighbor), 3)) == (0.0056, 0.693)

@@ -13,7 +13,7 @@ from labeler.setting import Life, Training
 from labeler.task import parse_task
 from workers.run.task_file import TaskFile
 
-WANTED = {"name": "t", "delta": 1e-5, "sigma_votes": 25.0}
+WANTED = {"name": "t", "method": "knn", "delta": 1e-5, "sigma_votes": 25.0}
 TASK: dict[str, Any] = {**WANTED, "classes": ["a", "b"], "agents": 3, "max_queries": 9}
 JOB = {"task_id": "0" * 64}
 

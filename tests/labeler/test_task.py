@@ -17,6 +17,7 @@ from labeler.task import MAX_WINNER_WIDTH, MIN_SHARE_SIGMA_GRID, Task, parse_tas
 
 FIELDS: dict[str, object] = {
     "name": "digits",
+    "method": "knn",
     "classes": ["zero", "one"],
     "k": 50,
     "sigma_votes": 25.0,

@@ -20,17 +20,20 @@ from typing import Any
 import pytest
 
 from api.coordinator.config import CapsTable, CoordinatorConfig
+from feature_store.shard import Shard
 from labeler import invitation
 from labeler.ledger.database import open_database
 from labeler.system.keys import PartyKeys
 from tests.api.routes.conftest import Service, running
 from tests.command_line import Labeler
+from tests.feature_store.conftest import write_pictures
 from tests.processes import wait_until
 from tests.workers.conftest import Running
+from workers.agent import images
 from workers.agent.policy import read_policy
 from workers.agent.service import run_agent
 from workers.party.coordinator import CoordinatorHttp, Unreachable
-from workers.party.home import read_agent_config, read_tallier_config
+from workers.party.home import EmbedSettings, read_agent_config, read_tallier_config
 from workers.up.redis_server import RedisServer
 
 
@@ -173,6 +176,39 @@ def test_a_hospital_joins_with_two_commands_and_its_home_is_whole(
     run_once(moved, service, "hospital-a")
     assert labeler("journal", "backup", "--home", "moved", "--out", "copy").code == 0
     assert (tmp_path / "copy" / "coordinator-ca.pem").exists()
+
+
+def test_a_hospital_joins_with_a_folder_of_images_which_its_agent_embeds(
+    talliers: None, service: Service, labeler: Labeler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_pictures(tmp_path / "scans", [f"{label}/{number}.png" for label in ("ill", "well") for number in range(9)])
+    phrase = phrase_for(labeler, "hospital-a")
+    join = (*JOIN, "--images", "scans", "--backbone", "pixels:4", "--phrase", phrase)
+    for missing, sentence in (
+        ((*JOIN, "--phrase", phrase), "--images FOLDER"),
+        ((*JOIN, "--classes", "ill,well", "--shard", "a.shard", "--phrase", phrase), "name it with --images"),
+        (join, "--max-records"),
+        ((*join, "--max-records", 50, "--shard", "a.shard"), "--images FOLDER"),
+        ((*join, "--max-records", 50, "--classes", "sick,well"), "no label in the class list"),
+    ):
+        refused = labeler(*missing)
+        assert refused.code in (1, 2)
+        assert sentence in refused.err
+        assert not (tmp_path / "a").exists(), "nothing was begun"
+    joined = labeler(*join, "--max-records", 50)
+    assert joined.code == 0, joined.err
+    assert "embeds the images, then answers" in joined.out
+    assert max(map(len, joined.out.splitlines())) <= 80
+    config = read_agent_config(tmp_path / "a")
+    assert config.embedding == EmbedSettings(max_records=50, backbone="pixels:4")
+    assert (config.images, config.shard) == (str(tmp_path / "scans"), "records.shard")
+    parties = {one.party_id: one for one in service.coordinator.roster.party_list().parties}
+    assert parties["hospital-a"].classes == ("ill", "well"), "known before anything is embedded"
+    (backbone,) = read_policy(tmp_path / "a" / "policy.toml").allow.backbones
+    monkeypatch.setattr(images, "FIRST_POLL_S", 0.01)
+    run_once(tmp_path / "a", service, "hospital-a")
+    shard = Shard.open(tmp_path / "a" / "records.shard")
+    assert (len(shard), shard.max_records, shard.fingerprint) == (18, 50, backbone)
 
 
 def run_once(home: Path, service: Service, party_id: str) -> None:

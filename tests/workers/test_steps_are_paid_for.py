@@ -186,7 +186,7 @@ def job_of(rounds: tuple[RoundRun, ...]) -> JobRun:
 def winners() -> Task:
     return parse_task(
         {
-            "name": "winners", "classes": ["a", "b"], "sigma_votes": 30.0, "delta": 1e-5, "agents": 3,
+            "name": "winners", "method": "knn", "classes": ["a", "b"], "sigma_votes": 30.0, "delta": 1e-5, "agents": 3,
             "max_queries": 2 * ROWS, "release": "winner",
         }
     )  # fmt: skip
@@ -248,7 +248,15 @@ def test_a_step_is_asked_with_its_public_model_and_nothing_else_is() -> None:
     with pytest.raises(ProtocolViolation, match="carries a public model where its task trains one in steps"):
         Ask(task(), QueryBatch(model_rows(ROWS - 1), 0), KEYS, 1e9)
     counting = parse_task(
-        {"name": "t", "classes": ["a", "b"], "sigma_votes": 30.0, "delta": 1e-5, "agents": 3, "max_queries": 40}
+        {
+            "name": "t",
+            "method": "knn",
+            "classes": ["a", "b"],
+            "sigma_votes": 30.0,
+            "delta": 1e-5,
+            "agents": 3,
+            "max_queries": 40,
+        }
     )
     with pytest.raises(ProtocolViolation, match="and nowhere else"):
         Ask(counting, batch(0, model), KEYS, 1e9)

@@ -31,6 +31,7 @@ from labeler.system.keys import PartyKeys
 from workers.agent.agent import Agent
 from workers.agent.decisions import Admission
 from workers.agent.driver import AgentDriver
+from workers.agent.images import embed_before_answering, first_poll_s
 from workers.agent.ledger import DurableLedger
 from workers.agent.policy import Policy, read_policy
 from workers.agent.public_clock import TICK_S, DrawnProbe, Padding, PublicClock
@@ -62,7 +63,14 @@ def run_agent(
     Raises:
         LabelerError: the home, the shard, the policy or the journal cannot be used.
     """
+    began = ticks()
+    has_images = embed_before_answering(home, stop=stop)
+    if has_images and stop.is_set():
+        return
     with open_agent(home, stop=stop, clock=clock or now_utc, wait_s=wait_s, ticks=ticks) as (link, driver, records):
+        if has_images:
+            elapsed_s = ticks() - began
+            stop.wait(first_poll_s(elapsed_s) - elapsed_s)
         log.info("agent ready", extra={"agent": link.party_id})
         with records.watched():
             converse(link, driver, stop, held_s=driver.held_s)

@@ -1,6 +1,7 @@
 """A site's own view of its agent: its ledger, waiting tasks, past answers, and the decisions its people can take.
 
-All of it is public, or the site's own accounting, and nothing of a record. It is read from the agent's journal without
+All of it is public, or the site's own accounting, and nothing of a record; only of a folder of images it counts the
+files (workers.agent.images). It is read from the agent's journal without
 disturbing an agent that runs. The shell and the site's page show and decide by the same functions.
 """
 
@@ -28,6 +29,7 @@ from labeler.system.clock import now_utc
 from labeler.task import Task
 from workers.agent import decisions
 from workers.agent.decisions import is_approved, refused, stopped
+from workers.agent.images import SiteImages
 from workers.agent.policy import BudgetTable, Policy, read_policy
 from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, POLICY_FILE, read_agent_config
 
@@ -320,9 +322,10 @@ class SiteConsole:
     def __init__(self, home: Path) -> None:
         read_agent_config(home)
         self._home = home
+        self._images = SiteImages(home)
 
     def overview(self) -> dict[str, Any]:
-        """Return the agent's name, whether it answers, waiting and decided tasks, the budget left.
+        """Return the agent's name, whether it answers, its tasks, the budget left, and its folder of images.
 
         What cannot be read is named in `problems`, and the rest is shown.
         """
@@ -334,6 +337,7 @@ class SiteConsole:
         }
         problems: list[str] = []
         parts: dict[str, Callable[[], Any]] = {
+            "images": self._images.overview,
             "policy": lambda: policy_in_words(read_policy(home / POLICY_FILE)),
             "waiting": lambda: waiting_tasks(home),
             "decided": lambda: decided_tasks(home),
@@ -344,7 +348,9 @@ class SiteConsole:
             try:
                 found[name] = read()
             except LabelerError as error:
-                found[name] = []
+                found[name] = None if name == "images" else []
+                if isinstance(error, NotReady) and (found["images"] or {}).get("is_embedded") is False:
+                    continue  # an agent that has never embedded its images has no journal yet
                 problems.append(str(error))
         return found | {"problems": list(dict.fromkeys(problems))}
 
@@ -373,6 +379,14 @@ class SiteConsole:
     def resume(self) -> None:
         """Answer again."""
         decisions.resume(self._home)
+
+    def embed(self) -> None:
+        """Begin to embed what has changed in the folder of images; see `SiteImages.embed`."""
+        self._images.embed()
+
+    def close(self) -> None:
+        """End what the page began."""
+        self._images.close()
 
     def _check_asked(self, digest: str) -> None:
         asked = (*waiting_tasks(self._home), *decided_tasks(self._home))

@@ -221,9 +221,7 @@ def bench(
     full: Annotated[
         bool, typer.Option("--full", help="All repetitions, as in BENCHMARKS.md; papers resume where they stopped.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Papers, answers, curves: folder for documents and pictures.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="For papers: folder for documents and pictures.")] = None,
     agents: Annotated[
         str | None,
         typer.Option(help="For scale: how many agents answer one round. Separate several numbers by commas: 100,1000."),

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from api.client import Client
-    from api.schema import JobView, Selection, TaskView
+    from api.schema import JobView, QueryBudgetView, Selection, TaskView
 
 
 Format = Literal["parquet", "jsonl", "label-studio", "label-studio-config", "image-folder-csv"]
@@ -169,14 +170,29 @@ def budget(
     url: Url,
     token: Token,
     agent: Annotated[str | None, typer.Option(help="Only this agent's accounts.")] = None,
+    queries: Annotated[
+        bool, typer.Option("--queries", help="List what each query took instead, the newest first.")
+    ] = False,
+    job: Annotated[str | None, typer.Option(help="Only the queries of this job; implies --queries.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many queries to list.")] = 100,
     ca_file: CaFile = None,
     as_json: Json = False,
 ) -> None:
-    """Show what is spent and what is left, per account and level.
+    """Show what is spent and what is left, per account and level; or what every query took.
 
-    Example: `labeler budget --url https://labels.example.org --agent hospital-a`
+    Examples:
+
+    `labeler budget --url https://labels.example.org --agent hospital-a`
+
+    `labeler budget --queries --job job-5c1e09ab74d2f3186e0a --url https://labels.example.org`
     """
+    if agent is not None and (queries or job is not None):
+        raise InvalidSetting("--agent shows an agent's accounts, --queries the federation's account; give one of them")
     with connect(url, token, ca_file) as service:
+        if queries or job is not None:
+            rows = list(islice(service.query_budgets(job_id=job), limit))
+            _tell_queries(rows, as_json=as_json)
+            return
         view = service.budget() if agent is None else service.agent_budget(agent)
     document = view.model_dump(mode="json")
     if as_json:
@@ -185,6 +201,26 @@ def budget(
     console = Console(highlight=False)
     console.print(budget_table(document["accounts"]))
     console.print(f"delta {view.delta:g}, ledger entry {view.head_seq}")
+
+
+def _tell_queries(rows: Sequence[QueryBudgetView], *, as_json: bool) -> None:
+    from labeler.query_budgets import share_words  # imported here: it loads numpy
+
+    if as_json:
+        print_json([one.model_dump(mode="json") for one in rows])
+        return
+    table = Table(show_edge=False)
+    for heading in ("query", "status", "share", "mu²", "total epsilon"):
+        table.add_column(heading, overflow="fold")
+    for one in rows:
+        share = "no bound" if one.share_nano is None else f"{one.share_nano / NANO:.3g}"
+        named = "\n".join(escaped(part) for part in (one.source or one.query_id, one.job_id) if part)
+        table.add_row(Text(named), one.status, one.share_kind, share, _say(one.total_epsilon))
+    table.caption = "federation, per private image; the total is the account's after the query"
+    console = Console(highlight=False)
+    console.print(table)
+    for kind in sorted({one.share_kind for one in rows}):
+        console.print(f"{kind}: {share_words(kind)}", soft_wrap=True)
 
 
 def export(

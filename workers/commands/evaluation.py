@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from labeler.errors import InvalidSetting, JobNotCompleted
-from labeler.methods.evaluate import LAYOUTS, MOST_BANDS
+from labeler.methods.evaluate import DEFAULT_EPSILON, LAYOUTS, MOST_BANDS
+from labeler.setting import DEFAULT_DELTA
 from workers.commands.console import (
     CaFile,
     Json,
@@ -30,8 +31,8 @@ def evaluate(
         ),
     ],
     shard: Annotated[list[Path] | None, typer.Option(help="An agent's shard; repeat for each agent.")] = None,
-    epsilon: Annotated[float, typer.Option(help="The price per private image.")] = 0.1,
-    delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = 1e-5,
+    epsilon: Annotated[float, typer.Option(help="The price per private image.")] = DEFAULT_EPSILON,
+    delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = DEFAULT_DELTA,
     out: Annotated[Path, typer.Option(help="Output folder; an interrupted run continues in it.")] = Path("evaluation"),
     layout: Annotated[
         str | None,

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from labeler.errors import InvalidSetting
-from labeler.methods import METHODS
+from labeler.methods import DEFAULT_METHOD, DEFAULT_RELEASE, METHODS
 from labeler.rounds.effects import STUDENT_KINDS
+from labeler.setting import DEFAULT_DELTA, PLANNED_AGENTS, PLANNED_CLASSES, PLANNED_QUERIES
 from labeler.system.files import check_file, check_folder
 from workers.commands.console import (
     JOB,
@@ -316,7 +317,28 @@ def tell_summary(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
     console.print(f"          {privacy['holds_against']}", soft_wrap=True)
     right = f"; {labels['accuracy']:.1%} of these answers are right by themselves" if "accuracy" in labels else ""
     console.print(f"Questions {labels['answered']} of {labels['asked']} answered{right}")
+    if "compared" in summary:
+        _print_compared(console, summary)
     console.print(f"Report    {out / 'report.html'}", markup=False, emoji=False, soft_wrap=True)
+
+
+def _print_compared(console: Console, summary: dict[str, Any]) -> None:
+    """Print what the methods made of the same questions, side by side."""
+    from feature_store.results.report.page import compared_methods
+
+    columns = compared_methods(summary)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    table.add_column("Methods", no_wrap=True)
+    for one in columns:
+        table.add_column(one["method"], ratio=1)
+    for name, key in (
+        ("labels right", "labels"),
+        ("student right", "student"),
+        ("epsilon per image", "epsilon"),
+        ("one image moves", "one_record"),
+    ):
+        table.add_row(f"          {name}", *(one[key].replace(" %", "%") for one in columns))
+    console.print(table)
 
 
 def _balanced(scored: dict[str, Any]) -> str:
@@ -344,12 +366,15 @@ def _labeled(images: dict[str, Any], method: str) -> str:
 
 
 def plan(
-    queries: Annotated[int, typer.Option(min=1, help="How many questions are asked.")] = 20,
-    method: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")] = "reverse-knn",
-    k: Annotated[int, typer.Option(help="Neighbors that vote.")] = 1,
+    queries: Annotated[int, typer.Option(min=1, help="How many questions are asked.")] = PLANNED_QUERIES,
+    method: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")] = DEFAULT_METHOD,
+    k: Annotated[
+        int | None,
+        typer.Option(help=f"Neighbors that vote. Default: 1; {METHODS['knn'].default_k} for knn."),
+    ] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise that nobody can subtract, in votes.")] = None,
-    delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = 1e-5,
-    agents: Annotated[int, typer.Option(help="How many agents take part.")] = 3,
+    delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = DEFAULT_DELTA,
+    agents: Annotated[int, typer.Option(help="How many agents take part.")] = PLANNED_AGENTS,
     colluding_agents: Annotated[
         int | None,
         typer.Option(help="How many of them may collude or read the release. Default: 1, or 0 for one agent."),
@@ -361,7 +386,9 @@ def plan(
             min=1, max=2, help="How many of three talliers may be dishonest. The plan then chooses who adds the noise."
         ),
     ] = None,
-    classes: Annotated[int, typer.Option(min=2, help="How many classes there are; hardly moves the price.")] = 10,
+    classes: Annotated[
+        int, typer.Option(min=2, help="How many classes there are; hardly moves the price.")
+    ] = PLANNED_CLASSES,
     max_agent_records: Annotated[
         int | None, typer.Option(help="Public bound on an agent's records (reverse-knn, agent level).")
     ] = None,
@@ -405,7 +432,7 @@ def plan(
         float | None, typer.Option(help="federated: the chance to take part in a step; needs --steps.")
     ] = None,
     unit: Annotated[str, typer.Option(help="federated: what is sampled and clipped, record or agent.")] = "record",
-    release: Annotated[str, typer.Option(help="histogram or winner.")] = "histogram",
+    release: Annotated[str, typer.Option(help="histogram or winner.")] = DEFAULT_RELEASE,
     epsilon: Annotated[
         float | None, typer.Option(help="The price that you want; --solve says what to find for it.")
     ] = None,

@@ -13,9 +13,17 @@ from labeler.errors import InvalidSetting
 from workers.commands import site
 from workers.commands.console import Home, Json, MaybeHome, escaped, print_json, tell, wrapped
 from workers.commands.federation import stop_signal
+from workers.commands.shards import (
+    ArchitectureOption,
+    BackboneOption,
+    ClassesOption,
+    MaxRecordsOption,
+    PersonLevelOption,
+)
 
 if TYPE_CHECKING:
     from labeler.invitation import Invitation
+    from workers.party.home import EmbedSettings
 
 CoordinatorUrl = Annotated[str, typer.Option(help="Where the coordinator is: https://..., or http:// on this machine.")]
 
@@ -25,6 +33,18 @@ Phrase = Annotated[
     typer.Option(
         help="The phrase as the operator reads it out by telephone; without it you are asked.", metavar="WORDS"
     ),
+]
+
+ImagesOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of private images, one folder per class: the agent embeds it (with --max-records)."),
+]
+ShardOption = Annotated[
+    Path | None,
+    typer.Option(help="Or a private shard that is embedded already (`labeler embed --max-records`)."),
+]
+PersonsOption = Annotated[
+    Path | None, typer.Option(help="CSV file with the columns file and person: whose image each is.")
 ]
 
 agent_app = typer.Typer(no_args_is_help=False, rich_markup_mode="markdown")
@@ -47,6 +67,9 @@ def agent(context: typer.Context, home: MaybeHome = None) -> None:
 def agent_run(home: Home) -> None:
     """Answer questions of the coordinator within the site's policy, until stopped.
 
+    A home that names a folder of images embeds it first, once; a later change is told, and embedded when you ask
+    (`labeler agent embed`, or the site's page).
+
     Example: `labeler agent run --home hospital-a`
     """
     from workers.agent.service import run_agent
@@ -61,18 +84,33 @@ def agent_init(
     home: Home,
     agent_id: Annotated[str, typer.Option("--id", help="Name to be enrolled under, for example hospital-a.")],
     coordinator: CoordinatorUrl,
-    shard: Annotated[Path, typer.Option(help="The private shard it answers from (`labeler embed --max-records`).")],
+    images: ImagesOption = None,
+    shard: ShardOption = None,
+    backbone: BackboneOption = None,
+    architecture: ArchitectureOption = None,
+    classes: ClassesOption = None,
+    person_level: PersonLevelOption = None,
+    persons: PersonsOption = None,
+    max_records: MaxRecordsOption = None,
     engine: Annotated[str, typer.Option(help="Index engine; see `labeler run`.")] = "auto",
     as_json: Json = False,
 ) -> None:
     """Make an agent's home: keys, agent.toml, and a policy.toml that refuses everything until it is filled in.
 
     Example: `labeler agent init --home hospital-a --id hospital-a --coordinator https://labels.example.org
-    --shard a.shard`
+    --images scans/ --classes healthy,ill --max-records 10000`
     """
     from workers.homes.new import make_agent_home
 
-    public = make_agent_home(home, agent_id=agent_id, coordinator_url=coordinator, shard=shard, engine=engine)
+    public = make_agent_home(
+        home,
+        agent_id=agent_id,
+        coordinator_url=coordinator,
+        shard=shard,
+        images=images,
+        embedding=_embedding(images, backbone, architecture, classes, person_level, persons, max_records),
+        engine=engine,
+    )
     next_step = f"Fill in {home / 'policy.toml'}; until then it refuses everything."
     _tell_made(home, public, next_step=next_step, as_json=as_json)
 
@@ -209,10 +247,14 @@ def tallier_agents(
 def agent_join(
     invitation: Invited,
     home: Annotated[Path, typer.Option(help="Home folder to make.")] = Path("agent"),
-    shard: Annotated[
-        Path | None,
-        typer.Option(help="The private shard it answers from (`labeler embed --max-records`); not for new keys."),
-    ] = None,
+    images: ImagesOption = None,
+    shard: ShardOption = None,
+    backbone: BackboneOption = None,
+    architecture: ArchitectureOption = None,
+    classes: ClassesOption = None,
+    person_level: PersonLevelOption = None,
+    persons: PersonsOption = None,
+    max_records: MaxRecordsOption = None,
     phrase: Phrase = None,
     epsilon: Annotated[
         float | None, typer.Option(min=0, help="Most that all answers together may cost one image. Default: 1.0.")
@@ -226,18 +268,35 @@ def agent_join(
 ) -> None:
     """Join as a hospital: make home, policy and keys, enrol the keys, test the connection.
 
-    With an invitation for new keys (`labeler invite --rotate`), name the existing home and stop its process first.
+    The agent answers from a folder of images, which it embeds when it runs first, or from a shard that is there. The
+    bound on records is public: a round number, with room, chosen before you count.
 
-    Example: `labeler agent join hospital-a.invitation.json --shard a.shard --home agent`
+    With an invitation for new keys (`labeler invite --rotate`), name the existing home, without a folder or a shard,
+    and stop its process first.
+
+    Examples:
+
+    `labeler agent join hospital-a.invitation.json --images scans/ --classes healthy,ill --max-records 10000`
+
+    `labeler agent join hospital-a.invitation.json --shard a.shard --home agent`
     """
     from workers.agent.policy import read_policy
     from workers.agent.site import policy_in_words
     from workers.homes.joining import join_agent, pinned_changes
     from workers.party.home import POLICY_FILE
 
+    embedding = _embedding(images, backbone, architecture, classes, person_level, persons, max_records)
     asked = _agree(invitation, "agent", phrase, quiet=as_json, more=lambda found: pinned_changes(home, found))
     wanted: dict[str, Any] = {"instance_epsilon": epsilon, "max_noise_contributors": noise_contributors}
-    joined = join_agent(home, asked, shard=shard, engine=engine, wanted=wanted)
+    joined = join_agent(
+        home,
+        asked,
+        shard=shard,
+        images=images,
+        embedding=embedding,
+        engine=engine,
+        wanted=wanted,
+    )
     words = policy_in_words(read_policy(home / POLICY_FILE))
     if as_json:
         print_json(
@@ -253,12 +312,13 @@ def agent_join(
     if not joined.backbone_known:
         typer.echo("")
         wrapped(
-            "Attention: the service embeds images with other backbones than this shard's, so it cannot ask about it. "
-            "Ask the operator which backbone to use (`labeler embed --backbone`)."
+            "Attention: the service embeds images with other backbones than this agent, so it cannot ask it. Ask the "
+            "operator which backbone to use, and name it (--backbone)."
         )
     typer.echo("")
     typer.echo("Next:")
-    typer.echo(f"  labeler agent --home {home}            answers, until it is stopped")
+    does = "answers, until it is stopped" if images is None else "embeds the images, then answers"
+    typer.echo(f"  labeler agent --home {home}            {does}")
     typer.echo(f"  labeler agent desk --home {home}       what was asked, and what you decide")
     wrapped(
         f"Talliers that name their agents need {home / 'keys.public.json'}: send it to them, and read out the "
@@ -300,6 +360,42 @@ def tallier_join(
         wrapped(
             f"Send {home / 'keys.public.json'} to the two other talliers too, and pin theirs: labeler tallier peers."
         )
+
+
+def _embedding(
+    images: Path | None,
+    backbone: str | None,
+    architecture: str | None,
+    classes: str | None,
+    person_level: int | None,
+    persons: Path | None,
+    max_records: int | None,
+) -> EmbedSettings | None:
+    """Return the settings by which an agent embeds its folder; None where it answers from a shard."""
+    from feature_store.backbones.spec import DEFAULT_BACKBONE
+    from workers.commands.shards import names_of
+    from workers.party.home import EmbedSettings
+
+    if images is None:
+        named: dict[str, object] = {"backbone": backbone, "architecture": architecture, "classes": classes}
+        named |= {"person-level": person_level, "persons": persons, "max-records": max_records}
+        if given := [f"--{name}" for name, value in named.items() if value is not None]:
+            raise InvalidSetting(f"{', '.join(given)} says how a folder is embedded: name it with --images")
+        return None
+    if max_records is None:
+        raise InvalidSetting(
+            "name a public bound on the records (--max-records), because the time of an answer would tell how many "
+            "there are: a round number, with room for images that come, chosen before you count"
+        )
+    weights = Path(backbone or DEFAULT_BACKBONE)
+    return EmbedSettings(
+        max_records=max_records,
+        backbone=str(weights.resolve()) if weights.exists() else backbone or DEFAULT_BACKBONE,
+        architecture=architecture,
+        classes=names_of(classes),
+        person_level=person_level,
+        persons=None if persons is None else str(persons.resolve()),
+    )
 
 
 def _agree(

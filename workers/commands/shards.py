@@ -12,6 +12,29 @@ import typer
 from labeler.errors import IdenticalImages, InvalidSetting
 from workers.commands.console import Json, escaped, one_of, print_json, tell, tell_warning
 
+BackboneOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What makes features: efficientnet-lite0 (default) or -lite2 (no download), timm name, backbone file "
+        "(TOML), a safetensors file with --architecture, a SimCLR checkpoint, or pixels."
+    ),
+]
+ArchitectureOption = Annotated[
+    str | None,
+    typer.Option(help="timm architecture of the weights, where --backbone is a safetensors file of them."),
+]
+ClassesOption = Annotated[
+    str | None, typer.Option(help="Public class names, comma separated, in label order. Default: folder names.")
+]
+PersonLevelOption = Annotated[
+    int | None,
+    typer.Option(help="Depth of the folder that names the person of an image: 2 for CLASS/PERSON/IMAGE."),
+]
+MaxRecordsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Declare that the site never holds more private images; more are refused."),
+]
+
 
 def embed(
     out: Annotated[Path, typer.Option(help="The shard to write.")],
@@ -41,20 +64,9 @@ def embed(
     labels: Annotated[
         str | None, typer.Option(help="With --features: where the labels of its rows are. Name them as for --ids.")
     ] = None,
-    backbone: Annotated[
-        str | None,
-        typer.Option(
-            help="What makes features: efficientnet-lite0 (default) or -lite2 (no download), timm name, backbone file "
-            "(TOML), a safetensors file with --architecture, a SimCLR checkpoint, or pixels."
-        ),
-    ] = None,
-    architecture: Annotated[
-        str | None,
-        typer.Option(help="timm architecture of the weights, where --backbone is a safetensors file of them."),
-    ] = None,
-    classes: Annotated[
-        str | None, typer.Option(help="Public class names, comma separated, in label order. Default: folder names.")
-    ] = None,
+    backbone: BackboneOption = None,
+    architecture: ArchitectureOption = None,
+    classes: ClassesOption = None,
     public: Annotated[
         bool, typer.Option("--public", help="These are public images: keep thumbnails for reports.")
     ] = False,
@@ -67,10 +79,7 @@ def embed(
         int | None,
         typer.Option(min=1, max=1024, help="Threads that read and decode images. Default: one for each core."),
     ] = None,
-    person_level: Annotated[
-        int | None,
-        typer.Option(help="Depth of the folder that names the person of an image: 2 for CLASS/PERSON/IMAGE."),
-    ] = None,
+    person_level: PersonLevelOption = None,
     persons: Annotated[
         Path | None,
         typer.Option(
@@ -91,10 +100,7 @@ def embed(
     site_key: Annotated[
         Path | None, typer.Option(help="The site's key for digests of people and images. Default: beside the shard.")
     ] = None,
-    max_records: Annotated[
-        int | None,
-        typer.Option(min=1, help="Declare that the site never holds more private images; more are refused."),
-    ] = None,
+    max_records: MaxRecordsOption = None,
     attributes: Annotated[
         Path | None,
         typer.Option(help="Several labels per image: a CSV of file and attributes as 1 and 0, or CelebA's own table."),
@@ -156,7 +162,6 @@ def embed(
     from workers.progress import progress_bars
 
     policy = None if duplicates is None else one_of("duplicates", duplicates, get_args(Duplicates))
-    names = tuple(name.strip() for name in classes.split(",")) if classes is not None else None
     is_table = features is None or (persons is not None and persons.suffix == ".csv")
     is_told = (person_level, persons, person_column) != (None, None, None)
     people = PersonColumn(person_level, persons, person_column) if is_told and is_table else None
@@ -181,7 +186,7 @@ def embed(
                     ids=ids,
                     labels=labels,
                     persons=people or (None if column is None else str(column)),
-                    classes=names,
+                    classes=names_of(classes),
                     public=public,
                     duplicates=policy,
                     key=site_key,
@@ -193,7 +198,7 @@ def embed(
                     backbone or DEFAULT_BACKBONE,
                     out,
                     architecture=architecture,
-                    classes=names,
+                    classes=names_of(classes),
                     public=public,
                     device=device,
                     batch_size=batch_size,
@@ -213,9 +218,7 @@ def embed(
             raise
         print_json({"error": str(error), "duplicates": told(error.groups)})
         sys.exit(error.exit_code)
-    _print_embed(result, backbone_name or Path(backbone or DEFAULT_BACKBONE).name, as_json=as_json)
-    if result["skipped"]:
-        sys.exit(1)
+    print_embed(result, backbone_name or Path(backbone or DEFAULT_BACKBONE).name, as_json=as_json)
 
 
 def _check_options(
@@ -336,10 +339,22 @@ def pretrain(
     tell(result, said, as_json=as_json)
 
 
-def _print_embed(result: dict[str, Any], backbone: str, *, as_json: bool) -> None:
+def names_of(classes: str | None) -> tuple[str, ...] | None:
+    """Return the names of a class list as people write it, separated by commas."""
+    return None if classes is None else tuple(name.strip() for name in classes.split(","))
+
+
+def print_embed(result: dict[str, Any], backbone: str, *, as_json: bool) -> None:
+    """Say what became of a source; exit with 1 where images were skipped."""
     if as_json:
         print_json(result)
-        return
+    else:
+        _say_embed(result, backbone)
+    if result["skipped"]:
+        sys.exit(1)
+
+
+def _say_embed(result: dict[str, Any], backbone: str) -> None:
     typer.echo(f"{result['records']} images are in {result['out']} (backbone {backbone}, {result['fingerprint'][:12]})")
     counts = {
         "Left out as copies of other images": result["copies"],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,7 @@ FORMATS = ("table", "json", "csv")
 
 def add_to_agent(app: typer.Typer) -> None:
     """Add these commands to `labeler agent`."""
-    for command in (waiting, approve, refuse, stop, resume, budget, history, desk, exposure):
+    for command in (waiting, approve, refuse, stop, resume, budget, history, embed, desk, exposure):
         app.command()(command)
 
 
@@ -168,6 +169,40 @@ def history(
         tell({"rounds": len(rounds), "out": str(out)}, said, as_json=as_json)
 
 
+def embed(
+    home: Home,
+    check: Annotated[bool, typer.Option("--check", help="Only say what has changed in the folder.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Embed what has changed in the agent's folder of images: new files come in, records of removed files go.
+
+    Works while the agent runs; it goes over to the new records by itself. Continues after an interruption and embeds no
+    image twice. `labeler agent run` embeds a folder that was never embedded, and only tells about later changes.
+
+    Example: `labeler agent embed --home hospital-a`
+    """
+    from workers.agent.images import ImageFolder
+    from workers.commands.shards import print_embed
+    from workers.party.home import read_agent_config
+    from workers.progress import progress_bars
+
+    _check_agents(home)
+    config = read_agent_config(home)
+    folder = ImageFolder(home, config)
+    if check:
+        counts = folder.look().counts()
+        words = {"new": "new", "changed": "changed", "removed": "removed", "deleted": "deleted before and still there"}
+        found = ", ".join(f"{counts[name]:,} {said}" for name, said in words.items() if counts[name])
+        tell(counts, f"{folder.path}: {counts['files']:,} files; {found or 'nothing has changed'}.", as_json=as_json)
+        return
+    with progress_bars(quiet=as_json) as progress:
+        result = folder.embed(progress=progress)
+    if not as_json:
+        typer.echo(f"Records of {folder.path}: {result['added']:,} added, {result['dropped']:,} removed")
+    backbone = "" if config.embedding is None else Path(config.embedding.backbone).name
+    print_embed(result, backbone, as_json=as_json)
+
+
 def desk(
     home: Home,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
@@ -186,7 +221,8 @@ def desk(
         said = "The desk is open, until Ctrl-C, for whoever has this address:"
         tell({"url": address}, said, f"  {address}", as_json=as_json)
 
-    serve_desk(SiteConsole(home), host="127.0.0.1", port=port, stop=stop_signal(), on_ready=ready)
+    with closing(SiteConsole(home)) as console:
+        serve_desk(console, host="127.0.0.1", port=port, stop=stop_signal(), on_ready=ready)
 
 
 def _check_agents(home: Path) -> None:

@@ -10,7 +10,7 @@ of earlier releases still covers them. Spends of votes for life stay with the im
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from feature_store.backbones import load_backbone
+from feature_store.backbones import Backbone, load_backbone
 from feature_store.cluster.driver import Driver
 from feature_store.cluster.embedding import cluster_embedder
 from feature_store.embedding import Duplicates, EmbedReport, embed_source, same_images_list
@@ -37,7 +37,7 @@ from feature_store.own_features import (
 )
 from feature_store.same_images import Twice, find_same_images, named
 from feature_store.shard import OF_OTHER_RECORDS, Shard
-from feature_store.shard_writer import erase_deleted, half_written, remove_leftovers
+from feature_store.shard_writer import erase_deleted, half_written, remove_leftovers, set_aside
 from feature_store.sources import (
     CELEBA_TABLE,
     AttributeSource,
@@ -71,6 +71,7 @@ def embed_images(
     max_records: int | None = None,
     attributes: Path | None = None,
     split: str | None = None,
+    update: bool = False,
     ray: str | None = None,
     progress: ProgressCallback = silent,
 ) -> dict[str, Any]:
@@ -88,15 +89,9 @@ def embed_images(
         "notes", "duplicates": [{"sources", "contradiction"}], "copies", "contradictions", "shared", "listed"}; see
         feature_store.embedding.EmbedReport.
     """
-    recipe = partial(
-        load_backbone,
-        backbone if (isinstance(backbone, str) and not Path(backbone).exists()) else Path(backbone).resolve(),
-        architecture=architecture,
-        device=device,
-        batch_size=batch_size,
-    )
+    recipe = backbone_recipe(backbone, architecture=architecture, device=device, batch_size=batch_size)
     check_folder(out)
-    images = _source(source, attributes, split)
+    images = source_of(source, attributes, split)
     with ExitStack() as owned:
         embedder = None
         if ray is not None:
@@ -114,11 +109,25 @@ def embed_images(
             duplicates=duplicates,
             key=key,
             max_records=max_records,
+            update=update,
             scanned=lambda done, total: progress(f"Comparing {out.name}", done, total),
             progress=lambda done, total: progress(f"Embedding {out.name}", done, total),
             embedder=embedder,
         )
     return _told_of(report)
+
+
+def backbone_recipe(
+    backbone: str | Path, *, architecture: str | None = None, device: str = "auto", batch_size: int | None = None
+) -> Callable[[], Backbone]:
+    """Return what loads a backbone that a person named, as a path or otherwise; see `embed_images`."""
+    return partial(
+        load_backbone,
+        backbone if (isinstance(backbone, str) and not Path(backbone).exists()) else Path(backbone).resolve(),
+        architecture=architecture,
+        device=device,
+        batch_size=batch_size,
+    )
 
 
 def embed_features(
@@ -208,7 +217,7 @@ def _told_of(report: EmbedReport) -> dict[str, Any]:
     }
 
 
-def _source(source: str | Path, attributes: Path | None, split: str | None) -> ImageSource | str | Path:
+def source_of(source: str | Path, attributes: Path | None, split: str | None) -> ImageSource | str | Path:
     """Return the source to embed; a table of attributes is next to a folder, or in it if it is in CelebA's layout."""
     folder = Path(source)
     if attributes is None and split is None:
@@ -358,8 +367,11 @@ def delete_records(
             f"{path.name!r} anew. Make room for a second copy of it, then run labeler delete {path.name} without a name"
         ) from error
     remains = list(_REMAINS)
-    if (work := half_written(path)).exists():
-        remains.append(f"{work.name} beside the shard is an interrupted embedding, which may hold them too: delete it.")
+    remains += [
+        f"{work.name} beside the shard is an interrupted embedding, which may hold them too: delete it."
+        for work in (half_written(path), *set_aside(path))
+        if work.exists()
+    ]
     return {"shard": str(path), "deleted": deleted, "erased": erased, "left": len(shard), "remains": remains}
 
 

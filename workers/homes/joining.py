@@ -26,7 +26,6 @@ from pathlib import Path
 from ssl import PEM_cert_to_DER_cert
 from typing import Any
 
-from feature_store.shard import Shard, check_served
 from labeler.errors import BadData, Forged, Interrupted, InvalidSetting, JournalInUse, NotEnrolled, Unavailable
 from labeler.invitation import MAX_INVITATION_BYTES, Invitation, Role, enrolment_statement, read_document, token_digest
 from labeler.ledger.database import Database, open_database
@@ -34,11 +33,13 @@ from labeler.ledger.ledger import Ledger
 from labeler.system.clock import now_utc
 from labeler.system.files import read_named, replace_file
 from labeler.system.keys import PartyKeys, PublicKeys, verify_statement
+from workers.agent.images import public_facts
 from workers.agent.policy import Policy, policy_toml, read_policy, toml_value
 from workers.homes.new import (
     CHOICES,
     UNNAMED_AGENTS,
     add_winner_identity,
+    agent_config,
     commented_policy,
     exchange_keys,
     public_document,
@@ -54,6 +55,7 @@ from workers.party.home import (
     POLICY_FILE,
     TALLIER_FILE,
     AgentConfig,
+    EmbedSettings,
     TallierConfig,
     make_home,
     path_in_home,
@@ -164,17 +166,24 @@ class Joined:
 
 
 def join_agent(
-    home: Path, invitation: Invitation, *, shard: Path | None, engine: str, wanted: Mapping[str, Any]
+    home: Path,
+    invitation: Invitation,
+    *,
+    shard: Path | None,
+    images: Path | None = None,
+    embedding: EmbedSettings | None = None,
+    engine: str,
+    wanted: Mapping[str, Any],
 ) -> Joined:
     """Make an agent's home from an invitation, or renew its keys and pins, and enroll it.
 
     Args:
         invitation: read, and its phrase compared.
-        shard: the private shard it answers from; may be absent where the home is there.
+        shard, images, embedding: what it answers from (workers.homes.new.agent_config); absent where the home is there.
         wanted: what the site's policy says of `CHOICES`; the defaults elsewhere.
 
     Raises:
-        InvalidSetting: there is another home, no shard was named, or it is public or declares no bound.
+        InvalidSetting: there is another home, no shard or folder was named, or it cannot be used.
         JournalInUse: keys are to be renewed, and the agent runs.
         NotEnrolled, ProtocolViolation: the coordinator refuses.
         Unavailable: it cannot be reached; the same command continues later.
@@ -182,21 +191,21 @@ def join_agent(
     if (home / AGENT_FILE).exists():
         config = read_agent_config(home)
         _check_same(config.agent_id, config.coordinator_url, invitation, home)
-        records = Shard.open(path_in_home(home, config.shard), verify=False)
+        fingerprint, classes = public_facts(home, config)
     else:
         _refuse_rotation(invitation, home)
-        if shard is None:
-            raise InvalidSetting(
-                "name the private shard the agent answers from: --shard SHARD (labeler embed --max-records N makes it)"
-            )
-        records = Shard.open(shard)
-        check_served(records)
-        config = AgentConfig(
-            agent_id=invitation.party_id, coordinator_url=invitation.url, shard=str(shard.resolve()), engine=engine
+        config, fingerprint, classes = agent_config(
+            home,
+            agent_id=invitation.party_id,
+            coordinator_url=invitation.url,
+            shard=shard,
+            images=images,
+            embedding=embedding,
+            engine=engine,
         )
     make_home(home)
-    policy = joined_policy(invitation, records.fingerprint, wanted) if not (home / POLICY_FILE).exists() else ""
-    facts = {"backbone_fingerprint": records.fingerprint, "classes": list(records.classes)}
+    policy = joined_policy(invitation, fingerprint, wanted) if not (home / POLICY_FILE).exists() else ""
+    facts = {"backbone_fingerprint": fingerprint, "classes": list(classes)}
     with closing(_open(home)) as database:
         _make_keys(home, invitation)
         if policy:
@@ -207,7 +216,7 @@ def join_agent(
         config = config.model_copy(update={"coordinator_url": invitation.url, "ca_file": ca_file or config.ca_file})
         replace_file(home / AGENT_FILE, settings_toml(config), mode=0o600)
         joined = _enrol(home, invitation, config, database, facts)
-    known = not invitation.backbones or records.fingerprint in invitation.backbones
+    known = not invitation.backbones or fingerprint in invitation.backbones
     return Joined(joined.public, joined.roster_changed, known)
 
 

@@ -37,6 +37,7 @@ from labeler.ledger.tallier_memory import TallierMemory
 from labeler.system.clock import Clock, now_utc
 from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
 from labeler.system.files import replace_file, sync_folder
+from labeler.system.site_key import SITE_KEY_FILE
 from labeler.task import Level
 from workers.agent.decisions import APPROVED_FOLDER, REFUSED_FOLDER, STOPPED_FILE
 from workers.homes.new import PUBLIC_FILE, existing_journal, journal_of
@@ -58,7 +59,7 @@ from workers.tallier.peers import IDENTITY_FILE, PEERS_FILE
 
 BESIDE: Final = (
     *(AGENT_FILE, TALLIER_FILE, COORDINATOR_FILE, POLICY_FILE, KEYS_FILE, SEEN_FILE, PROOF_FILE),
-    *(PUBLIC_FILE, CA_FILE, STOPPED_FILE, IDENTITY_FILE, PEERS_FILE),
+    *(PUBLIC_FILE, CA_FILE, STOPPED_FILE, IDENTITY_FILE, PEERS_FILE, SITE_KEY_FILE),
 )
 """Files without which a journal is useless, in the order in which they are copied."""
 

@@ -25,10 +25,12 @@ from feature_store.shard import Shard, check_served
 from labeler.errors import BadData, InvalidSetting, JournalInUse, ProtocolViolation
 from labeler.ledger.database import open_database
 from labeler.ledger.tokens import TokenStore
-from labeler.methods import METHODS
+from labeler.methods import DEFAULT_METHOD, METHODS
+from labeler.setting import DEFAULT_DELTA
 from labeler.system.files import replace_file
 from labeler.system.keys import PartyKeys, PublicKeys
 from labeler.untrusted import ENROLLED_NAME, check_party_id
+from workers.agent.images import public_facts
 from workers.agent.policy import toml_value
 from workers.party.home import (
     AGENT_FILE,
@@ -37,8 +39,10 @@ from workers.party.home import (
     JOURNAL_FILE,
     KEYS_FILE,
     POLICY_FILE,
+    RECORDS_FOLDER,
     TALLIER_FILE,
     AgentConfig,
+    EmbedSettings,
     TallierConfig,
     make_home,
     read_agent_config,
@@ -74,7 +78,7 @@ def make_coordinator_home(home: Path) -> dict[str, Any]:
     text = coordinator_toml(
         public_url="https://labels.example.org",
         redis_url="unix:///run/labeler-redis/redis.sock",
-        delta=1e-5,
+        delta=DEFAULT_DELTA,
         instance_epsilon=1.0,
         agent_epsilon="unlimited",
         classes=None,
@@ -86,8 +90,20 @@ def make_coordinator_home(home: Path) -> dict[str, Any]:
     return document
 
 
-def make_agent_home(home: Path, *, agent_id: str, coordinator_url: str, shard: Path, engine: str) -> dict[str, Any]:
+def make_agent_home(
+    home: Path,
+    *,
+    agent_id: str,
+    coordinator_url: str,
+    shard: Path | None,
+    images: Path | None = None,
+    embedding: EmbedSettings | None = None,
+    engine: str,
+) -> dict[str, Any]:
     """Make an agent's home: keys, settings, and a policy that refuses everything until the site has filled it in.
+
+    Args:
+        shard, images, embedding: see `agent_config`.
 
     Returns:
         Its public keys, as in `public_document`.
@@ -100,15 +116,60 @@ def make_agent_home(home: Path, *, agent_id: str, coordinator_url: str, shard: P
     _check_name(agent_id)
     _refuse_second(home / AGENT_FILE)
     _check_coordinator(coordinator_url)
-    records = Shard.open(shard)
-    check_served(records)
-    config = AgentConfig(agent_id=agent_id, coordinator_url=coordinator_url, shard=str(shard.resolve()), engine=engine)
+    config, fingerprint, _ = agent_config(
+        home,
+        agent_id=agent_id,
+        coordinator_url=coordinator_url,
+        shard=shard,
+        images=images,
+        embedding=embedding,
+        engine=engine,
+    )
     _private(home)
     told = b"# Who this agent is and what it answers from. What it is allowed to answer stands in policy.toml.\n"
     document = make_keys(home, party_id=agent_id, role="agent")
-    replace_file(home / POLICY_FILE, commented_policy(records.fingerprint).encode(), mode=0o600)
+    replace_file(home / POLICY_FILE, commented_policy(fingerprint).encode(), mode=0o600)
     replace_file(home / AGENT_FILE, told + settings_toml(config), mode=0o600)
     return document
+
+
+def agent_config(
+    home: Path,
+    *,
+    agent_id: str,
+    coordinator_url: str,
+    shard: Path | None,
+    images: Path | None,
+    embedding: EmbedSettings | None,
+    engine: str,
+) -> tuple[AgentConfig, str, tuple[str, ...]]:
+    """Return the settings of a new agent, the fingerprint of its backbone, and its class list.
+
+    Args:
+        shard: a private shard that is there; or
+        images, embedding: a folder of images that the agent embeds into its home, and how.
+
+    Raises:
+        InvalidSetting: none or both of them are named, the shard is public or declares no bound, or the folder is not
+            there or cannot be read.
+        BadData: the shard cannot be opened, or images have no label of the class list, or no person.
+    """
+    if (shard is None) == (images is None):
+        raise InvalidSetting(
+            "name what the agent answers from: a folder of private images that it embeds by itself (--images FOLDER "
+            "--max-records N), or a private shard that `labeler embed --max-records N` has made (--shard SHARD)"
+        )
+    config = AgentConfig(
+        agent_id=agent_id,
+        coordinator_url=coordinator_url,
+        shard=RECORDS_FOLDER if shard is None else str(shard.resolve()),
+        engine=engine,
+        images=None if images is None else str(images.resolve()),
+        embedding=embedding,
+    )
+    if shard is not None:
+        check_served(Shard.open(shard))
+    return config, *public_facts(home, config)
 
 
 def make_tallier_home(
@@ -172,7 +233,7 @@ def add_winner_identity(home: Path, *, listen: str) -> dict[str, Any]:
 CHOICES: Final[Mapping[str, Any]] = {
     "instance_epsilon": 1.0,
     "agent_epsilon": "unlimited",
-    "delta": 1e-5,
+    "delta": DEFAULT_DELTA,
     "max_queries_per_day": 1000,
     "max_noise_contributors": 1,
 }
@@ -213,7 +274,7 @@ def commented_policy(
     )
     pinned = "\n".join(f"{mark}{name} = {toml_value(key)}" for name, key in named.items())
     # Only the way that costs least, until a person widens it.
-    methods = ("reverse-knn",) if is_open else tuple(name for name, method in METHODS.items() if method.has_k)
+    methods = (DEFAULT_METHOD,) if is_open else tuple(name for name, method in METHODS.items() if method.has_k)
     return f"""# What this site allows its agent to answer. It belongs to the site alone; nobody else can widen it.
 # It is read again at every ask, and as long as it cannot be read, everything is refused. Every field: docs/policy.md.
 {how * is_open}

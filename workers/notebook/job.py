@@ -18,6 +18,8 @@ from PIL import Image
 
 from feature_store.results.exports import picture
 from labeler.errors import InvalidSetting, NotReady
+from labeler.methods.evaluate import DEFAULT_EPSILON
+from labeler.setting import DEFAULT_DELTA
 from labeler.system.files import named_path
 
 if TYPE_CHECKING:
@@ -144,8 +146,8 @@ class LabeledJob:
         shards: Sequence[PathLike[str] | str],
         out: str | PathLike[str] = "evaluation",
         *,
-        epsilon: float = 0.1,
-        delta: float = 1e-5,
+        epsilon: float = DEFAULT_EPSILON,
+        delta: float = DEFAULT_DELTA,
         seed: int | None = None,
         **task: Any,
     ) -> dict[str, Any]:

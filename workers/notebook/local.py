@@ -17,8 +17,9 @@ from api.client import Client, made
 from api.schema import LabelsOf, Selection, TaskRequest
 from feature_store.backbones.spec import DEFAULT_BACKBONE
 from labeler.errors import InvalidSetting, JobNotCompleted
-from labeler.methods import MethodName, ReleaseKind
+from labeler.methods import DEFAULT_METHOD, DEFAULT_RELEASE, METHODS, MethodName, ReleaseKind
 from labeler.rounds.effects import AskedStrategy, StudentKind
+from labeler.setting import DEFAULT_DELTA, PLANNED_AGENTS, PLANNED_CLASSES, PLANNED_QUERIES
 from labeler.system.files import named_path
 from labeler.task import StatedLevel
 from workers.notebook.job import Frame, LabeledJob, TrainedStudent, framed, load_student
@@ -217,15 +218,15 @@ class Plan:
 
 def plan(
     *,
-    method: MethodName = "reverse-knn",
-    queries: int = 20,
-    agents: int = 3,
+    method: MethodName = DEFAULT_METHOD,
+    queries: int = PLANNED_QUERIES,
+    agents: int = PLANNED_AGENTS,
     epsilon: float | None = None,
     sigma: float | None = None,
-    delta: float = 1e-5,
-    k: int = 1,
-    classes: int = 10,
-    release: ReleaseKind = "histogram",
+    delta: float = DEFAULT_DELTA,
+    k: int | None = None,
+    classes: int = PLANNED_CLASSES,
+    release: ReleaseKind = DEFAULT_RELEASE,
     colluding_agents: int | None = None,
     max_dropouts: int = 0,
     dishonest_talliers: Literal[1, 2] | None = None,
@@ -304,9 +305,9 @@ def run(
     out: str | Path,
     *,
     epsilon: float | None = None,
-    delta: float = 1e-5,
-    method: MethodName = "reverse-knn",
-    k: int = 1,
+    delta: float = DEFAULT_DELTA,
+    method: MethodName = DEFAULT_METHOD,
+    k: int | None = None,
     queries: int | None = None,
     strategy: AskedStrategy = "clustered",
     student: StudentKind | None = None,
@@ -325,7 +326,7 @@ def run(
         out: the job's folder.
         epsilon: the price per private image that the noise is solved for; or give `sigma_votes` instead.
         delta: at which it holds.
-        method, k: how agents answer (labeler.methods).
+        method, k: how agents answer (labeler.methods); k is the method's own where it is None.
         queries: the number of questions, each about a cluster of similar images. If None and the method asks questions,
             price, classes and number of public images decide (labeler.expectation). Nothing about an image depends on
             being asked about: every image gets a label.
@@ -345,7 +346,6 @@ def run(
     from pydantic import ValidationError
 
     from labeler.errors import InvalidTask
-    from labeler.methods import METHODS
     from labeler.task import describe_validation
     from workers.progress import progress_bars
     from workers.run.preparation import LabelingJob, open_shards
@@ -354,9 +354,8 @@ def run(
     if isinstance(shards, (str, PathLike)):  # otherwise a text would be read letter by letter
         raise InvalidSetting(f"shards is a list, a shard for each agent; found one path: write [{str(shards)!r}]")
     folder, public = named_path(out, "out"), named_path(images, "images")
-    fields: dict[str, Any] = {"name": folder.name, "method": method, "k": k, "delta": delta} | task
-    if epsilon is not None:
-        fields["epsilon"] = epsilon
+    fields: dict[str, Any] = {"name": folder.name, "method": method, "delta": delta} | task
+    fields |= {name: value for name, value in (("k", k), ("epsilon", epsilon)) if value is not None}
     tables: dict[str, Any] = {"task": fields, "student": {} if student is None else {"kind": student}}
     try:
         if method in METHODS and not METHODS[method].asks_for_a_model:
@@ -399,10 +398,11 @@ def _questions(task: Mapping[str, Any], shards: Sequence[PathLike[str] | str], i
     if count is None:
         first = Shard.open(Path(shards[0]), verify=False)
         classes = tuple(task.get("classes") or first.classes)
-        asked = TaskFile.model_validate({"task": dict(task)}).resolve(
+        file = TaskFile.model_validate({"task": dict(task)})
+        asked = file.resolve(
             classes=classes,
             agents=len(shards),
-            num_queries=2 * len(classes) + int(task.get("k", 1)),
+            num_queries=2 * len(classes) + file.task.k,
             fingerprint=first.fingerprint,
             nonce="",
             has_attributes=first.has_attributes,

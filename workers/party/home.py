@@ -1,6 +1,8 @@
 """Homes of agents and talliers: one folder each, readable by its owner only, with everything a party must keep.
 
     agent HOME      agent.toml    its name, the coordinator's address, and the shard it answers from.
+                    records.shard what the agent embeds itself, from a folder of images (workers.agent.images).
+                    images.npy    that folder as it was embedded; site.key keys its digests and those of the shard.
                     policy.toml   what the site allows (workers.agent.policy).
                     approved/     what its people decided (workers.agent.decisions).
     tallier HOME    tallier.toml  its name, the coordinator's address, and the coordinator's keys.
@@ -20,10 +22,11 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
-from typing import Annotated, TypeVar, overload
+from typing import Annotated, Literal, TypeVar, overload
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from feature_store.backbones.spec import DEFAULT_BACKBONE
 from labeler.errors import InvalidSetting, UnsafeStorage
 from labeler.settings import SettingsText
 from labeler.system.files import read_named, replace_file
@@ -35,6 +38,7 @@ AGENT_FILE = "agent.toml"
 TALLIER_FILE = "tallier.toml"
 COORDINATOR_FILE = "coordinator.toml"
 POLICY_FILE = "policy.toml"
+RECORDS_FOLDER = "records.shard"
 KEYS_FILE = "keys.json"
 JOURNAL_FILE = "journal.db"
 ANCHOR_FILE = "journal.head"
@@ -51,13 +55,42 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, strict=True)
 
 
+class EmbedSettings(Settings):
+    """`[embedding]` of `agent.toml`: options of `labeler embed` for the folder of images.
+
+    Paths are relative to the home, or absolute.
+
+    Attributes:
+        max_records: the public bound on records (docs/public-clock.md).
+        backbone, architecture, device, threads, duplicates, split: see `labeler embed`.
+        classes: the public class list; the names of the class folders where absent.
+        person_level, persons: whose images are whose: the depth of a folder, or a CSV file.
+        attributes: a table of several labels per image.
+    """
+
+    max_records: Annotated[int, Field(ge=1)]
+    backbone: str = DEFAULT_BACKBONE
+    architecture: str | None = None
+    classes: Annotated[tuple[str, ...], Field(strict=False)] | None = None
+    person_level: int | None = None
+    persons: str | None = None
+    duplicates: Literal["refuse", "keep-first", "keep-all"] | None = None
+    attributes: str | None = None
+    split: str | None = None
+    device: str = "auto"
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+
+
 class AgentConfig(Settings):
     """`agent.toml`.
 
     Attributes:
         agent_id: the name it is enrolled under.
         coordinator_url: https://..., or http:// on loopback.
-        shard: its private shard; a path relative to the home, or absolute.
+        shard: its private shard; a path relative to the home, or absolute. With `images`, where the agent makes it.
+        images: a folder of private images that the agent embeds (workers.agent.images); None where the shard was
+            embedded elsewhere.
+        embedding: how; given with `images`.
         engine: which exact index engine searches (see feature_store.index.build_index).
         memory_limit_bytes: search in blocks that need at most this much memory besides the shard.
         ca_file: certificates to check the coordinator's against, a path in the home or elsewhere; the system's where
@@ -79,6 +112,14 @@ class AgentConfig(Settings):
     witness_file: str | None = None
     tick_s: Annotated[float, Field(ge=0.01, le=60.0)] | None = None
     pad: bool = False
+    images: str | None = None
+    embedding: EmbedSettings | None = None
+
+    @model_validator(mode="after")
+    def _check_images(self) -> AgentConfig:
+        if (self.images is None) != (self.embedding is None):
+            raise ValueError("a folder of images and a table [embedding] go together")
+        return self
 
 
 class TallierConfig(Settings):

@@ -2,11 +2,15 @@
 
 Two fifths of the digits are dealt to five agents with their labels, two fifths are public without labels, one
 fifth is kept to score the student (workers.digits). The backbone sees the public part only.
+
+The same questions are asked twice: by the default method, and by the paper's (knn), whose job lies in `knn/`. Features
+are shared. Every other file is of the default, and its report shows both.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +24,16 @@ from workers.progress import ProgressCallback, StageClock, silent
 from workers.run.folder import open_job_folder
 from workers.run.labeling import run_in_folder
 from workers.run.preparation import LabelingJob
-from workers.run.task_file import QueriesTable, StudentTable, TaskFile, TaskTable
+from workers.run.task_file import QueriesTable, TaskFile, TaskTable
 
 TASK = TaskFile(
-    task=TaskTable(name="Handwritten digits", method="reverse-knn", k=1, epsilon=0.5, delta=1e-4, colluding_agents=1),
+    task=TaskTable(name="Handwritten digits", epsilon=0.5, delta=1e-4),
     queries=QueriesTable(strategy="clustered", count=20),
-    student=StudentTable(),
 )
 """The demo's task: one question per cluster of public digits, one vote per private digit, epsilon 0.5."""
+
+COMPARED = TASK.model_copy(update={"task": TaskTable(name="Handwritten digits", method="knn", epsilon=3.0, delta=1e-4)})
+"""The same questions by kNN-DPFL, at a price at which its labels are as good: each digit may vote at every one."""
 
 
 def run_demo(
@@ -78,7 +84,11 @@ def run_demo(
             test=inputs / "test.shard",
             seed=seed,
         )
-        return run_in_folder(job, folder, clock=clock, progress=progress)
+        with clock.stage("the same by knn"):
+            paper = replace(job, file=COMPARED, out=out / COMPARED.task.method)
+            with open_job_folder(paper.out) as beside:
+                other = run_in_folder(paper, beside, clock=StageClock(), has_curve=False)
+        return run_in_folder(job, folder, compared=(other,), clock=clock, progress=progress)
 
 
 def _embed(name: str, path: Path, backbone: Backbone, out: Path, *, seed: int | None) -> None:

@@ -100,10 +100,17 @@ def run_in_folder(
     folder: JobFolder,
     *,
     clock: StageClock,
+    compared: Sequence[Mapping[str, Any]] = (),
+    has_curve: bool = True,
     progress: ProgressCallback = silent,
     warn: Callable[[str], None] = warnings.warn,
 ) -> dict[str, Any]:
-    """Run a job for a caller that owns the output folder already and has a clock running."""
+    """Run a job for a caller that owns the output folder already and has a clock running.
+
+    Args:
+        compared: report.json of jobs that asked the same by other methods, to show beside this one.
+        has_curve: the report shows accuracy against epsilon, for which twenty more students are trained.
+    """
     with clock.stage("read and check"):
         evaluates = METHODS[job.file.task.method].evaluates
         prepared = prepare_evaluation(job, folder) if evaluates else prepare(job, folder, progress=progress)
@@ -115,7 +122,7 @@ def run_in_folder(
     with clock.stage("label"):
         rounds = label(prepared, folder, progress=progress)
     if isinstance(prepared, PreparedJob):
-        return publish(prepared, rounds, folder, clock=clock, progress=progress)
+        return publish(prepared, rounds, folder, compared=compared, has_curve=has_curve, clock=clock, progress=progress)
     return publish_evaluation(prepared, rounds, folder)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -26,7 +26,7 @@ from feature_store.results.evaluations import (
     evaluation_document,
     measured_model,
 )
-from feature_store.results.image_labels import ON, ImageStamp, Origin, image_label_table
+from feature_store.results.image_labels import ON, ImageStamp, Origin, image_label_table, with_image_budgets
 from feature_store.results.models import LINEAR, ForStudents
 from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_released, label_table
 from feature_store.results.questions import write_parquet
@@ -53,13 +53,16 @@ from feature_store.students.labeling import LabeledImages
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import improved_epsilon
-from labeler.batching import mu_squared_of
+from labeler.batching import mu_squared_of, round_charges
+from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import NotReady
 from labeler.linear_model import released_model
 from labeler.methods.evaluate import Scored
 from labeler.planning import PrivacyStatement, finite, instance_epsilon
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
+from labeler.query_budgets import JOB_ACCOUNT, Charged, query_budgets, running_prices
 from labeler.rounds.effects import ABSTAINED_LABEL, AnswerStatus, StudentKind
+from labeler.setting import LEVELS, Level
 from labeler.system.files import replace_file
 from labeler.task import Task
 from workers.progress import ProgressCallback, StageClock, silent
@@ -78,9 +81,14 @@ def publish(
     folder: JobFolder,
     *,
     clock: StageClock,
+    compared: Sequence[Mapping[str, Any]] = (),
+    has_curve: bool = True,
     progress: ProgressCallback = silent,
 ) -> dict[str, Any]:
     """Write all results of a job; the report last.
+
+    Args:
+        compared, has_curve: see `workers.run.labeling.run_in_folder`.
 
     Returns:
         The content of report.json.
@@ -105,7 +113,13 @@ def publish(
             is_seeded=is_seeded,
         )
         table = label_table(
-            task, stamp, prepared.query_names, rounds, questions=queries.features, images=public.features
+            task,
+            stamp,
+            prepared.query_names,
+            rounds,
+            budgets=_budgets(task, rounds, len(prepared.query_names.query_ids), progress),
+            questions=queries.features,
+            images=public.features,
         )
         write_parquet(table, folder.out / "pseudo_labels.parquet")
         ForStudents(prepared.answered_features, queries.assignment, public.shard.path).write(folder.out)
@@ -135,13 +149,15 @@ def publish(
             file = public.model_file(student.arrays, kind=student.kind, task=task, card=card, job_id=prepared.job_id)
             replace_file(folder.out / "student.safetensors", file)
             folder.released.add(file)
-            labels = _image_labels(prepared, said, created_at=created_at, is_seeded=is_seeded)
+            labels = with_image_budgets(
+                _image_labels(prepared, said, created_at=created_at, is_seeded=is_seeded), table
+            )
             write_parquet(labels, folder.out / "student_labels.parquet")
             progress("Student", 1, 2)
             outcome = _outcome(prepared, said)
             if isinstance(said, LabeledImages):
                 given, votes = said.answers.labels, said.answers.noisy_votes
-                curve = _accuracy_against_epsilon(prepared, said)
+                curve = _accuracy_against_epsilon(prepared, said) if has_curve else ()
             else:
                 votes = np.concatenate([one.noisy_votes for one in releases if one.noisy_votes is not None])
                 attributes = _attribute_report(prepared, said)
@@ -184,6 +200,7 @@ def publish(
             job_id=prepared.job_id,
             created_at=created_at.isoformat(timespec="seconds"),
             downloads=tuple(files),
+            compared=tuple(compared),
         )
         write_report(report, folder.out)
         summary = report_json(report)
@@ -220,6 +237,23 @@ def publish_evaluation(prepared: PricedJob, rounds: Sequence[AnsweredRound], fol
     replace_file(folder.out / MEASURED, measured)
     replace_file(folder.out / EVALUATION, evaluation_bytes(document))
     return document
+
+
+def _budgets(
+    task: Task, rounds: Sequence[AnsweredRound], rows: int, progress: ProgressCallback
+) -> dict[str, list[Any]]:
+    """Return the budget of every row of a job's labels, by the charges that every agent's ledger has for its rounds."""
+    total: dict[Level, int] = dict.fromkeys(LEVELS, 0)
+    charged, answered = [], 0
+    for one in rounds:
+        due = round_charges(task, one.num_queries, answered=answered)
+        nano = {level: due.get(level, UNBOUNDED_NANO) for level in LEVELS}
+        total = {level: total[level] + nano[level] for level in LEVELS}
+        charged.append(Charged((one.num_queries,), nano, total))
+        answered += one.num_queries
+    largest = max((one.num_queries for one in rounds), default=0)
+    prices = running_prices(task, largest, progress=lambda done, of: progress("Price of each question", done, of))
+    return query_budgets(task, charged, rows=rows, prices=prices).columns(JOB_ACCOUNT, task.delta)
 
 
 def _outcome(prepared: PreparedJob, said: LabeledImages | LabeledAttributes) -> StudentOutcome:

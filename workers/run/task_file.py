@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from labeler.errors import InvalidSetting, InvalidTask
-from labeler.methods import METHODS, MethodName
+from labeler.methods import METHODS
 from labeler.methods.evaluate import MOST_BANDS, Layout
 from labeler.rounds.effects import AskedStrategy, StudentKind, check_selection
 from labeler.settings import Loc, PlainNumbers, SettingsText, problems_of
@@ -34,14 +34,10 @@ class TaskTable(WantedTask):
     """`[task]`: what is asked and how it is answered.
 
     Attributes:
-        method: reverse-knn, as everywhere on the command line; over REST, where a task may be asked in parts, knn.
-        delta: as `labeler plan` and `labeler.run` take it.
         talliers: 2 or 3 parties that hold one share each; the winner needs 3.
         grid_scale: grid units per vote; chosen when absent.
     """
 
-    method: MethodName = "reverse-knn"
-    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 1e-5
     talliers: Literal[2, 3] = 3
     grid_scale: int | None = None
 

@@ -43,7 +43,8 @@ from labeler.errors import BadData, InvalidSetting, JournalInUse, LabelerError, 
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.parties import PartyStore, Role
 from labeler.ledger.tokens import TokenStore
-from labeler.methods import METHODS
+from labeler.methods import DEFAULT_METHOD, METHODS
+from labeler.setting import DEFAULT_DELTA
 from labeler.settings import describe_validation
 from labeler.system.files import replace_file
 from labeler.system.keys import PartyKeys, PublicKeys
@@ -68,7 +69,6 @@ STATE_FILE: Final = "federation.json"
 TOKEN_FILE: Final = "admin-token"
 LOOPBACK: Final = "127.0.0.1"
 AGENTS: Final = 5
-DELTA: Final = 1e-5
 INSTANCE_EPSILON: Final = 10.0
 MAX_QUERIES_PER_DAY: Final = 100_000
 FIRST_TOKEN: Final = "first administrator"
@@ -193,7 +193,7 @@ def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, budge
     text = coordinator_toml(
         public_url=url,
         redis_url="redis://127.0.0.1:6379",
-        delta=DELTA,
+        delta=DEFAULT_DELTA,
         instance_epsilon=budget.instance_epsilon,
         agent_epsilon=budget.agent_epsilon,
         classes=data.classes,
@@ -242,7 +242,7 @@ def _budget(plan: Plan) -> BudgetTable:
         return BudgetTable(
             instance_epsilon=INSTANCE_EPSILON if plan.instance_epsilon is None else plan.instance_epsilon,
             agent_epsilon="unlimited",
-            delta=DELTA,
+            delta=DEFAULT_DELTA,
             life_epsilon=plan.life_epsilon,
         )
     except ValidationError as error:
@@ -371,14 +371,11 @@ MAX_DIGITS: Final = 2000
 
 BACKBONE_FILE: Final = "backbone.toml"
 
-EXAMPLE_TASK: Final = """# What the examples ask: every private digit votes at the one question nearest to it.
+EXAMPLE_TASK: Final = f"""# What the examples ask, by the default method ({DEFAULT_METHOD}):
+# every private digit votes at the one question nearest to it.
 [task]
 name = "handwritten digits"
-method = "reverse-knn"
-k = 1
 epsilon = 0.5               # the price of one job, per private image
-delta = 1e-5
-colluding_agents = 1
 
 [queries]
 strategy = "clustered"      # one question per group of similar images

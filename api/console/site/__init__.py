@@ -141,7 +141,7 @@ class Site(Protocol):
     """Actions open to the people of a site; each raises `LabelerError` with a sentence for them."""
 
     def overview(self) -> dict[str, Any]:
-        """Return the site's identity, whether it answers, waiting and past decisions, budget left, and answers."""
+        """Return the site's identity, whether it answers, waiting and past decisions, budget left, answers, images."""
 
     def rounds(self) -> list[dict[str, Any]]:
         """Return every round that was ever answered."""
@@ -160,6 +160,9 @@ class Site(Protocol):
 
     def resume(self) -> None:
         """Answer again."""
+
+    def embed(self) -> None:
+        """Begin to embed what has changed in the folder of images."""
 
 
 class Why(BaseModel):
@@ -220,6 +223,11 @@ def create_desk(site: Site, *, token: str) -> FastAPI:
     @app.post("/v1/resume")
     def resume(_: Why) -> dict[str, Any]:
         site.resume()
+        return site.overview()
+
+    @app.post("/v1/images/embed")
+    def embed(_: Why) -> dict[str, Any]:
+        site.embed()
         return site.overview()
 
     @app.exception_handler(LabelerError)

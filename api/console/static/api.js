@@ -100,6 +100,7 @@ export class Api {
 
   whoami = () => this.#json("/v1/whoami");
   budget = () => this.#json("/v1/budget");
+  queryBudgets = ({ job = "", after = null } = {}) => this.#json(`/v1/budget/queries?${query({ job_id: job || null, after, limit: PAGE })}`);
   parties = () => this.#json("/v1/parties");
   tokens = (after = null) => this.#json(`/v1/tokens?${query({ after, limit: PAGE })}`);
   makeToken = (name, role) => this.#json("/v1/tokens", { method: "POST", body: { name, role } });

@@ -14,6 +14,7 @@ import { LedgerJobs } from "./ledger_jobs.js";
 import { NewJob } from "./new_job.js";
 import { NewTask } from "./new_task.js";
 import { Parties } from "./parties.js";
+import { QueryBudgets } from "./query_budgets.js";
 import { Tokens } from "./tokens.js";
 import { Views } from "./views.js";
 import { tick } from "./words.js";
@@ -28,7 +29,9 @@ const charts = new Charts(api, budget, failed);
 const jobs = new Jobs(api);
 const alerts = new Alerts(api, jobs);
 const evidence = new Evidence(api, () => me.role === "viewer" || me.role === "admin");
-const jobPage = new JobPage(api, jobs, evidence, () => me.role !== "viewer");
+const jobPage = new JobPage(api, jobs, evidence, () => me.role !== "viewer", () => budget.view?.delta);
+const queryBudgets = new QueryBudgets(api, byId("budget-queries"), { jobOf: (id) => jobs.get(id), deltaOf: () => budget.view?.delta, ofOneJob: false });
+byId("queries").addEventListener("toggle", () => readQueries());
 const parties = new Parties();
 const connection = new Connection(round);
 const newTask = new NewTask(api, budget, failed, (task) => void taskMade(task));
@@ -167,8 +170,13 @@ async function refreshAll(count) {
     newTask.again();
     newJob.again();
   }
-  await Promise.all([attempt(ledgerJobs.refresh()), attempt(ledgerEntries.refresh()), attempt(charts.refresh())]);
+  await Promise.all([attempt(ledgerJobs.refresh()), attempt(ledgerEntries.refresh()), attempt(charts.refresh()), readQueries()]);
   if (failures.length > 0) throw failures.find((error) => error instanceof Problem && error.status === 401) ?? failures[0];
+}
+
+/** Read while somebody looks, and again once the ledger has moved. */
+async function readQueries() {
+  if (byId("queries").open && budget.view) await queryBudgets.open(null, budget.view.head_seq);
 }
 
 async function learnWhoIAm() {

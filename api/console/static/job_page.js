@@ -4,6 +4,7 @@ import { byId, el, fill, icon, save, setText } from "./dom.js";
 import { EvaluationBox } from "./evaluation.js";
 import { Gallery } from "./gallery.js";
 import { progress } from "./meters.js";
+import { QueryBudgets } from "./query_budgets.js";
 import { explain } from "./refusal_words.js";
 import { cell, head, row, table } from "./tables.js";
 import { FINISHED, count, jobTitle, listed, muSquared, questionWords, sentence, stateLook, statesPerson, taskWords, time, wasFree, whole, worth, worthNode } from "./words.js";
@@ -62,16 +63,18 @@ export class JobPage {
   #bar = progress("Questions answered");
   #gallery;
   #evaluation;
+  #queries;
   #asking = null;
 
-  /** `maySee()` says whether the reader's role reaches a job's labels; the service decides it again. */
-  constructor(api, jobs, evidence, maySee) {
+  /** `maySee()` says whether the reader's role reaches a job's labels; the service decides it again. `deltaOf()` is the account's. */
+  constructor(api, jobs, evidence, maySee, deltaOf) {
     this.#api = api;
     this.#evidence = evidence;
     this.#jobs = jobs;
     this.#maySee = maySee;
     this.#gallery = new Gallery(api, byId("job-gallery"));
     this.#evaluation = new EvaluationBox(api, byId("job-evaluation"));
+    this.#queries = new QueryBudgets(api, byId("job-queries"), { jobOf: (id) => jobs.get(id), deltaOf, ofOneJob: true });
     byId("job-bar").append(this.#bar.node);
     jobs.onChange((job) => {
       if (job.job_id === this.#id) this.#render();
@@ -87,6 +90,7 @@ export class JobPage {
     if (!id) {
       this.#gallery.close();
       this.#evaluation.close();
+      this.#queries.close();
       return;
     }
     byId("job-body").hidden = !this.#jobs.get(id);
@@ -121,6 +125,7 @@ export class JobPage {
     this.#renderEnding(job);
     fill(byId("job-facts"), JSON.stringify(job), () => facts(job, this.#jobs.by(job)));
     fill(byId("job-rounds"), JSON.stringify([job.rounds, job.declined, job.state]), () => rounds(job));
+    void this.#queries.open(job.job_id, `${job.version} ${job.state} ${job.forgotten_at}`);
     const hasResult = job.state === "completed" && !job.forgotten_at && this.#maySee();
     for (const [box, wanted] of [[this.#gallery, !job.evaluates], [this.#evaluation, job.evaluates]]) {
       if (hasResult && wanted) box.open(job);

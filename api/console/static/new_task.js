@@ -65,6 +65,8 @@ export class NewTask {
     if (isForLife) byId("task-measure").value = "sigma_votes";
     byId("task-measure").disabled = isForLife;
     const isNoise = byId("task-measure").value === "sigma_votes";
+    // What is left empty the service decides, as for every other way to ask.
+    byId("task-k").placeholder = byId("task-method").selectedOptions[0].dataset.k;
     setText(byId("task-k").labels[0], choose ? "Questions an image votes at (k)" : "Votes of an agent on a question (k)");
     setText(byId("task-noise-words"), isNoise ? "Noise, in votes (sigma)" : "Epsilon of all its questions, for one image");
     const isWinner = byId("task-release").value === "winner";

@@ -173,6 +173,8 @@ class JobReport:
         is_seeded: True for a simulation; a reader who knows the seed can subtract its noise.
         not_covered: private records that the guarantee is not about, in a sentence.
         downloads: (name of a file in the page's folder, its content).
+        compared: report.json of jobs that asked the same by other methods, each in a folder beside the page that is
+            named after its method.
     """
 
     task: Task
@@ -195,6 +197,7 @@ class JobReport:
         ("pseudo_labels.parquet", "every label, one row per question"),
         ("report.json", "the numbers of this page, for programs"),
     )
+    compared: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         if self.task.release == "winner" and any(query.noisy_votes is not None for query in self.queries):

@@ -9,7 +9,7 @@ forbids scripts and requests in case something slips through. Each file appears 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from feature_store.results.report.pictures import OTHER_COLOR, PICTURE_FILES, Pi
 from feature_store.results.report.words import all_warnings
 from feature_store.results.scores import Scores
 from labeler.budget import say_epsilon, say_estimate
+from labeler.methods import METHODS
 from labeler.methods.sensitivity import contribution_in_words, unit_in_words
 from labeler.rounds.effects import AnswerStatus
 from labeler.system.files import replace_file
@@ -86,6 +87,7 @@ def render_page(report: JobReport, pictures: dict[str, Picture]) -> str:
                 for point in report.curve
             ],
             settings=_settings(report),
+            compared=compared_methods(report_json(report)) if report.compared else [],
         )
     )
 
@@ -156,6 +158,30 @@ def _cards(report: JobReport) -> list[dict[str, str]]:
         )
     )
     return cards
+
+
+def compared_methods(summary: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return a column for each method that answered the same questions, the job's own first; each value in words.
+
+    Args:
+        summary: report.json of the job.
+    """
+    jobs = [summary, *summary.get("compared", {}).values()]
+    return [
+        {
+            "method": job["task"]["method"],
+            "system": METHODS[job["task"]["method"]].system,
+            "labels": words.say_percent(job["images"].get("accuracy")),
+            "student": words.say_percent(job["student"].get("accuracy")),
+            "answers": f"{job['labels']['answered']:,} of {job['labels']['asked']:,}",
+            "epsilon": say_epsilon(job["privacy"]["instance"]["epsilon"]),
+            "agent": "no bound"
+            if job["privacy"]["agent"]["epsilon"] is None
+            else say_epsilon(job["privacy"]["agent"]["epsilon"]),
+            "one_record": job["privacy"]["instance"].get("one_record", "–"),
+        }
+        for job in jobs
+    ]
 
 
 def _class_rows(report: JobReport) -> dict[str, Any]:
@@ -468,7 +494,8 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "student": student,
         "privacy": {
             "delta": report.privacy.delta,
-            "instance": _level(report.privacy.instance),
+            "instance": _level(report.privacy.instance)
+            | ({} if task.traits.one_record is None else {"one_record": task.traits.one_record(task)}),
             "agent": _level(report.privacy.agent),
             **({} if person is None else {"person": _level(person) | {"records_per_person": most}}),
             "colluding_agents": task.colluding_agents,
@@ -502,6 +529,8 @@ def report_json(report: JobReport) -> dict[str, Any]:
         document["curve"] = [
             {"epsilon": point.epsilon, "accuracy": point.accuracy, "sd": point.sd} for point in report.curve
         ]
+    if report.compared:
+        document["compared"] = {job["task"]["method"]: dict(job) for job in report.compared}
     for key, value in (("job_id", report.job_id), ("created_at", report.created_at), ("backbone", report.backbone)):
         if value:
             document[key] = value

@@ -48,6 +48,9 @@ class Recorded:
     def resume(self) -> None:
         self.done.append(("resume",))
 
+    def embed(self) -> None:
+        self.done.append(("embed",))
+
 
 @dataclass
 class Desk:
@@ -105,12 +108,13 @@ def test_what_is_decided_reaches_the_site_and_the_answer_shows_what_is_then(desk
         http.post(f"/v1/tasks/{DIGEST}/refuse", json={"reason": "no"})
         http.post("/v1/stop", json={"reason": "lunch"})
         http.post("/v1/resume", json={})
+        http.post("/v1/images/embed", json={})
         assert http.get("/v1/rounds.json").json() == [{"round": "r"}]
         assert http.get("/v1/rounds.csv").text == "round\nr\n"
         unknown = http.post(f"/v1/tasks/{'cd' * 32}/approve", json={})
     assert (unknown.status_code, unknown.json()) == (404, {"detail": "nobody asked for this task"})
     assert desk.site.done[before:] == [
-        ("approve", DIGEST), ("refuse", DIGEST, "no"), ("stop", "lunch"), ("resume",),
+        ("approve", DIGEST), ("refuse", DIGEST, "no"), ("stop", "lunch"), ("resume",), ("embed",),
     ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import pytest
 from api import console as dashboard
 from api.console.site import SHARED
 from api.console.site import STATIC as DESK
+from labeler.methods import DEFAULT_METHOD, METHODS
 
 STATIC = Path(str(dashboard.STATIC))
 FOLDERS = {"/dashboard/": STATIC, "/files/": Path(str(DESK))}
@@ -141,3 +142,18 @@ def test_the_vendored_library_is_what_its_note_says() -> None:
     for digest, name in found:
         assert hashlib.sha256((STATIC / name).read_bytes()).hexdigest() == digest
     assert "MIT" in (STATIC / "uPlot.LICENSE.txt").read_text()
+
+
+def test_the_form_of_a_task_begins_with_the_default_method_and_leaves_k_to_the_service() -> None:
+    tags = Outline("/dashboard/").tags
+    start = next(place for place, (tag, told) in enumerate(tags) if tag == "select" and told.get("id") == "task-method")
+    offered = {}
+    for tag, told in tags[start + 1 :]:
+        if tag != "option":
+            break
+        offered[told["value"]] = told["data-k"]
+    assert next(iter(offered)) == DEFAULT_METHOD
+    assert offered == {name: str(METHODS[str(name)].default_k) for name in offered}
+    k = next(told for tag, told in tags if told.get("id") == "task-k")
+    assert "value" not in k
+    assert k["placeholder"] == offered[DEFAULT_METHOD]

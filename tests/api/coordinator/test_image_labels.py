@@ -38,6 +38,7 @@ from labeler.privacy_card import guarantee, privacy_card
 from labeler.release import Release
 from labeler.task import Task
 from tests.api.conftest import FINGERPRINT, House
+from tests.labeler.tasks import budgets_of
 
 IMAGES, CLUSTERS, AGENTS = 200, 9, ("east", "north", "west")
 _ALL = load_digits()
@@ -77,7 +78,8 @@ class Job:
         self.record: JobRecord = house.jobs.get(job_id)
         names = QuestionNames.of(np.zeros(CLUSTERS, np.int64), ["x"], kind="cluster")
         stamp = JobStamp(job_id, "pixels", self.record.updated_at, guarantee(price(self.task)), False)
-        self.table: pa.Table = label_table(self.task, stamp, names, [AnsweredRound(0, CLUSTERS, 1, self.release)])
+        rounds = [AnsweredRound(0, CLUSTERS, 1, self.release)]
+        self.table: pa.Table = label_table(self.task, stamp, names, rounds, budgets=budgets_of(self.task, CLUSTERS))
 
     def order(self) -> LabelingOrder:
         return LabelingOrder(

@@ -23,6 +23,7 @@ from labeler.release import Release, release_from_bytes, release_to_bytes
 from labeler.setting import LEVELS
 from tests.api.conftest import FINGERPRINT, House
 from tests.job_steps import take_step
+from tests.labeler.tasks import budgets_of
 
 STAMP = JobStamp("job", "pixels", datetime(2026, 1, 1, tzinfo=UTC), {}, False)
 
@@ -46,13 +47,13 @@ def write_questions(
     (folder / "questions.safetensors").write_bytes(data)
 
 
-def finish(house: House, record: TaskRecord, view: JobView) -> list[Release]:
-    """Take a job through all its rounds, as the conductor does."""
+def finish(house: House, record: TaskRecord, view: JobView, *, salt: int = 0) -> list[Release]:
+    """Take a job through all its rounds, as the conductor does; each job of a house needs its own salt."""
     take_step(
         house.jobs,
         "set_batches",
         view.job_id,
-        [(one.number, f"{one.number:064x}", f"{one.number + 9:064x}") for one in view.rounds],
+        [(one.number, f"{one.number + 99 * salt:064x}", f"{one.number + 9 + 99 * salt:064x}") for one in view.rounds],
     )
     house.begin(view.job_id)
     releases = []
@@ -102,10 +103,10 @@ def test_the_table_of_a_job_of_two_rounds_has_every_answer_in_its_place(house: H
     view = house.submit(record, 5000)
     folder = house.config.home / "jobs" / view.job_id
     with pytest.raises(NotReady, match="is queued"):
-        job_label_table(view.job_id, stores=house.stores, config=house.config)
+        job_label_table(view.job_id, stores=house.stores, config=house.config, budgets=house.budgets)
     write_questions(folder, features=np.ones((5000, 3), np.int16), rows=np.arange(5000), assignment=np.arange(5000))
     releases = finish(house, record, view)
-    table = job_label_table(view.job_id, stores=house.stores, config=house.config)
+    table = job_label_table(view.job_id, stores=house.stores, config=house.config, budgets=house.budgets)
     assert table.schema.equals(SCHEMA)
     assert table.num_rows == 5000
     assert table["label"].to_numpy().tolist() == np.concatenate([one.labels for one in releases]).tolist()
@@ -131,7 +132,7 @@ def test_the_table_of_a_job_of_two_rounds_has_every_answer_in_its_place(house: H
     assert share is not None
     assert paid["instance"] <= round(share * NANO) * 5000 < paid["instance"] + 5000
     house.clock.turn(hours=1)
-    assert job_label_table(view.job_id, stores=house.stores, config=house.config).equals(table)
+    assert job_label_table(view.job_id, stores=house.stores, config=house.config, budgets=house.budgets).equals(table)
 
 
 def test_a_question_about_a_cluster_is_named_after_its_nearest_image(house: House) -> None:
@@ -146,7 +147,7 @@ def test_a_question_about_a_cluster_is_named_after_its_nearest_image(house: Hous
     assert questions.query_ids == ("cluster-000000", "cluster-000001")
     assert questions.sources == ("query-000000", "query-000003")
     finish(house, record, view)
-    rows = label_rows(job_label_table(view.job_id, stores=house.stores, config=house.config))
+    rows = label_rows(job_label_table(view.job_id, stores=house.stores, config=house.config, budgets=house.budgets))
     assert [one.source for one in rows] == ["query-000000", "query-000003"]
     assert all(one.noisy_votes is not None and one.label_name in ("cat", "dog", "owl") for one in rows)
 
@@ -171,7 +172,13 @@ def test_a_release_of_another_shape_or_a_missing_file_is_refused(house: House) -
         read_names(folder, job)
     write_questions(folder, features=np.ones((4, 3), np.int16), rows=np.arange(4), assignment=np.arange(4))
     with pytest.raises(BadData, match="not one of this task"):
-        label_table(record.task, STAMP, read_names(folder, job)[1], [AnsweredRound(0, 4, 1, release(3))])
+        label_table(
+            record.task,
+            STAMP,
+            read_names(folder, job)[1],
+            [AnsweredRound(0, 4, 1, release(3))],
+            budgets=budgets_of(record.task, 4),
+        )
     write_questions(folder, features=np.ones((3, 3), np.int16), rows=np.arange(3), assignment=np.zeros(4, np.int64))
     with pytest.raises(BadData, match="its folder names 3"):
         read_names(folder, job)

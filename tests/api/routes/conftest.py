@@ -92,9 +92,9 @@ class Service:
         fields: dict[str, object] = {
             "name": "tools",
             "classes": CLASSES,
+            "method": "knn",
             "k": 1,
             "sigma_votes": 20.0,
-            "delta": 1e-5,
             "max_queries": 100,
             "backbone_fingerprint": FINGERPRINT,
         }

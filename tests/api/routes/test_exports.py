@@ -15,6 +15,7 @@ import pytest
 
 from api.exports import EXPORTS, ROWS_PER_CHUNK, image_folder_csv, json_lines, label_studio, labeling_setup, parquet
 from feature_store.results.pseudo_labels import SCHEMA
+from tests.labeler.tasks import budgets_of, make_task
 
 COUNT = 3 * ROWS_PER_CHUNK + 7
 
@@ -40,6 +41,7 @@ def make_table(count: int, *, names: list[str] | None = None) -> pa.Table:
         "created_at": [datetime(2027, 3, 1, tzinfo=UTC)] * count,
         "noisy_votes": [[1.5, -2.0, 3.25]] * count,
         "mu_squared_share": [None] * count,
+        **budgets_of(make_task(), count),
     }
     return pa.table(rows, schema=SCHEMA.with_metadata({"classes": '["x"]', "privacy": "{}"}))
 

@@ -131,6 +131,11 @@ def test_without_further_words_every_image_is_labelled_in_every_format(
         table = pq.read_table(client.labels(completed.job_id, tmp_path / "labels.parquet"))
         student = read_model(client.student(completed.job_id, tmp_path / "student.safetensors"))
     assert table.schema.equals(IMAGE_SCHEMA)
+    with service.http("requester") as http:
+        rows = http.get("/v1/budget/queries", params={"job_id": completed.job_id}).json()["items"]
+    assert completed.cost is not None
+    paid = completed.cost.instance_nano
+    assert sum(table["share_nano"].to_pylist()) == sum(one["share_nano"] for one in rows) == paid
     assert table["source"].to_pylist() == ["a", "b", "c"]
     assert table["label_name"].to_pylist() == list(CLASSES)
     assert set(table["origin"].to_pylist()) == {"asked"}

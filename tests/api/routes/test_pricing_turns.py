@@ -51,6 +51,7 @@ LOOKS = 4
 COUNTS = {
     "name": "cheap",
     "classes": list(CLASSES),
+    "method": "knn",
     "k": 1,
     "delta": 1e-5,
     "max_queries": 100,

@@ -152,6 +152,7 @@ def opened(home: Path, **bounds: int) -> Iterator[House]:
                         {
                             "name": "t",
                             "classes": CLASSES,
+                            "method": "knn",
                             "k": 1,
                             "sigma_votes": 20.0,
                             "delta": 1e-5,

@@ -44,7 +44,7 @@ def client(federation: Service) -> Iterator[Client]:
 
 
 def new_task(client: Client, name: str, *, epsilon: float) -> str:
-    request = TaskRequest(name=name, k=1, epsilon=epsilon, delta=1e-5, max_queries=200)
+    request = TaskRequest(name=name, method="knn", k=1, epsilon=epsilon, max_queries=200)
     return client.create_task(request).task_id
 
 
@@ -109,6 +109,8 @@ def test_a_requester_makes_a_task_sees_the_price_submits_images_and_looks_at_the
     # The price follows what is typed; what is wrong is told where it stands, and nothing typed is lost.
     page.get_by_label("Name", exact=True).fill("Ziffern <b>für</b> alle")
     page.get_by_label("Questions, at most").fill("40")
+    page.get_by_text("Classes, method, what is opened").click()
+    page.get_by_label("How agents answer").select_option("knn")
     page.get_by_label("Epsilon of all its questions").fill("0.8")
     expect(page.locator("#task-price")).to_contain_text("epsilon 0.800")
     page.get_by_label("Votes of an agent").fill("9999999")
@@ -371,7 +373,13 @@ def test_a_job_is_seen_from_queued_to_completed_and_the_budget_after_it(
     told = client.job(job.job_id)
     expect(shown.locator("#job-facts")).to_contain_text(told.ledger, ignore_case=True)
     expect(shown.locator("#job-facts")).to_contain_text(told.price.holds_against)
+    expect(shown.locator("#job-queries tbody tr").first).to_contain_text("each")
+    expect(shown.locator("#job-queries")).to_contain_text("Every question of a round costs the same")
+    expect(shown.locator("#job-queries .plot canvas")).to_be_visible()
     goto(page, "Overview")
+    page.get_by_text("Budget by query").click()
+    expect(page.locator("#budget-queries tbody tr").first).to_contain_text("watched live")
+    expect(page.locator("#budget-queries .plot canvas")).to_be_visible()
     page.get_by_text("Epsilon over time").click()
     expect(page.locator("#charts .plot canvas").first).to_be_visible()
     visit.keep(screenshots, "overview-light")

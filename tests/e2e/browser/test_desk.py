@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import json
+import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from playwright.sync_api import expect
 
+from api.console.site import serve_desk
+from labeler.system.files import exclusive
 from tests.e2e.place import EMBED, TALLIERS, Place, is_ready, place
+from tests.feature_store.conftest import write_pictures
 from tests.processes import wait_until
+from tests.workers.builders import policy_of
+from tests.workers.conftest import Running
+from workers.agent import images
+from workers.agent.images import LOCK_FILE, ImageFolder
+from workers.agent.service import run_agent
+from workers.agent.site import SiteConsole
 from workers.digits import write_digits, zip_images
+from workers.embedder.shards import delete_records
+from workers.party.home import AgentConfig, EmbedSettings, create_agent_home
 
 __all__ = ["place"]
 
@@ -57,8 +71,11 @@ def test_two_hospitals_join_decide_on_their_desks_and_see_what_was_spent(
         place.join(name, "tallier")
         place.start(name, "tallier", "--home", name)
     for number, name in enumerate(SITES, 1):
-        place.labeler("embed", parts[f"agent-{number}"], *EMBED, "--out", f"{name}.shard")
-        place.join(name, "agent", "--shard", f"{name}.shard")
+        if name == "hospital-b":  # its agent embeds by itself
+            place.join(name, "agent", "--images", str(as_folder(parts[f"agent-{number}"])), *EMBED)
+        else:
+            place.labeler("embed", parts[f"agent-{number}"], *EMBED, "--out", f"{name}.shard")
+            place.join(name, "agent", "--shard", f"{name}.shard")
         place.start(name, "agent", "--home", name)
     wait_until(is_ready, what="everybody")
     job = submit(place, "digits <b>of</b> the post")
@@ -68,6 +85,8 @@ def test_two_hospitals_join_decide_on_their_desks_and_see_what_was_spent(
         for name in SITES
     }
     visits = {name: open_page(desks[name]) for name in SITES}
+    expect(visits["hospital-a"].page.locator("#images")).to_be_hidden()
+    expect(visits["hospital-b"].page.locator("#folder")).to_contain_text("files are embedded")
     for visit in visits.values():
         page = visit.page
         card = page.locator("article.task")
@@ -132,6 +151,15 @@ def test_two_hospitals_join_decide_on_their_desks_and_see_what_was_spent(
         assert visit.failed_loads == []
 
 
+def as_folder(parquet: Path) -> Path:
+    """The images of a Parquet file in one folder per class."""
+    for number, row in enumerate(pq.read_table(parquet).to_pylist()):
+        file = parquet.with_suffix("") / str(row["label"]) / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(row["image"]["bytes"] if isinstance(row["image"], dict) else row["image"])
+    return parquet.with_suffix("")
+
+
 def looked_at(visit: Any, folder: Path, name: str) -> None:
     """The page in both widths and both lights: nothing cut, nothing unreadable, nothing unnamed, axe finds nothing."""
     for width, scheme in PAGES:
@@ -142,3 +170,73 @@ def looked_at(visit: Any, folder: Path, name: str) -> None:
         assert visit.overflow_px() <= 0, (name, width)
         assert visit.naming_problems() == [], name
         assert visit.axe_problems() == [], name
+
+
+def test_the_folder_of_images_is_shown_as_it_is_and_embedded_by_a_click(
+    tmp_path: Path, open_page: OpenPage, screenshots: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scans = write_pictures(
+        tmp_path / "scans of the radiology", [f"{label}/{n}.png" for label in ("ill", "well") for n in range(60)]
+    )
+    settings = EmbedSettings(max_records=1000, backbone="pixels:4", classes=("ill", "well"))
+    config = AgentConfig(
+        agent_id="hospital-a",
+        coordinator_url="https://labels.example.org",
+        shard="records.shard",
+        images=str(scans),
+        embedding=settings,
+    )
+    home = tmp_path / "agent"
+    create_agent_home(home, config, policy_of())
+    folder = ImageFolder(home, config)
+
+    def die(stage: str, done: int, total: int) -> None:
+        if done >= 64:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        folder.embed(progress=die)
+    stop, addresses, console = threading.Event(), Queue[str](), SiteConsole(home)
+    serving = threading.Thread(
+        target=serve_desk, args=(console,), kwargs={"host": "127.0.0.1", "port": 0, "stop": stop}
+        | {"on_ready": addresses.put},
+    )  # fmt: skip
+    serving.start()
+    try:
+        visit = open_page(addresses.get(timeout=240))
+        page, card = visit.page, visit.page.locator("#folder")
+        expect(page.locator("h1")).to_have_text("Your images wait to be embedded")
+        expect(card).to_contain_text("64 of 120 files")
+        with exclusive(home / LOCK_FILE, "it"):
+            expect(page.locator("h1")).to_have_text("Embedding your images, then answering")
+            expect(page.locator("#stopping")).to_contain_text("Silent until the images are embedded")
+            expect(page.locator("#problems .note")).to_have_count(0)
+            expect(card.get_by_role("button")).to_have_count(0)
+            looked_at(visit, screenshots, "desk-embedding")
+        card.get_by_role("button", name="Go on embedding").click()
+        expect(card).to_contain_text("All of 120 files are embedded")
+        # The agent starts once, so that there is a journal.
+        monkeypatch.setattr(images, "FIRST_POLL_S", 0.01)
+        with Running(lambda end: run_agent(home, stop=end, wait_s=0.2)):
+            wait_until((home / "journal.head").exists, what="the journal")
+        write_pictures(scans, ["well/new.png", "well/newer.png", "ill/3.png"], size=(5, 5))
+        (scans / "ill/4.png").unlink()
+        expect(card).to_contain_text("2 files are new, 1 file has changed, 1 file is gone")
+        expect(page.locator("h1")).to_have_text("Answering, and nothing waits for you")
+        looked_at(visit, screenshots, "desk-changed")
+        delete_records(home / "records.shard", images=["well/7.png"])
+        expect(card).to_contain_text("Take them out of the folder")
+        expect(card.get_by_role("button")).to_have_count(0)
+        looked_at(visit, screenshots, "desk-deleted")
+        (scans / "well/7.png").unlink()
+        card.get_by_role("button", name="Embed now").click()
+        expect(card).to_contain_text("All of 120 files are embedded")
+        shutil.rmtree(scans)
+        expect(card.get_by_role("alert")).to_contain_text("is its disk mounted?")
+        looked_at(visit, screenshots, "desk-missing")
+        assert visit.script_errors == []
+        assert visit.failed_loads == []
+    finally:
+        stop.set()
+        serving.join(240)
+        console.close()

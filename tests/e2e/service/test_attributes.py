@@ -24,7 +24,7 @@ PUBLIC = 60
 
 
 def _task(client: Client, **changes: Any) -> str:
-    fields = {"name": "shapes", "k": 5, "sigma_votes": 1.0, "delta": 1e-5, "max_queries": 2 * PUBLIC} | changes
+    fields = {"name": "shapes", "method": "knn", "k": 5, "sigma_votes": 1.0, "max_queries": 2 * PUBLIC} | changes
     return client.create_task(TaskRequest.model_validate(fields)).task_id
 
 

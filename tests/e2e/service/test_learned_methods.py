@@ -72,7 +72,10 @@ def test_a_job_labels_every_image_and_charges_every_account_once(
         assert done.state == "completed", done
         table = pq.read_table(client.labels(job, tmp_path / "labels.parquet", of="questions"))
         paid = paid_at_instance_level(client, before)
+        shares = [one.share_nano for one in client.query_budgets(job_id=job)]
     assert paid == dict.fromkeys(EVERYBODY, task.price.instance_charge_nano)
+    assert shares == table["share_nano"].to_pylist()[::-1]
+    assert sum(share or 0 for share in shares) == task.price.instance_charge_nano
     assert len(table) == QUERIES
     assert set(table["status"].to_pylist()) == {"answered"}
     assert (table["noisy_votes"].null_count == QUERIES) == (method in ("blind-average", "federated"))

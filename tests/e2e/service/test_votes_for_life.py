@@ -73,6 +73,13 @@ def test_every_image_votes_once_in_its_life_and_jobs_are_answered_on_and_on(
             for number, task in enumerate(tasks)
         ]
         after = {one.account: one for one in client.budget().accounts if one.level == "instance"}
+        budgets = list(client.query_budgets())
+    life = tasks[0].price.life
+    assert life is not None
+    assert {(one.share_kind, one.share_nano, one.charge_nano) for one in budgets[: QUERIES * len(tasks)]} == {
+        ("life", life.vote_nano, 1)
+    }
+    assert {(one.share_nano, one.charge_nano) for one in budgets[QUERIES * len(tasks) :]} == {(0, 0)}, "refused"
     # Standard deviation of a sum: sigma sqrt(3 / 2) sqrt(QUERIES * 10) = 25 votes; the agents hold some 700 images.
     assert found[0] > 500
     assert np.allclose(found[1:], 0, atol=150)

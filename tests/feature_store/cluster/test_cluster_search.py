@@ -127,7 +127,7 @@ def test_a_part_that_begins_anew_has_forgotten_no_deletion(two_workers: Driver, 
 
 def task_for(shard: Shard) -> Task:
     fields = {"name": "t", "classes": CLASSES, "k": 9, "sigma_votes": 4.0, "delta": 1e-4, "max_queries": 30}
-    return parse_task(fields | {"agents": 1, "backbone_fingerprint": shard.fingerprint})
+    return parse_task(fields | {"method": "knn", "agents": 1, "backbone_fingerprint": shard.fingerprint})
 
 
 def agent_for(shard: Shard, engine: str) -> tuple[AnsweringAgent, InMemoryLedger]:

@@ -23,6 +23,7 @@ from labeler.planning import price
 from labeler.privacy_card import guarantee, privacy_card
 from labeler.release import Release
 from labeler.task import Task, parse_task
+from tests.labeler.tasks import budgets_of
 
 NAMES = ("bald", "smiling, young", "red")
 IMAGES, K = 120, 10
@@ -31,7 +32,8 @@ IMAGES, K = 120, 10
 def _task() -> Task:
     return parse_task(
         {
-            "name": "faces", "classes": NAMES, "k": K, "sigma_votes": 1.0, "delta": 1e-5, "max_queries": IMAGES,
+            "name": "faces", "method": "knn", "classes": NAMES, "k": K, "sigma_votes": 1.0, "delta": 1e-5,
+            "max_queries": IMAGES,
             "agents": 5, "max_dropouts": 2, "attributes_per_record": 3, "backbone_fingerprint": "f",
         }
     )  # fmt: skip
@@ -55,7 +57,9 @@ def _job(folder: Path, contributors: tuple[int, int]) -> tuple[LabelingOrder, np
         release = Release("histogram", votes.argmax(axis=1).astype(np.int16), votes, opened, is_seeded=False)
         rounds.append(AnsweredRound(part.start, half, number + 1 if present else 0, release if present else None))
     stamp = JobStamp("job-1", "pixels", datetime(2030, 1, 1, tzinfo=UTC), guarantee(price(task)), is_seeded=False)
-    table = label_table(task, stamp, QuestionNames.of(np.arange(IMAGES), names, kind="query"), rounds)
+    table = label_table(
+        task, stamp, QuestionNames.of(np.arange(IMAGES), names, kind="query"), rounds, budgets=budgets_of(task, IMAGES)
+    )
     pq.write_table(table, folder / "labels.parquet")
     return LabelingOrder(
         folder=str(folder),

@@ -17,12 +17,21 @@ from feature_store.results.pseudo_labels import SCHEMA, JobStamp, pseudo_label_t
 from labeler.errors import InvalidSetting
 from labeler.rounds.effects import AnswerStatus
 from labeler.task import Task, parse_task
+from tests.labeler.tasks import budgets_of
 
 STAMP = JobStamp("job-1", "pixels", datetime(2026, 1, 1, tzinfo=UTC), {"delta": 1e-4}, is_seeded=True)
 
 
 def task(**changes: object) -> Task:
-    fields = {"name": "t", "classes": ["cat", "dog"], "sigma_votes": 9.0, "delta": 1e-4, "max_queries": 2, "agents": 2}
+    fields = {
+        "name": "t",
+        "method": "knn",
+        "classes": ["cat", "dog"],
+        "sigma_votes": 9.0,
+        "delta": 1e-4,
+        "max_queries": 2,
+        "agents": 2,
+    }
     return parse_task(fields | changes)
 
 
@@ -36,6 +45,7 @@ def table(agreed: Task, votes: np.ndarray | None, labels: tuple[int, ...] = (1, 
         statuses=[AnswerStatus.ANSWERED, AnswerStatus.ABSTAINED],
         ledger_seq=np.array([1, 1]),
         noisy_votes=votes,
+        budgets=budgets_of(agreed, 2),
     )
 
 

@@ -215,6 +215,7 @@ def test_a_coarse_grid_loses_the_guarantee_and_is_refused() -> None:
     with pytest.raises(UnsafeGrid, match="Leave grid_scale out"):
         _ = Task(
             name="coarse",
+            method="knn",
             classes=("a", "b"),
             sigma_votes=math.sqrt(500),
             delta=1e-4,

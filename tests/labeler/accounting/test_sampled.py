@@ -6,7 +6,9 @@ Where a contributor's vector is replaced, the pair is above the exact divergence
 from __future__ import annotations
 
 import math
+import re
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,6 +50,21 @@ def test_the_certified_epsilon_is_that_of_privacy_loss_distributions_and_the_pai
     assert 0 < pair.delta_0 <= SPILL * pair.mu_squared
     for delta in (1e-3, 1e-5, 1e-7, 1e-9):
         assert oracle.epsilon(delta) <= epsilon_of_delta(delta, math.sqrt(pair.mu_squared))
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "math" / "sampled-training.md"
+PRINTED = re.findall(r"(?m)^\| (\d[\d/,]*) \| ([\d.]+) \| ([\d,]+) \| (.*) \|$", PAGE.read_text())
+
+
+@pytest.mark.parametrize(("rate", "sigma", "rounds", "printed"), PRINTED)
+def test_the_page_prints_what_a_ledger_pays_more(rate: str, sigma: str, rounds: str, printed: str) -> None:
+    assert len(PRINTED) == 10
+    q, mu, times = Fraction(rate.replace(",", "")), 1 / float(sigma), int(rounds.replace(",", ""))
+    limit = float(q) ** 2 * times * math.expm1(mu**2)
+    pair, loose = sampled_pair(mu, q, times), sampled_pair(mu, q, times, delta_0=1e-12)
+    epsilons = sampled_epsilon(mu, q, times, 1e-5), epsilon_of_delta(1e-5, math.sqrt(pair.mu_squared))
+    found = (pair.mu_squared / limit, loose.mu_squared / limit, *epsilons)
+    assert [float(cell.replace(",", "")) for cell in printed.split(" | ")] == pytest.approx(found, rel=1e-3, abs=5e-4)
 
 
 @pytest.mark.parametrize("order", ["remove", "add"])

@@ -162,7 +162,9 @@ def test_the_database_itself_keeps_what_was_answered(memory: AgentMemory, databa
 
 
 def a_task(nonce: str = "") -> Task:
-    return Task(name="t", classes=("x", "y"), sigma_votes=5, delta=1e-5, max_queries=9, agents=2, nonce=nonce)
+    return Task(
+        name="t", method="knn", classes=("x", "y"), sigma_votes=5, delta=1e-5, max_queries=9, agents=2, nonce=nonce
+    )
 
 
 def test_a_task_waits_until_a_person_decides_and_each_step_twice_equals_once(memory: AgentMemory) -> None:

@@ -15,6 +15,10 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.engine import Engine
 
+from api.coordinator.config import CoordinatorConfig
+from api.coordinator.ownership import Owners, Reader
+from api.coordinator.query_budgets import JobBudgets, QueryBudgetPages, RunningPrices
+from api.coordinator.stores import Stores
 from benchmarks.speed.grown import grow
 from labeler.budget import UNBOUNDED_NANO, NothingLeft
 from labeler.errors import BudgetExceeded, InvalidSetting, JournalBroken, NotFound, ProtocolViolation
@@ -30,6 +34,7 @@ from labeler.ledger.verification import verify_recent
 from labeler.setting import LEVELS
 from labeler.system.erasable import KeyFolder
 from labeler.task import Level
+from tests.api.conftest import config_fields
 from tests.labeler.evidence.conftest import AGENTS, task_with
 from tests.labeler.ledger.conftest import Clock, Place
 
@@ -83,6 +88,12 @@ def reads(ledger: Ledger) -> dict[str, Callable[[], object]]:
     charge = Charge("federation", "instance", 10**16)
     later = datetime.now(UTC) + timedelta(days=2)
 
+    stores = Stores.over(database, clock=lambda: later)
+    config = CoordinatorConfig.model_validate(config_fields(Path("no-home")))
+    prices = RunningPrices(config.home)
+    pages = QueryBudgetPages(config, stores, Owners(tasks, jobs), JobBudgets(config, stores, prices))
+    requester = Reader("tok-1", "requester")
+
     def refused() -> None:
         with pytest.raises(BudgetExceeded), database.write() as connection:
             ledger.reserve("too much", [charge], connection=connection)
@@ -101,6 +112,14 @@ def reads(ledger: Ledger) -> dict[str, Callable[[], object]]:
         "a page of an account that is not there": lambda: ledger.entries(account="nobody"),
         "sums before a page": lambda: [ledger.spent_at(seq // 2 // SUMS_EVERY * SUMS_EVERY + 1000)],
         "sums of an account before a page": lambda: ledger.spent_at(seq - 10, account=NAMES[0]),
+        "what an account had posted": lambda: ledger.posted_at(
+            seq // 2 // SUMS_EVERY * SUMS_EVERY + 1000, account=NAMES[0]
+        ),
+        "budgets of the newest queries": lambda: pages.page(None, None, 20, reader=requester),
+        "budgets of queries in the middle": lambda: pages.page(
+            None, f"{jobs.list(limit=100)[-1].job_id}~0", 20, reader=requester
+        ),
+        "budgets of a job": lambda: pages.page(jobs.list(limit=100)[-1].job_id, None, 20, reader=requester),
         "the refusal of a charge": refused,
         "unfinished jobs": jobs.unfinished_ids,
         "records of unfinished jobs": jobs.unfinished,

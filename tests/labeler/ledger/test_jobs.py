@@ -30,7 +30,7 @@ from tests.job_steps import take_step
 from tests.labeler.ledger.conftest import Clock, Place, at_once, refuses, undone
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
-TASK = Task(name="t", classes=("x", "y"), sigma_votes=5, delta=1e-5, max_queries=100, agents=2)
+TASK = Task(name="t", method="knn", classes=("x", "y"), sigma_votes=5, delta=1e-5, max_queries=100, agents=2)
 UNFINISHED: tuple[JobState, ...] = ("queued", "collecting", "tallying")
 ALICE = "0a" * 16
 

@@ -20,7 +20,8 @@ NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 def a_task(nonce: str = "", **changes: Any) -> Task:
     fields: dict[str, Any] = {
-        "name": "cats", "classes": ("cat", "dog"), "k": 3, "sigma_votes": 12.5, "delta": 1e-5, "max_queries": 10,
+        "name": "cats", "method": "knn", "classes": ("cat", "dog"), "k": 3, "sigma_votes": 12.5, "delta": 1e-5,
+        "max_queries": 10,
         "agents": 3, "nonce": nonce,
     }  # fmt: skip
     return Task(**fields | changes)

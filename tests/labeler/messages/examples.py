@@ -40,6 +40,7 @@ from labeler.task import parse_task
 TASK = parse_task(
     {
         "name": "birds",
+        "method": "knn",
         "classes": ["finch", "w\u00fcrger", "wren"],
         "k": 5,
         "sigma_votes": 25,

@@ -23,8 +23,8 @@ from labeler.task import parse_task
 
 TASK = parse_task(
     {
-        "name": "t", "classes": ("a", "b"), "k": 3, "sigma_votes": 40.0, "delta": 1e-5, "max_queries": 2, "agents": 3,
-        "backbone_fingerprint": "f",
+        "name": "t", "method": "knn", "classes": ("a", "b"), "k": 3, "sigma_votes": 40.0, "delta": 1e-5,
+        "max_queries": 2, "agents": 3, "backbone_fingerprint": "f",
     }
 )  # fmt: skip
 TALLIERS = tuple(TallierKey(f"tallier-{n}", f"{n + 10:064x}", f"{n + 20:064x}") for n in range(3))

@@ -233,7 +233,8 @@ def _agent(shard: Shard) -> Agent:
 def test_an_agent_refuses_a_task_about_classes_with_attributes_before_any_charge(shapes: Path) -> None:
     shard = Shard.open(shapes / "a.shard")
     fields: dict[str, Any] = {
-        "name": "x", "classes": NAMES, "k": 2, "sigma_votes": 9.0, "delta": 1e-4, "max_queries": 4, "agents": 2,
+        "name": "x", "method": "knn", "classes": NAMES, "k": 2, "sigma_votes": 9.0, "delta": 1e-4, "max_queries": 4,
+        "agents": 2,
         "backbone_fingerprint": shard.fingerprint,
     }  # fmt: skip
     batch = QueryBatch(np.ascontiguousarray(shard.features[:4]))

@@ -129,7 +129,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def task_of(**fields: Any) -> Task:
     rows = {"blind-average": DIMENSION + 1, "federated": 3 * (DIMENSION + 1), "evaluate": len(MODEL)}
     given_fields = {
-        "name": "t", "classes": CLASSES, "sigma_votes": 30.0, "delta": 1e-5, "agents": 3,
+        "name": "t", "method": "knn", "classes": CLASSES, "sigma_votes": 30.0, "delta": 1e-5, "agents": 3,
         "max_queries": rows.get(fields["method"], QUERIES), "backbone_fingerprint": "backbone",
     }  # fmt: skip
     return parse_task(given_fields | fields)

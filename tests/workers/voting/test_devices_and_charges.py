@@ -46,7 +46,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 
 def task_of(shard: Shard, **more: object) -> Task:
     fields = {"name": "t", "classes": shard.classes, "k": 5, "sigma_votes": 4.0, "delta": 1e-4, "max_queries": 9}
-    return parse_task(fields | {"agents": 1, "backbone_fingerprint": shard.fingerprint} | more)
+    return parse_task(fields | {"method": "knn", "agents": 1, "backbone_fingerprint": shard.fingerprint} | more)
 
 
 def agent_of(shard: Shard, ledger: InMemoryLedger, engine: str = "faiss-gpu") -> AnsweringAgent:

@@ -4,10 +4,11 @@ import { el, fill, icon } from "./dom.js";
 import { moment } from "./words.js";
 
 export function answering(parent, site, decide) {
-  fill(parent, JSON.stringify([site.stopped, site.coordinator_url]), () => (site.stopped ? halted(site.stopped, decide) : open(site, decide)));
+  const waits = Boolean(site.images && !site.images.is_embedded);
+  fill(parent, JSON.stringify([site.stopped, site.coordinator_url, waits]), () => (site.stopped ? halted(site.stopped, decide) : open(site, waits, decide)));
 }
 
-function open(site, decide) {
+function open(site, waits, decide) {
   const why = el("input", { id: "stop-reason", maxlength: "300", autocomplete: "off" });
   const form = el(
     "form",
@@ -21,7 +22,7 @@ function open(site, decide) {
   return el(
     "div",
     { class: "card answering" },
-    el("div", {}, el("p", { class: "state" }, icon("yes", "good"), " Answering"), el("p", { class: "small" }, `within the policy, to ${site.coordinator_url}`)),
+    el("div", {}, el("p", { class: "state" }, waits ? "Silent until the images are embedded" : [icon("yes", "good"), " Answering"]), el("p", { class: "small" }, `${waits ? "then " : ""}within the policy, to ${site.coordinator_url}`)),
     form,
   );
 }

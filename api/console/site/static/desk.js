@@ -4,6 +4,7 @@ import { announce, byId, el, fill, keyed, save, setText } from "./dom.js";
 import { ask, download, Refused } from "./link.js";
 import { accounts, decisions, jobs, policy } from "./lists.js";
 import { answering } from "./answering.js";
+import { images } from "./images.js";
 import { taskCard } from "./task.js";
 import { many } from "./words.js";
 
@@ -32,6 +33,7 @@ function trouble(sentences) {
 
 function headline(site) {
   if (site.stopped) return "Stopped: nothing new is answered";
+  if (site.images && !site.images.is_embedded) return site.images.state === "embedding" ? "Embedding your images, then answering" : "Your images wait to be embedded";
   if (site.waiting.length) return `${many(site.waiting.length, "task waits", "tasks wait")} for you`;
   return "Answering, and nothing waits for you";
 }
@@ -43,6 +45,8 @@ function show(site) {
   setText(byId("headline"), headline(site));
   trouble(site.problems);
   answering(byId("stopping"), site, decide);
+  byId("images").hidden = !site.images;
+  images(byId("folder"), site.images, decide);
   byId("waiting").hidden = false;
   const list = byId("waiting-list");
   if (site.waiting.length) {
