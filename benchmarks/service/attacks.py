@@ -194,7 +194,9 @@ def tied_questions(*, repeats: int = 3, questions: int = 2_000, records: int = 1
     turns = [[seconds_of(work, time.process_time) for work in works.values()] for _ in range(1 + repeats)]
     usual = dict(zip(works, np.median(turns[1:], axis=0).tolist(), strict=True))
     planned = ROOM * max(usual["drawn rows"], usual["drawn rows, every query settled"])
-    found = [(f"{how}", "seconds, median", seconds, None) for how, seconds in usual.items()]
+    found: list[tuple[str, str, float, str | None]] = [
+        (how, "seconds, median", seconds, None) for how, seconds in usual.items()
+    ]
     found += [(f"{who} / its plan", "time ratio", usual[who] / planned, "at most 1") for who in worlds]
     settings = {"questions": questions, "records": records, "dimension": DIMENSION, "k": 1, "runs": repeats}
     return rows_of("questions at which one record makes too many tie", found, settings=settings)

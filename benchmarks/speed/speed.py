@@ -138,10 +138,10 @@ def beside_bare(
             shard = Shard.open(path, verify=False)
             labels = np.asarray(shard.labels)
             if around is None:
-                _, rows = index_of(shard.features).search(questions.astype(np.float32), k)
+                _, rows = index_of(shard.features).search(np.asarray(questions, np.float32), k)
                 cells = np.arange(len(rows))[:, None] * len(CLASSES) + labels[rows]
             else:
-                _, nearest = around.search(shard.features.astype(np.float32), k)
+                _, nearest = around.search(np.asarray(shard.features, np.float32), k)
                 cells = nearest * len(CLASSES) + labels[:, None]
             np.bincount(cells.ravel(), minlength=len(questions) * len(CLASSES))
 
@@ -328,7 +328,7 @@ def _measure(path: str, queries: int, k: int, limit_bytes: int, engine: str) -> 
 def flat_index(features: NDArray[np.int16]) -> faiss.Index:
     """Return a flat FAISS index of features, shape (n, d)."""
     index = faiss.IndexFlatIP(features.shape[1])
-    index.add(features.astype(np.float32))
+    index.add(np.asarray(features, np.float32))
     return index
 
 
@@ -337,7 +337,7 @@ def device_index(features: NDArray[np.int16]) -> faiss.Index:
     config = faiss.GpuIndexFlatConfig()
     config.use_cuvs = False
     index = faiss.GpuIndexFlatIP(_resources(), features.shape[1], config)
-    index.add(features.astype(np.float32))
+    index.add(np.asarray(features, np.float32))
     return index
 
 

@@ -79,7 +79,7 @@ class FaissBlock(NumpyBlock):
     def _searched(self, queries: NDArray[np.int16], count: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the first keys among those that FAISS returns, and which queries may tie with others."""
         try:
-            similarities, places = self._index.search(queries.astype(np.float32, order="C"), count + WINDOW)
+            similarities, places = self._index.search(np.asarray(queries, np.float32, order="C"), count + WINDOW)
         except RuntimeError as error:
             raise EngineFault(type(error).__name__) from None
         is_missing = places < 0

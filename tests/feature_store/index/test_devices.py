@@ -390,6 +390,19 @@ def test_the_engines_of_devices_pass_the_childs_probe(engine: str) -> None:
     assert build.meet(engine, []) == {"refused": "torch sees no CUDA device"}
 
 
+def test_the_processors_engine_takes_memory_maps_beside_that_of_devices(tmp_path: Path) -> None:
+    """The tensors' door of FAISS, which the engine of devices opens for its process, takes no kind of array but one."""
+    np.save(tmp_path / "features.npy", FEATURES)
+    mapped = np.load(tmp_path / "features.npy", mmap_mode="r")
+    for engine in (FaissEngine(), FaissGpuEngine(devices=["cpu"])):
+        index = ExactIndex(mapped, IDS, engine)
+        found = index.search(mapped[:40], 7)
+        assert index.fault is None
+        np.testing.assert_array_equal(
+            found.record_ids, nearest_by_definition(FEATURES, IDS, FEATURES[:40], 7).record_ids
+        )
+
+
 # What ties cost
 
 
