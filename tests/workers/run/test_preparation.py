@@ -162,11 +162,11 @@ def test_a_run_meets_a_device_only_where_its_public_size_is_worth_it(
         make_shard(name, seed=seed, max_records=most).path for seed, (name, most) in enumerate(sizes.items())
     )
     public = make_shard("public", seed=9, public=True)
-    table = FILE.task.model_copy(update={"method": "knn", "k": 3})
+    table = TaskTable(name="t", method="knn", k=3, epsilon=0.5, delta=1e-5)
     job = LabelingJob(FILE.model_copy(update={"task": table}), shards, public.path, tmp_path / "job")
     with open_job_folder(job.out) as folder:
         prepared = prepare(job, folder)
-    products = sum(sizes) * 8 * public.dimension
+    products = sum(sizes.values()) * 8 * public.dimension
     for worth, engine in ((products, "auto"), (products + 1, "faiss")):
         monkeypatch.setattr(build, "WORTH_A_DEVICE", worth)
         assert prepared.engine == engine
