@@ -45,7 +45,6 @@ BENCHES: Final = {
 PACKAGES: Final = (
     "private-labeler",
     "faiss-gpu",
-    "llvmlite",
     "faiss-cpu",
     "onnxruntime",
     "torch",

@@ -11,9 +11,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-LEARNING = frozenset(
-    {"faiss-cpu", "faiss-gpu", "llvmlite", "matplotlib", "onnx", "onnxruntime", "timm", "torch", "torchvision"}
-)
+LEARNING = frozenset({"faiss-cpu", "faiss-gpu", "matplotlib", "onnx", "onnxruntime", "timm", "torch", "torchvision"})
 
 
 def requirements(pyproject: Path, *, is_slim: bool) -> list[str]:

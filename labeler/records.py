@@ -50,8 +50,7 @@ Selection = tuple[str, int | None]
 """Version of a shard, and m of the task if it bounds the records of a person."""
 
 UNDECLARED_RECORDS: Final = 1 << 16
-"""Replaces the number of records if no bound on it is declared: engines, tiles, threads and devices are chosen for this
-number."""
+"""Replaces the number of records if no bound on it is declared: sizes and devices are chosen for this number."""
 
 FEATURE_ONE: Final = 2048.0
 """Stored value of a feature of 1."""
@@ -214,8 +213,8 @@ class Indexes(Protocol):
     def of_records(self, records: Records) -> Index:
         """Return an index over records; it finds none of those that do not take part."""
 
-    def of_questions(self, questions: NDArray[np.int16], *, searches: int, order: ByteSource) -> Index:
-        """Return an index over questions, by their number, for about `searches` searches, in the order of a source."""
+    def of_questions(self, questions: NDArray[np.int16], *, order: ByteSource) -> Index:
+        """Return an index over questions, by their number, that meets them in the order of a source."""
 
 
 class Slopes(Protocol):

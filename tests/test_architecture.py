@@ -27,7 +27,6 @@ PLANTED = {
     ),
     "labeler imports torch": ("labeler/noise.py", "import torch", "labeler is pure"),
     "faiss outside its door": ("workers/agent/driver.py", "import faiss", "faiss has one door"),
-    "llvmlite beside its door": ("feature_store/index/engine_int16.py", "import llvmlite", "llvmlite has one door"),
     "ONNX Runtime beside its door": ("feature_store/backbones/network.py", "import onnxruntime", "ONNX has one door"),
     "timm outside its door": ("feature_store/shard.py", "import timm", "timm and torchvision have one door"),
     "sql outside its door": ("workers/agent/driver.py", "import sqlalchemy", "SQL has one door"),
@@ -102,7 +101,7 @@ def test_a_planted_violation_is_caught(planted: dict[str, str], plant: str) -> N
     assert re.search(rf"^- +{re.escape(module)} -> {re.escape(imported)} ", report, flags=re.MULTILINE), report
 
 
-LEARNING = ("torch", "timm", "faiss", "llvmlite", "onnxruntime", "onnx", "sklearn", "torchvision", "matplotlib")
+LEARNING = ("torch", "timm", "faiss", "onnxruntime", "onnx", "sklearn", "torchvision", "matplotlib")
 DECISIONS = sorted(f"api.coordinator.{path.stem}" for path in (ROOT / "api" / "coordinator").glob("[!_]*.py"))
 LOADS_NONE = {
     "prices and shards": ("labeler.planning, labeler.tally, labeler.release, feature_store.shard", ()),

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.index import NeighborIndex, build_index
-from feature_store.index.build import here, is_cluster, load_engine
+from feature_store.index.build import is_cluster, load_engine, local_engine
 from feature_store.index.exact_index import check_memory_limit
 from feature_store.shard import Shard
 from labeler.accounting.lifetime import life_of, may_vote, vote_nano
@@ -22,7 +22,7 @@ from labeler.ledger.lifetimes import NO_DIGESTS, CastVotes, Spent
 from labeler.methods.reverse_knn import records_at_once, reverse_knn_ballots
 from labeler.methods.sensitivity import kept_bound
 from labeler.randomness import ByteSource, os_source, permutation
-from labeler.records import FEATURE_ONE, UNDECLARED_RECORDS, Records, Selection, first_of_each_person
+from labeler.records import FEATURE_ONE, Records, Selection, first_of_each_person
 from labeler.tally import QueryBatch
 from labeler.task import Task
 
@@ -91,7 +91,10 @@ def check_bound(task: Task, shard: Shard) -> None:
 
 
 class NeighborIndexes:
-    """Exact indexes of one agent. The one over its records is kept until the records change.
+    """Exact indexes of one agent.
+
+    The index over all its records is built when the agent starts (`build`), and kept until they change. A task that
+    bounds the records of a person has an index over fewer, which stays until another is needed.
 
     Raises:
         InvalidSetting: an engine that this machine does not have, or a limit that no shard of this dimension could be
@@ -103,16 +106,21 @@ class NeighborIndexes:
             check_memory_limit(memory_limit_bytes, dimension, load_engine(engine))
         self._engine = engine
         self._memory_limit_bytes = memory_limit_bytes
-        self._index: tuple[Selection, NeighborIndex] | None = None
+        self._indexes: dict[Selection, NeighborIndex] = {}
+
+    def build(self, records: Records) -> None:
+        """Build the index over all records now. Parts of a cluster are loaded when they are asked to be ready."""
+        if not is_cluster(self._engine):
+            self.of_records(records)
 
     def forget(self) -> None:
-        """Forget the index."""
-        self._index = None
+        """Forget the indexes."""
+        self._indexes = {}
 
     @property
-    def prepared_for(self) -> Selection | None:
-        """Return the selection of records that has an index; None where there is none."""
-        return None if self._index is None else self._index[0]
+    def prepared_for(self) -> list[Selection]:
+        """Return the selections of records that have an index."""
+        return list(self._indexes)
 
     def check_ready(self, task: Task, select: Callable[[], Records]) -> None:
         """Refuse, before a charge, where the parts of a cluster that would search are not all there.
@@ -132,9 +140,11 @@ class NeighborIndexes:
 
     def of_records(self, records: Records) -> NeighborIndex:
         """Return the index over the records as they are now; an older version would let deleted ones vote."""
-        if self._index is None or self._index[0] != records.selection:
-            limit, self._index = self._memory_limit_bytes, None  # the old one goes first: two might not fit
-            index = build_index(
+        if records.selection not in self._indexes:
+            limit, whole = self._memory_limit_bytes, (records.version, None)
+            # The old ones go first; under a limit all of them, since two might not fit.
+            self._indexes = {of: kept for of, kept in self._indexes.items() if limit is None and of == whole}
+            self._indexes[records.selection] = build_index(
                 records.all_features,
                 records.all_record_ids,
                 engine=self._engine,
@@ -142,10 +152,9 @@ class NeighborIndexes:
                 max_records=records.max_records,
                 removed=records.absent_ids(),
             )
-            self._index = (records.selection, index)
-        return self._index[1]
+        return self._indexes[records.selection]
 
-    def of_questions(self, questions: NDArray[np.int16], *, searches: int, order: ByteSource) -> NeighborIndex:
+    def of_questions(self, questions: NDArray[np.int16], *, order: ByteSource) -> NeighborIndex:
         """Return an index over public questions, in this process whatever the engine, searched in a secret order.
 
         A search takes longer the later near questions come, so a requester must not choose when they do. Ties keep the
@@ -158,9 +167,8 @@ class NeighborIndexes:
         return build_index(
             questions[numbers],
             numbers,
-            engine=here(self._engine),
+            engine=local_engine(self._engine),
             memory_limit_bytes=self._memory_limit_bytes,
-            searches=searches,
             max_records=len(questions),
             in_this_order=True,
         )
@@ -201,8 +209,7 @@ def lifetime_ballots(
     spent = spends(digests)
     k = min(task.k, len(batch))
     indexes = indexes or NeighborIndexes(dimension=batch.features.shape[1], engine="numpy")
-    searches = records.max_records or UNDECLARED_RECORDS
-    queries = indexes.of_questions(batch.features, searches=searches, order=order or os_source())
+    queries = indexes.of_questions(batch.features, order=order or os_source())
     votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
     paid = np.zeros(len(rows), dtype=np.int64)
     # Only its own label decides: a record of another class is silent, and pays nothing.

@@ -6,7 +6,8 @@ loopback addresses than the well-behaved requester's, as a stranger's would.
 
 The service must keep a ratio: while an attack goes on, a job takes at most three times its quiet time.
 
-One attack is on an agent's time, and needs no service: questions sorted toward one record (`sorted_questions`).
+Two attacks are on an agent's time, and need no service: questions sorted toward one record (`sorted_questions`), and
+questions at which one record more makes too many tie (`tied_questions`).
 """
 
 from __future__ import annotations
@@ -39,8 +40,12 @@ from benchmarks.service.federation import embed_public, new_federation, running_
 from benchmarks.service.readers import beside_readers
 from benchmarks.service.requesters import Wanted, WellBehaved, new_token, revoke_token
 from benchmarks.service.service import MAX_QUERIES, QUERIES, TASK, wanted_of
+from feature_store.index.build import build_index, processor_engine
+from feature_store.index.engine_faiss import WINDOW
+from feature_store.index.exact_index import every_query_tied
 from feature_store.rows import FEATURE_SCALE, quantize
 from labeler.randomness import os_source
+from workers.agent.public_clock import ROOM
 from workers.progress import ProgressCallback, silent
 from workers.voting import NeighborIndexes
 
@@ -61,7 +66,7 @@ BROKEN: Final = 20
 CANCELLED: Final = 25
 VIEWERS: Final = 6
 _ADDRESSES: Final = 10
-DIMENSION, NEIGHBORS, MOST_SEARCHES = 64, 50, 10_000
+DIMENSION, NEIGHBORS = 64, 50
 """Of questions sorted toward one record; the last is the bound that the agent's site declares."""
 
 
@@ -132,7 +137,7 @@ def bench_attacks(
                 scene = _scene(service.url, service.token, good, wanted, case)
                 quiet = [good.job_seconds() for _ in range(jobs)]
                 rows += _rows(case, quiet, *_under(attack, scene, good, jobs))
-    return rows + sorted_questions(repeats=jobs)
+    return rows + sorted_questions(repeats=jobs) + tied_questions(repeats=jobs)
 
 
 def sorted_questions(*, repeats: int = 3, questions: int = 20_000, records: int = 1_500) -> list[BenchRow]:
@@ -148,7 +153,7 @@ def sorted_questions(*, repeats: int = 3, questions: int = 20_000, records: int 
     worlds = {"with the record": private, "without it": private[1:]}
 
     def search(how: str, who: str) -> None:
-        index = NeighborIndexes(dimension=DIMENSION).of_questions(asked[how], searches=MOST_SEARCHES, order=os_source())
+        index = NeighborIndexes(dimension=DIMENSION).of_questions(asked[how], order=os_source())
         index.search(worlds[who], NEIGHBORS)
 
     cases = list(itertools.product(asked, worlds))
@@ -162,6 +167,39 @@ def sorted_questions(*, repeats: int = 3, questions: int = 20_000, records: int 
         )
     settings = {"questions": questions, "records": records, "dimension": DIMENSION, "k": NEIGHBORS, "runs": repeats}
     return rows_of("questions sorted toward one record", found, settings=settings)
+
+
+def tied_questions(*, repeats: int = 3, questions: int = 2_000, records: int = 10_000) -> list[BenchRow]:
+    """Measure an agent's search at questions where all ties fit FAISS's window, but for one record.
+
+    In seconds of the processor, with that record and without it, and as parts of what the public clock plans for the
+    search: the longer one of drawn rows that do not tie, as they are and every query settled as if it tied.
+    """
+    rng = np.random.default_rng(20261129)
+    drawn = quantize(rng.normal(size=(records, DIMENSION)))
+    asked = quantize(rng.normal(size=(1, DIMENSION)) + 1e-3 * rng.normal(size=(questions, DIMENSION)))
+    private = drawn.copy()
+    private[: WINDOW + 1] = asked[0]  # the nearest of every question, all equal
+    ids = rng.permutation(records).astype(np.int64)
+    worlds = {"with the record": slice(None), "without it": slice(1, None)}
+    indexes = {who: build_index(private[rows], ids[rows], engine=processor_engine()) for who, rows in worlds.items()}
+    probe = build_index(drawn, ids, engine=processor_engine())
+
+    def settled() -> None:
+        with every_query_tied():
+            probe.search(asked, 1)
+
+    works: dict[str, Callable[[], object]] = {who: partial(index.search, asked, 1) for who, index in indexes.items()}
+    works |= {"drawn rows": partial(probe.search, asked, 1), "drawn rows, every query settled": settled}
+    turns = [[seconds_of(work, time.process_time) for work in works.values()] for _ in range(1 + repeats)]
+    usual = dict(zip(works, np.median(turns[1:], axis=0).tolist(), strict=True))
+    planned = ROOM * max(usual["drawn rows"], usual["drawn rows, every query settled"])
+    found: list[tuple[str, str, float, str | None]] = [
+        (how, "seconds, median", seconds, None) for how, seconds in usual.items()
+    ]
+    found += [(f"{who} / its plan", "time ratio", usual[who] / planned, "at most 1") for who in worlds]
+    settings = {"questions": questions, "records": records, "dimension": DIMENSION, "k": 1, "runs": repeats}
+    return rows_of("questions at which one record makes too many tie", found, settings=settings)
 
 
 def _scene(url: str, administrator: str, good: WellBehaved, wanted: Wanted, case: str) -> Scene:

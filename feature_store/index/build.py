@@ -1,14 +1,11 @@
 """Choosing an engine and building an index: the one place that knows all engines by name.
 
-torch is imported only when the engine that needs it is asked for.
+FAISS and torch are imported only when an engine that needs them is asked for.
 
-**auto** is torch on all CUDA devices, if there is enough to do and a child process met one and found it exact
-(`contact`). Else it is int16 on a processor whose kernel was found exact (`engine_int16`), if that is worth it, and
-numpy in all other cases. An engine on a device is never a matter of trust: it is met in a child process first. The
-amount of work follows from public numbers alone: which engine answers must not tell how many records there are.
-
-FAISS is for `labeler run` and benchmarks (`engine_faiss`). It is asked two questions about every query, and takes
-longer where a query ties with thousands of records, so agents of a service refuse it.
+**auto** is FAISS: on all CUDA devices where a child process met them and found them exact (`contact`), else on the
+processor, and numpy where FAISS is not installed (a coordinator's image). Nothing about records takes part. An agent
+builds its index once and keeps it, so it takes its devices whatever it will be asked. A single job may be over before a
+device is met: `engine_of_job` compares its public number of products with `WORTH_A_DEVICE`.
 
 **First contact** with a device is in a separate process: whatever it does to that process becomes a sentence here. A
 library may abort on an error of CUDA, a driver can hang, and both after a charge would cost a budget and tell that
@@ -16,7 +13,7 @@ something in the records set it off. So before anything is charged a child proce
 synthetic records on each of them, in every shape that has surprised somebody, against the definition. What it found
 is kept for this process.
 
-    python -m feature_store.index.build          the child: prints one line of JSON
+    python -m feature_store.index.build ENGINE          the child: prints one line of JSON
 """
 
 from __future__ import annotations
@@ -28,8 +25,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Final, Literal, get_args
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,19 +36,17 @@ from numpy.typing import NDArray
 from feature_store.index.definition import NeighborIndex, nearest_by_definition
 from feature_store.index.exact_index import NO_IDS, Engine, ExactIndex, NumpyEngine
 from labeler.errors import InvalidSetting, LabelerError, UnsafeIndex
-from labeler.records import UNDECLARED_RECORDS
 
-EngineName = Literal["auto", "numpy", "int16", "faiss", "torch", "torch-gpu", "ray"]
+EngineName = Literal["auto", "faiss", "faiss-gpu", "numpy", "torch-gpu", "ray"]
 
-USUAL_SEARCHES: Final = 500
+ENGINES: Final[tuple[EngineName, ...]] = get_args(EngineName)
 
-WORTH_A_DEVICE: Final = 2**35
-"""Products of one search that are worth a device: about a second of two cores, and about what it costs a process to
-begin with a device. A choice of speed alone: neighbors are equal."""
+_FORMER: Final = ("int16", "torch")
+"""Engines of earlier versions, which homes and scripts may still name: auto takes their place, with equal neighbors."""
 
-WORTH_A_KERNEL: Final = 2**31
-"""Products of one search that are worth int16's kernel: a process makes it in a fifth of a second, and then saves two
-thirds of numpy's time."""
+WORTH_A_DEVICE: Final = 2**39
+"""Products of a job that are worth a device: what two cores search in the five seconds that first contact takes. A
+choice of speed alone: neighbors are equal."""
 
 _REASONS: Final = (
     (
@@ -79,7 +76,8 @@ two records depends on no third one. These structures break it: what they return
 other records happened to be arranged, so one record can change any number of neighbors.
 """
 
-ENGINES: Final[tuple[EngineName, ...]] = get_args(EngineName)
+
+log = logging.getLogger(__name__)
 
 
 def build_index(
@@ -88,26 +86,23 @@ def build_index(
     *,
     engine: str = "auto",
     memory_limit_bytes: int | None = None,
-    searches: int = USUAL_SEARCHES,
     max_records: int | None = None,
     removed: NDArray[np.int64] = NO_IDS,
     in_this_order: bool = False,
 ) -> NeighborIndex:
-    """An index over an agent's records.
+    """Build an index over an agent's records.
 
     All engines return equal neighbors, bit for bit; they differ in speed. The search is exact.
 
     Args:
         features: int16 (n, d) made by quantize; in memory or memory-mapped. Kept by reference: must not change.
         record_ids: int64 (n,), unique, 0 or more. They break ties, so they must be random, not meaningful.
-        engine: "auto" (see the module), "numpy", "int16", "faiss", "torch", "torch-gpu", "ray" (a cluster that this
+        engine: "auto" (see the module), "faiss", "faiss-gpu", "numpy", "torch-gpu", "ray" (a cluster that this
             process starts) or "ray:HOST:PORT" (the party's cluster there).
         memory_limit_bytes: most memory that building and searching may add (see `exact_index` for what counts).
             Features that do not fit as float32 are read block by block at each search. No number of records
             is refused, only a dimension.
-        searches: a public number of about how many queries there will be: with little to do, auto stays on the
-            processor.
-        max_records: a public bound on n; engine and sizes follow from it, or from a fixed number where there is none.
+        max_records: a public bound on n; sizes follow from it, or from a fixed number where there is none.
         removed: ids of records that are not there, as if they were removed at once.
         in_this_order: an engine of this process meets the records in this order, and not in that of their ids. Ties
             are settled by ids all the same, so neighbors are equal.
@@ -121,10 +116,6 @@ def build_index(
             are not there.
         UnsafeIndex: a kind of index that depends on other records.
     """
-    if engine == "auto" and isinstance(features, np.ndarray) and features.ndim == 2:
-        products = products_of(features.shape[1], max_records=max_records, searches=searches)
-        if not goes_to_device(products, engine):
-            engine = engine_of_processor(products)
     loaded = load_engine(engine)
     if is_cluster(engine):
         from feature_store.cluster.search import ClusterIndex
@@ -147,71 +138,84 @@ def build_index(
     )
 
 
-def products_of(dimension: int, *, max_records: int | None, searches: int = USUAL_SEARCHES) -> int:
-    """Products of a search, from public numbers: see build_index."""
-    return dimension * searches * (UNDECLARED_RECORDS if max_records is None else max_records)
-
-
 def is_cluster(engine: str) -> bool:
     """Tell whether an engine is the processes of a cluster."""
     return engine.partition(":")[0] == "ray"
 
 
-def here(engine: str) -> str:
-    """The engine for what is searched in this process, where one is a cluster's."""
+def local_engine(engine: str) -> str:
+    """Return the engine for what is searched in this process, where one is a cluster's."""
     return "auto" if is_cluster(engine) else engine
 
 
-def goes_to_device(products: int, engine: str) -> bool:
-    """Tell whether a search of this many products would be tried on a device of this machine; see build_index."""
-    return engine == "torch-gpu" or (engine == "auto" and products >= WORTH_A_DEVICE and has_driver())
+def processor_engine() -> str:
+    """Return auto's choice without a device."""
+    return "faiss" if find_spec("faiss") else "numpy"
 
 
-def engine_of_processor(products: int) -> str:
-    """Return auto's choice on a processor for a search of this many products: "int16" or "numpy"."""
-    if products < WORTH_A_KERNEL:
-        return "numpy"
-    from feature_store.index.engine_int16 import probed_kernel
+def may_use_device(engine: str) -> bool:
+    """Tell whether an engine may search on a device of this process."""
+    return current_name(engine) in ("auto", "faiss-gpu", "torch-gpu")
 
-    return "numpy" if isinstance(probed_kernel(), str) else "int16"
+
+def engine_of_job(engine: str, products: int) -> str:
+    """Return the engine of a single job: auto meets a device only if that is worth it.
+
+    Args:
+        products: of the job's searches, from public numbers.
+    """
+    return processor_engine() if current_name(engine) == "auto" and products < WORTH_A_DEVICE else engine
 
 
 def load_engine(name: str) -> Engine:
-    """The engine of that name.
+    """Return the engine of that name.
 
     Raises:
-        InvalidSetting: unknown, or this machine has no device for it.
+        InvalidSetting: unknown, not installed, or this machine has no device for it.
         UnsafeIndex: it names an index that would void the guarantee.
     """
     if not isinstance(name, str):
         raise InvalidSetting(f"engine must be a name, found {type(name).__name__}")
+    name = current_name(name)
     if is_cluster(name):
         from feature_store.cluster.driver import check_installed
 
         check_installed()
-        return load_engine(here(name))
-    if name == "int16":
-        from feature_store.index.engine_int16 import Int16Engine
-
-        return Int16Engine()
+        name = "auto"
+    if name == "auto":
+        return _device_or_none() or load_engine(processor_engine())
     if name == "faiss":
+        if find_spec("faiss") is None:
+            raise InvalidSetting("engine faiss needs the package faiss-cpu or faiss-gpu; use engine numpy or auto")
         from feature_store.index.engine_faiss import FaissEngine
 
         return FaissEngine()
-    if name in ("auto", "torch-gpu"):
-        devices = found_or_none() if name == "auto" else contact()
-        if devices is not None:
-            from feature_store.index.engine_torch import TorchEngine
-
-            return TorchEngine(devices=[f"cuda:{number}" for number in range(devices)])
-    if name == "torch":
-        from feature_store.index.engine_torch import TorchEngine
-
-        return TorchEngine()
-    if name in ("auto", "numpy"):
+    if name in ("faiss-gpu", "torch-gpu"):
+        return device_engine(name, **contact(name))
+    if name == "numpy":
         return NumpyEngine()
     refuse_unsafe(name)
     raise InvalidSetting(f"engine {name!r} is unknown; choose one of {', '.join(ENGINES)}")
+
+
+@cache
+def current_name(name: str) -> str:
+    """Return auto for an engine of an earlier version, and say so once; any other name as it is."""
+    if name not in _FORMER:
+        return name
+    log.warning("this engine is gone; auto takes its place, with equal neighbors", extra={"engine": name})
+    return "auto"
+
+
+def device_engine(name: str, *, devices: Sequence[str], is_half: bool = True) -> Engine:
+    """Return an engine on some devices, which must have been met; see DeviceEngine and FaissGpuEngine."""
+    if name == "torch-gpu":
+        from feature_store.index.engine_torch import TorchEngine
+
+        return TorchEngine(devices=devices)
+    from feature_store.index.engine_faiss_gpu import FaissGpuEngine
+
+    return FaissGpuEngine(devices=devices, is_half=is_half)
 
 
 def refuse_unsafe(kind: str) -> None:
@@ -228,7 +232,7 @@ def refuse_unsafe(kind: str) -> None:
         if any(structure in kind.lower() for structure in structures):
             raise UnsafeIndex(
                 f"index {kind!r} is refused for instance-level privacy: {reason}. "
-                "Use an exact engine (auto, numpy, int16, torch, torch-gpu)."
+                "Use an exact engine (auto, faiss, faiss-gpu, numpy)."
             )
 
 
@@ -237,9 +241,7 @@ TIME_LIMIT_S: Final = 180
 
 _COMMAND: Final = [sys.executable, "-P", "-m", "feature_store.index.build"]
 _LOCK = threading.Lock()
-_FOUND: Final[list[int | str]] = []
-
-log = logging.getLogger(__name__)
+_FOUND: Final[dict[str, dict[str, Any] | str]] = {}
 
 
 def has_driver() -> bool:
@@ -253,26 +255,28 @@ def has_driver() -> bool:
     return False
 
 
-def contact() -> int:
-    """Return how many CUDA devices a child process found, each of them exact; asked once in a process's life.
+def contact(engine: str) -> dict[str, Any]:
+    """Return what a child process found for an engine: CUDA devices, each of them exact, and how rows are stored.
+
+    It is asked once in a process's life.
 
     Raises:
         InvalidSetting: there is no device, one is not exact, or the child died of it; with what to use instead.
     """
     with _LOCK:
-        if not _FOUND:
-            _FOUND.append(_ask())
-        found = _FOUND[0]
+        if engine not in _FOUND:
+            _FOUND[engine] = _ask(engine)
+        found = _FOUND[engine]
     if isinstance(found, str):
-        raise InvalidSetting(f"engine torch-gpu needs a CUDA device that works here: {found}; use engine numpy or auto")
+        raise InvalidSetting(f"engine {engine} needs a CUDA device that works here: {found}; use engine faiss or auto")
     return found
 
 
-def found_or_none() -> int | None:
-    """Do the same for "auto": a device that cannot be used is logged once, and the processor used instead."""
-    is_news = not _FOUND
+def _device_or_none() -> Engine | None:
+    """Return auto's engine on the devices; a device that cannot be used is logged once."""
+    is_news = "faiss-gpu" not in _FOUND
     try:
-        return contact()
+        return device_engine("faiss-gpu", **contact("faiss-gpu"))
     except InvalidSetting as error:
         if is_news and has_driver():
             log.warning("no device is used", extra={"reason": str(error)})
@@ -284,12 +288,17 @@ def forget() -> None:
     _FOUND.clear()
 
 
-def _ask() -> int | str:
+def _ask(engine: str) -> dict[str, Any] | str:
     if not has_driver():
         return "this machine has no NVIDIA driver"
     try:
         done = subprocess.run(
-            _COMMAND, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False, stdin=subprocess.DEVNULL
+            [*_COMMAND, engine],
+            capture_output=True,
+            text=True,
+            timeout=TIME_LIMIT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
         return f"the first search on it did not end within {TIME_LIMIT_S} s"
@@ -298,9 +307,11 @@ def _ask() -> int | str:
     if done.returncode < 0:
         return f"the first search on it ended its process with {signal.Signals(-done.returncode).name}{said}"
     try:
-        answer = json.loads(done.stdout)
-        return str(answer["refused"]) if "refused" in answer else int(answer["devices"])
-    except (ValueError, KeyError, TypeError):
+        answer = json.loads(done.stdout.strip().splitlines()[-1])
+        if "refused" in answer:
+            return str(answer["refused"])
+        return {"devices": list(answer["devices"]), "is_half": bool(answer["is_half"])}
+    except (ValueError, KeyError, TypeError, IndexError):
         return f"the first search on it failed with exit code {done.returncode}{said}"
 
 
@@ -346,20 +357,23 @@ def _trials() -> Iterator[_Trial]:
     yield "records that all tie", tied, tied[:3], (1, 50, 2047, 2048, 2049)
 
 
+def meet(engine: str, devices: Sequence[str]) -> dict[str, Any]:
+    """Return the child's answer: the devices if all are exact, with rows in float16 or else in float32."""
+    refused = "torch sees no CUDA device"
+    for is_half in (True, False) if engine == "faiss-gpu" else (True,):
+        wrongs = {name: probe(device_engine(engine, devices=[name], is_half=is_half)) for name in devices}
+        if devices and not any(wrongs.values()):
+            return {"devices": list(devices), "is_half": is_half}
+        refused = next((f"{name}: {wrong}" for name, wrong in wrongs.items() if wrong), refused)
+    return {"refused": refused}
+
+
 def main() -> None:
     """The child's part."""
     import torch
 
-    from feature_store.index.engine_torch import TorchEngine
-
-    answer: dict[str, object] = {"refused": "torch sees no CUDA device"}
     try:
-        for number in range(torch.cuda.device_count()):
-            wrong = probe(TorchEngine(devices=[f"cuda:{number}"]))
-            if wrong is not None:
-                answer = {"refused": f"device {number}: {wrong}"}
-                break
-            answer = {"devices": number + 1}
+        answer = meet(sys.argv[1], [f"cuda:{number}" for number in range(torch.cuda.device_count())])
     except LabelerError as error:
         answer = {"refused": str(error)}
     sys.stdout.write(json.dumps(answer))

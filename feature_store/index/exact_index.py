@@ -23,22 +23,27 @@ bound what lies there; and what it has free bounds them, limit or not.
 full. Recomputing the similarity of what an engine returned cannot see a record that it did not return. Such a record
 may be lost on the way to a device, in a tile, or by a selection that is wrong for some shape. Two of the queries are
 records of the part, whose similarity to themselves is the largest there is. Two are random vectors of nearly the
-largest norm, so that 24 bits are needed. A device that fails, is full or does not compute exactly is left for the
-processor, at whatever time: an answer that is charged is given.
+largest norm, so that 24 bits are needed. An engine that fails, is full or does not compute exactly is left for numpy,
+at whatever time: an answer that is charged is given.
 
-**Engines.** An engine loads records, and a block of them finds first keys; the plain engine needs nothing but numpy. A
-block compares similarity and place in the order of ids as one number (`definition`, "Keys"), so no engine ever
-chooses among tied records, and a tie takes no extra work. Neither does the order in which an engine meets the records
-change what it finds; it may change for how long it searches. So that order is no requester's to choose: private records
-lie in the order of their random ids, and public questions in a secret one (`in_this_order`). Which operations a search
-runs follows from public numbers: the dimension, the number of queries, the count asked for. The number of records
-decides how many tiles there are, and nothing else.
+**Engines.** An engine loads records, and a block of them finds first keys. A block compares similarity and place in the
+order of ids as one number (`definition`, "Keys"), so no engine ever chooses among tied records. The order in which an
+engine meets the records does not change what it finds; it may change for how long it searches. So that order is no
+requester's to choose: private records lie in the order of their random ids, and public questions in a secret one
+(`in_this_order`).
+
+**Operations.** Which operations a search runs follows from public numbers: the dimension, the number of queries, the
+count asked for. The number of records decides how many tiles there are. One thing more depends on records: FAISS
+settles a query in full if too many records tie at its last place (`engine_faiss`). Whoever plans the time of a search
+in advance counts that for every query (`every_query_tied`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -66,8 +71,8 @@ NO_IDS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 _SCRATCH_BYTES: Final = 512 << 20
 """Working memory of one search when no limit is set."""
 
-_PROCESSOR_BYTES: Final = 2 << 30
-"""What a shard that a device was left with may add to memory, where nobody set a limit."""
+_REFUGE_BYTES: Final = 2 << 30
+"""What a shard that its engine was left with may add to memory, where nobody set a limit."""
 
 _USABLE: Final = 0.75
 """Share of the limit that is planned with; the rest is for the allocator's slack."""
@@ -80,6 +85,9 @@ _BYTES_PER_COORDINATE: Final = 6
 
 _BYTES_PER_FOUND: Final = 72
 """Similarity, position, and keys while they are sorted, for each query and neighbor of a part."""
+
+_BYTES_PER_SCORE: Final = 24
+"""Similarity and key of a query and a record of a tile, with what a library keeps of them for a moment."""
 
 _BYTES_PER_MERGED: Final = 96
 """Similarity, id and row of each neighbor, twice, with the order of them."""
@@ -148,7 +156,7 @@ def rows_at_once(engine: Engine, dimension: int, limit_bytes: int | None) -> int
 
     Raises:
         InvalidSetting: the limit has no room for one record and one query.
-        DeviceFault: the device does not answer.
+        EngineFault: the device does not answer.
     """
     room = engine.room_rows(dimension)
     if limit_bytes is None:
@@ -156,7 +164,7 @@ def rows_at_once(engine: Engine, dimension: int, limit_bytes: int | None) -> int
     usable = int(_USABLE * limit_bytes) - _GATHER_BYTES
     rows = usable // 2 // (_BYTES_PER_RECORD + _BYTES_PER_COORDINATE * dimension)
     rows = rows if room is None else min(rows, room)
-    while rows > 0 and _part_bytes(rows, dimension) + _query_bytes(engine, rows, rows, dimension) > usable:
+    while rows > 0 and _part_bytes(rows, dimension) + _query_bytes(rows, rows, dimension) > usable:
         rows //= 2
     if rows < 1:
         raise InvalidSetting(
@@ -174,8 +182,8 @@ def check_memory_limit(limit_bytes: int | None, dimension: int, engine: Engine) 
     """
     try:
         rows_at_once(engine, dimension, limit_bytes)
-    except DeviceFault:
-        # An index would leave such a device for the processor, so what the processor needs decides.
+    except EngineFault:
+        # An index would leave such a device for numpy, so what numpy needs decides.
         rows_at_once(NumpyEngine(), dimension, limit_bytes)
 
 
@@ -183,8 +191,9 @@ def _part_bytes(rows: int, dimension: int) -> int:
     return rows * (_BYTES_PER_RECORD + _BYTES_PER_COORDINATE * dimension)
 
 
-def _query_bytes(engine: Engine, rows: int, found: int, dimension: int) -> int:
-    return 4 * dimension + engine.bytes_per_query(rows) + _BYTES_PER_FOUND * (found + 1)
+def _query_bytes(rows: int, found: int, dimension: int) -> int:
+    """Working memory of one query over `rows` records; every engine scores tile by tile."""
+    return 4 * dimension + _BYTES_PER_SCORE * min(rows, _TILE_ROWS) + _BYTES_PER_FOUND * (found + 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,14 +223,13 @@ class ExactIndex:
         in_this_order: engines meet the records in this order, and not in that of their ids; neighbors are equal.
 
     Attributes:
-        engine: what searches now: another one than at the beginning where a device failed.
-        fault: why a device was left for the processor; None where none was. For who judges engines: neighbors are
-            equal.
+        engine: what searches now: another one than at the beginning where that one failed.
+        fault: why an engine was left for numpy; None where none was. For whoever judges engines: neighbors are equal.
 
     Raises:
         BadData: see check_features and check_record_ids.
         InvalidSetting: a limit out of bounds.
-        UnsafeIndex: a processor's matrix product is not exact.
+        UnsafeIndex: numpy's matrix product is not exact.
     """
 
     def __init__(
@@ -270,8 +278,8 @@ class ExactIndex:
         k = check_count(k, "k")
         try:
             return self._search(queries, k)
-        except DeviceFault as fault:
-            self._leave_device(fault)
+        except EngineFault as fault:
+            self._leave_engine(fault)
             return self._search(queries, k)
 
     def remove(self, record_ids: NDArray[np.int64], *, missing_ok: bool = False) -> int:
@@ -290,8 +298,8 @@ class ExactIndex:
             else:
                 for part in self._each_loaded(is_checked=False):
                     del part
-        except DeviceFault as fault:
-            self._leave_device(fault)
+        except EngineFault as fault:
+            self._leave_engine(fault)
 
     def _keeps(self) -> bool:
         if self._step is None:
@@ -302,15 +310,16 @@ class ExactIndex:
             rows = max(UNDECLARED_RECORDS if rows is None else rows, len(self._features))
         return rows is not None and rows <= self._step
 
-    def _leave_device(self, fault: DeviceFault) -> None:
-        """Go on without the device, for as long as this index lives."""
-        log.error("a device failed; neighbours are found by the processor from now on", extra={"cause": str(fault)})
+    def _leave_engine(self, fault: EngineFault) -> None:
+        """Go on with numpy, for as long as this index lives."""
+        told = {"engine": self.engine.name, "cause": str(fault)}
+        log.error("an engine failed; neighbors are found by numpy from now on", extra=told)
         self.fault = str(fault)
         self._unload()
         # The plain engine: whatever else is installed, it is there, and has no switch.
         self.engine = NumpyEngine()
         if self._limit is None:
-            self._limit = _PROCESSOR_BYTES
+            self._limit = _REFUGE_BYTES
             self._max_records = max(self._max_records or UNDECLARED_RECORDS, len(self._features))
         self._settle()
 
@@ -353,7 +362,7 @@ class ExactIndex:
         return min(filter(None, (rows, self._step)))
 
     def _queries_at_once(self, k: int, count: int) -> int:
-        each = _query_bytes(self.engine, self._public_rows, count, self.dimension)
+        each = _query_bytes(self._public_rows, count, self.dimension)
         if self._kept is None:
             each += _BYTES_PER_MERGED * k
         room = _SCRATCH_BYTES
@@ -383,7 +392,7 @@ class ExactIndex:
         ranks[by_id] = np.arange(len(rows))
         chunk_bytes = _GATHER_FREELY_BYTES if self._limit is None else _GATHER_BYTES
         gathered = GatheredRows(self._features, rows[places], chunk_bytes, ranks[places])
-        part = _Part(self.engine.load(gathered, self._public_rows), np.append(rows[by_id], NO_RECORD))
+        part = _Part(self.engine.load(gathered), np.append(rows[by_id], NO_RECORD))
         if not is_checked:
             self._check_found(part, gathered)
         yield part
@@ -426,9 +435,9 @@ class ExactIndex:
             if not np.array_equal(exact, found.similarities[some, column][present]):
                 raise self._inexact("similarities are not exact integers")
 
-    def _inexact(self, what: str) -> DeviceFault | UnsafeIndex:
+    def _inexact(self, what: str) -> EngineFault | UnsafeIndex:
         if not isinstance(self.engine, NumpyEngine):
-            return DeviceFault(what)
+            return EngineFault(what)
         return UnsafeIndex(
             "neighbours that engine numpy found are not exact: matrix products are being rounded, or records are "
             "missed, which voids the privacy proof. Look for a reduced precision set in this process (similarities are "
@@ -447,56 +456,55 @@ class ExactIndex:
 
 
 _TILE_ROWS: Final = 2048
-_TILE_QUERIES: Final = 256
+TILE_QUERIES: Final = 256
 """A tile's similarities and keys stay in a core's cache."""
 
 
-class DeviceFault(Exception):
-    """A device failed or has too little memory. Caught by the index, which goes on without the device: an answer that
-    is charged is given, and whether a device had room may depend on the number of records."""
+class EngineFault(Exception):
+    """An engine failed, has too little memory, or is not exact.
+
+    The index catches it and goes on with numpy. An answer that is charged is given, and whether a device had room may
+    depend on the number of records.
+    """
 
 
 class Block(Protocol):
     """Some records, loaded. The rank of a record in its keys is its place in the order of their ids, from 0."""
 
-    def __len__(self) -> int: ...
-
     def first_keys(self, queries: NDArray[np.int16], count: int) -> NDArray[np.int64]:
-        """Keys of the exact first records, int64 (nq, count), ascending; NO_KEY where there are fewer records.
+        """Return keys of the exact first records, int64 (nq, count), ascending; NO_KEY where there are fewer records.
 
         Args:
             queries: int16 (nq, d), nq at least 1.
-            count: at least 1; may exceed len(self).
+            count: at least 1; may exceed the number of records.
 
         Raises:
-            DeviceFault: the device failed; the records can be searched on the processor instead.
+            EngineFault: the engine failed; the records can be searched by numpy instead.
         """
 
 
 class Engine:
-    """A library behind the index; on the processor unless it says how much room its device has."""
+    """A library behind the index; on the processor unless it says how much room its device has.
 
-    def bytes_per_query(self, block_rows: int) -> int:
-        """Working memory of a search for each query, beside its result."""
-        raise NotImplementedError
+    Attributes:
+        name: the name by which it is asked for.
+    """
+
+    name: str
 
     def room_rows(self, dimension: int) -> int | None:  # noqa: ARG002  # of a device
-        """Most records of one block there is room for now; None where the process's memory is all there is.
+        """Return most records of one block there is room for now; None where the process's memory is all there is.
 
         Raises:
-            DeviceFault: the device does not answer.
+            EngineFault: the device does not answer.
         """
         return None
 
-    def load(self, rows: GatheredRows, most_rows: int) -> Block:
-        """A block of at least one row, searched in the order of `rows`, which say their ranks.
-
-        Args:
-            most_rows: a public number of rows that sizes of tiles and numbers of threads may follow from; `rows`
-                may be fewer or more.
+    def load(self, rows: GatheredRows) -> Block:
+        """Return a block of at least one row, searched in the order of `rows`, which say their ranks.
 
         Raises:
-            DeviceFault: there was no room after all, or the device failed.
+            EngineFault: there was no room after all, or the engine failed.
         """
         raise NotImplementedError
 
@@ -504,51 +512,67 @@ class Engine:
         """Give back what a block holds on a device. Called before the next one is loaded; never raises."""
 
 
+_EVERY_QUERY_TIED: Final[ContextVar[bool]] = ContextVar("every query is settled as if it tied", default=False)
+
+
+@contextlib.contextmanager
+def every_query_tied() -> Iterator[None]:
+    """Let engines settle every query in full, as if too many records tied: the most work that ties can cause.
+
+    For probes that time a search over drawn rows, which never tie (`workers.agent.public_clock`). Neighbors are equal.
+    """
+    token = _EVERY_QUERY_TIED.set(True)
+    try:
+        yield
+    finally:
+        _EVERY_QUERY_TIED.reset(token)
+
+
+def are_all_tied() -> bool:
+    """Return True within `every_query_tied`."""
+    return _EVERY_QUERY_TIED.get()
+
+
 class NumpyBlock:
     """Records as a float32 matrix; see Block.
 
     Args:
-        ranks: of the rows, if they are not in the order of ids.
+        ranks: int64 (n,), of the rows.
     """
 
-    def __init__(self, rows: NDArray[np.float32], ranks: NDArray[np.int64] | None = None) -> None:
+    def __init__(self, rows: NDArray[np.float32], ranks: NDArray[np.int64]) -> None:
         self._rows = rows
-        self._ranks = np.arange(len(rows)) if ranks is None else ranks
-
-    def __len__(self) -> int:
-        return len(self._rows)
+        self._ranks = ranks
 
     def first_keys(self, queries: NDArray[np.int16], count: int) -> NDArray[np.int64]:
         floats = queries.astype(np.float32, order="C")
         found = np.full((len(floats), count), NO_KEY, dtype=np.int64)
-        kept = np.empty((min(len(floats), _TILE_QUERIES), count + min(_TILE_ROWS, len(self))), dtype=np.int64)
-        for first in range(0, len(floats), _TILE_QUERIES):
-            some = floats[first : first + _TILE_QUERIES]
+        kept = np.empty((min(len(floats), TILE_QUERIES), count + min(_TILE_ROWS, len(self._rows))), dtype=np.int64)
+        for first in range(0, len(floats), TILE_QUERIES):
+            some = floats[first : first + TILE_QUERIES]
             best = kept[: len(some)]
             best[:, :count] = NO_KEY
-            for start in range(0, len(self), _TILE_ROWS):
+            for start in range(0, len(self._rows), _TILE_ROWS):
                 scores = self.scores(some, slice(start, start + _TILE_ROWS))
                 width = count + scores.shape[1]
                 best[:, count:width] = pack(scores, self._ranks[start : start + _TILE_ROWS])
                 best[:, :width].partition(count - 1, axis=1)
-            found[first : first + _TILE_QUERIES] = best[:, :count]
+            found[first : first + TILE_QUERIES] = best[:, :count]
         found.sort(axis=1)
         return found
 
     def scores(self, queries: NDArray[np.float32], tile: slice) -> NDArray[np.float32]:
-        """Similarities to a tile of the records, float32 (nq, rows of the tile)."""
+        """Return similarities to a tile of the records, float32 (nq, rows of the tile)."""
         scores: NDArray[np.float32] = queries @ self._rows[tile].T
         return scores
 
 
 class NumpyEngine(Engine):
-    """A matrix product, keys, and a partition, tile by tile."""
+    """The definition, tile by tile: a matrix product, keys, and a partition. It takes the same time whatever ties."""
 
-    def bytes_per_query(self, block_rows: int) -> int:
-        # For at most _TILE_QUERIES at once: similarities, keys, and the keys beside what is kept.
-        return 20 * min(block_rows, _TILE_ROWS)
+    name = "numpy"
 
-    def load(self, rows: GatheredRows, most_rows: int) -> NumpyBlock:  # noqa: ARG002
+    def load(self, rows: GatheredRows) -> NumpyBlock:
         floats = np.empty((len(rows), rows.dimension), dtype=np.float32)
         for where, chunk in rows.chunks():
             floats[where] = chunk

@@ -59,7 +59,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.index.build import build_index
+from feature_store.index.build import build_index, processor_engine
 from feature_store.query_selection import Progress, QuerySet, select_queries, silent
 from feature_store.students.answers import (
     SMEAR,
@@ -350,7 +350,7 @@ def propose_radius(
             f"as questions and classes), found {records} and {len(features)}"
         )
     groups, asked = _divided(features, classes=num_classes, questions=questions, seed=seed)
-    index = build_index(asked.features, np.arange(questions))
+    index = build_index(asked.features, np.arange(questions), engine=processor_engine())
     rng = np.random.default_rng(seed)
     squares = []
     for _ in range(RADIUS_REHEARSALS):

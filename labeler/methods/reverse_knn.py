@@ -53,7 +53,6 @@ from numpy.typing import NDArray
 
 from labeler.methods.knn import NEIGHBORS_AT_ONCE
 from labeler.methods.sensitivity import CountedVotes, Method, check_labels, records_of_a_person
-from labeler.records import UNDECLARED_RECORDS
 from labeler.setting import StatedLevel
 
 if TYPE_CHECKING:
@@ -243,12 +242,12 @@ does not grow with the number of records."""
 def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerContext) -> NDArray[np.int64]:
     """Return the votes of the records at their nearest queries. The votes of blocks of records are added up.
 
-    The index holds the public queries and not the records, so this process searches it, whatever the agent's engine.
+    The index holds the public queries, on the same device as the agent's index where there is one, and the records are
+    its searches. This process searches it, whatever the agent's engine.
     """
     if task.max_agent_records is not None:
         records = records.first(task.max_agent_records)
-    searches = records.max_records or UNDECLARED_RECORDS
-    queries = context.indexes.of_questions(batch.features, searches=searches, order=context.order())
+    queries = context.indexes.of_questions(batch.features, order=context.order())
     votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
     k = min(task.k, len(batch))
     for features, labels in records.blocks(records_at_once(batch.features.shape[1], k, votes.size)):

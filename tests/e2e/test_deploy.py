@@ -153,7 +153,6 @@ def test_slim_images_leave_out_the_learning_libraries_and_nothing_else() -> None
         "onnxruntime",
         "faiss-cpu",
         "faiss-gpu",
-        "llvmlite",
         "matplotlib",
     }
     assert left_out == learning

@@ -26,6 +26,7 @@ from tests.operations import difference, operations
 from tests.processes import wait_until
 from tests.workers.agent_site import AGENT, Site
 from tests.workers.voting.test_answers_of_neighbours import PUBLIC, SETTINGS, records_of, shard_of, task_of
+from workers import voting
 from workers.agent import service
 from workers.agent.service import _Records
 from workers.party.home import AgentConfig
@@ -66,6 +67,40 @@ def test_the_first_question_after_a_deletion_runs_the_same_operations_as_any_oth
     records.look()
     assert records.agent().shard_version != version
     assert not difference(usual, operations(ask))
+
+
+@pytest.mark.parametrize("engine", ["auto", "faiss", "int16"])
+def test_the_index_is_built_when_the_agent_starts_and_when_records_change_and_never_when_it_is_asked(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine of an earlier version starts, too. A task that bounds a person's records leaves the index as it is."""
+    built: list[int] = []
+    build = voting.build_index
+
+    def counts(features: Any, *given: Any, **named: Any) -> Any:
+        built.append(len(features))
+        return build(features, *given, **named)
+
+    monkeypatch.setattr(voting, "build_index", counts)
+    shard_of(tmp_path / "own", *records_of("any", 21))
+    config = AgentConfig(agent_id="a", coordinator_url="http://127.0.0.1:1", shard="own", engine=engine)
+    records = _Records(tmp_path, config, cast(LifetimeSpends, None), journal="1" * 64)
+    assert len(built) == 1
+    task = task_of(method="knn", k=5)
+    for _ in range(2):
+        records.agent().ballots(task, BATCH, KEY)
+    assert len(built) == 1
+    records.agent().ballots(task_of(method="reverse-knn", k=2), BATCH, KEY)
+    assert built == [21, len(BATCH)]  # of the questions
+    delete_one(records)
+    records.agent().ballots(task, BATCH, KEY)
+    assert len(built) == 2
+    records.look()
+    assert built[2:] == [20]
+    records._shard.persons = np.arange(40).reshape(20, 2)
+    for bound in (None, 1, None, 1):
+        records.agent().ballots(task_of(method="knn", k=5, records_per_person=bound), BATCH, KEY)
+    assert len(built) == 4
 
 
 def test_a_deleted_record_soon_no_longer_votes_though_nobody_asks(

@@ -6,17 +6,22 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy.stats import fisher_exact, ks_2samp, mannwhitneyu
 
+from feature_store.index.engine_faiss import FaissBlock
+from feature_store.index.exact_index import NumpyBlock, are_all_tied
 from feature_store.rows import quantize
 from feature_store.shard import Shard, declare_most
 from labeler.errors import InvalidSetting, PrivacyRefusal
@@ -25,11 +30,13 @@ from labeler.ledger.ledger import Ledger
 from labeler.messages.bodies import Ask, Settled, TallierKey
 from labeler.records import Records, block_rows
 from labeler.system.keys import PartyKeys
+from labeler.system.site_key import SiteKey
 from labeler.tally import QueryBatch
 from labeler.task import Task
 from tests.labeler.tasks import make_task
 from tests.processes import wait_until
 from tests.workers.agent_site import Site
+from tests.workers.builders import shard_of_rows
 from tests.workers.public_clock import NOW, Office, Time, make_office, shares_of
 from workers.agent.agent import Agent, Answer, as_it_is
 from workers.agent.driver import AgentDriver
@@ -42,8 +49,11 @@ from workers.agent.public_clock import (
     DrawnProbe,
     Padding,
     PublicClock,
+    _NothingSpent,
 )
 from workers.learning import linear
+
+CLASSES = ("a", "b")
 
 MakeShard = Callable[..., Shard]
 ANSWER = ("input-share", "input-share", "input-share", "answered")
@@ -165,7 +175,7 @@ def test_what_would_leave_after_its_deadline_is_refused_before_the_charge(office
 
 def test_the_deadline_counts_what_is_computed_before(office: Office) -> None:
     office.work_s = lambda rows: 0.01 * rows  # a plan of 1.52 s each
-    asks = [office.ask(number, expires_in_s=3.5) for number in range(3)]
+    asks = [office.ask(number, expires_in_s=4.5) for number in range(3)]
     sent, _ = office.after(*asks)
     assert [shares_of(sent, one) for one in asks] == [3, 3, 0]
     assert sent.kinds.count("refused") == 1
@@ -230,13 +240,16 @@ def test_work_that_is_late_tells_how_late_it_was_to_a_factor_of_two_alone() -> N
     assert left == [0.1, 0.1, 0.2, 0.2, 0.4, 0.4, 0.8, 3.2]
 
 
-def test_a_plan_is_no_shorter_than_its_longest_rows_say_where_runs_are_short() -> None:
+@pytest.mark.parametrize("longer", [True, False])
+def test_a_plan_is_no_shorter_than_its_longest_rows_say_where_runs_are_short(longer: bool) -> None:
+    """With ties or without, whichever takes longer."""
+    ask: Any = SimpleNamespace(task=make_task(method="knn"))
     probe = DrawnProbe(lambda: None)  # type: ignore[arg-type, return-value]  # nothing is drawn
     probe._agents = dict.fromkeys((16, 1024, 4096))  # type: ignore[assignment]  # their runs are given
     for few, many in ((0.004, 0.004), (0.005, 0.004), (0.001, 0.004)):
         took = {16: 0.001, 1024: few, 4096: many}
-        probe._once = lambda _, rows, took=took: took[rows]  # type: ignore[assignment, misc]
-        assert probe._timed(None, 40_960) >= 0.04  # type: ignore[arg-type]
+        probe._once = lambda _, rows, is_tied, took=took: took[rows] / (1 + (is_tied != longer))  # type: ignore[assignment, misc]
+        assert probe._timed(ask, 40_960) >= 0.04
 
 
 # What is timed, and for how long.
@@ -369,7 +382,7 @@ def test_an_ask_is_timed_no_longer_than_a_public_number_of_seconds_and_its_deadl
         assert found >= 0.999 * whole_s
         assert left_s < PROBE_S or whole_s > LONG_S or found < 3 * whole_s + 0.01
     else:
-        assert 5 * (fixed_s + 16 * row_s) > min(PROBE_S, left_s), "refused though there was time"
+        assert 7 * (fixed_s + 16 * row_s) > min(PROBE_S, left_s), "refused though there was time"
 
 
 @pytest.mark.parametrize("iterations", [3, 200, 100_000])
@@ -628,3 +641,94 @@ def test_a_process_that_waits_for_a_far_tick_stops_before_it_and_loses_nothing(s
     site.now += timedelta(hours=2)
     with site.run():
         site.shares(ask, 1)
+
+
+# What ties cost.
+
+
+def _one_hot(count: int, dimension: int) -> NDArray[np.int16]:
+    """Questions at which records of small whole numbers tie by the hundred."""
+    rows = np.zeros((count, dimension), dtype=np.int16)
+    rows[np.arange(count), np.arange(count) % dimension] = 2048
+    return rows
+
+
+TIED = {
+    "knn": {"method": "knn", "k": 5},
+    "reverse-knn": {"method": "reverse-knn", "k": 2},
+    "votes for life": {
+        "method": "reverse-knn",
+        "k": 2,
+        "lifetime_budget": {"budget_nano": 10**10, "least_similarity": -1.0},
+    },
+}
+
+
+@pytest.fixture
+def tied(tmp_path: Path) -> Callable[[str, int], tuple[Shard, Ask]]:
+    """A shard whose records tie at every question, and an ask about equal questions; all votes tie."""
+
+    def made(way: str, size: int) -> tuple[Shard, Ask]:
+        key = SiteKey(bytes(32))
+        rows = np.repeat(quantize(np.full((1, 64), 1.0)), size, axis=0)
+        shard_of_rows(
+            tmp_path / way, rows, (np.arange(size) % 2).astype(np.int16), classes=("a", "b"), fingerprint="backbone",
+            max_records=size, image_digests=key.digests("image", [b"%d" % row for row in range(size)]),
+            site_key=key.name,
+        )  # fmt: skip
+        task = make_task(
+            classes=("a", "b"), backbone_fingerprint="backbone", sigma_votes=400.0, max_queries=size, delta=1e-5,
+            **TIED[way],
+        )  # fmt: skip
+        named = tuple(
+            TallierKey(f"tallier-{number}", keys.seal_key, keys.verify_key)
+            for number, keys in enumerate(TALLIERS[: task.talliers])
+        )
+        return Shard.open(tmp_path / way), Ask(task, QueryBatch(_one_hot(size, 64)), named, time.time() + 1e6)
+
+    return made
+
+
+@pytest.mark.parametrize("way", TIED)
+def test_a_probe_times_a_search_without_ties_and_one_of_nothing_else(
+    way: str, tied: Callable[[str, int], tuple[Shard, Ask]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drawn rows never tie, so it has to be forced; loading an index, with four queries, is no part of it."""
+    settled: Counter[bool] = Counter()
+    asked: Counter[bool] = Counter()
+    first_keys, of_definition = FaissBlock.first_keys, NumpyBlock.first_keys
+
+    def asks(self: FaissBlock, queries: NDArray[np.int16], count: int) -> NDArray[np.int64]:
+        asked[are_all_tied()] += len(queries)
+        return first_keys(self, queries, count)
+
+    def settles(self: NumpyBlock, queries: NDArray[np.int16], count: int) -> NDArray[np.int64]:
+        settled[are_all_tied()] += len(queries)
+        return of_definition(self, queries, count)
+
+    monkeypatch.setattr(FaissBlock, "first_keys", asks)
+    monkeypatch.setattr(NumpyBlock, "first_keys", settles)
+    shard, ask = tied(way, 300)
+    drawn = quantize(np.random.default_rng(1).normal(size=(300, 64)))
+    DrawnProbe(lambda: shard).seconds(replace(ask, batch=QueryBatch(drawn)))
+    assert settled[True] == asked[True] >= 300
+    assert asked[False] >= 300
+    assert settled[False] == 0
+    assert not are_all_tied()
+
+
+@pytest.mark.parametrize("way", TIED)
+def test_a_batch_that_ties_everywhere_never_outlasts_the_plan(
+    way: str, tied: Callable[[str, int], tuple[Shard, Ask]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In seconds of this thread: other work on the machine is no matter of ties."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    shard, ask = tied(way, 1_500)
+    planned_s = FIXED_S + ROOM * DrawnProbe(lambda: shard, clock=time.thread_time).seconds(ask)
+    agent = Agent("a", shard, spends=_NothingSpent())
+    agent.build_index()
+    for number in range(6):
+        began = time.thread_time()
+        agent.computed(ask.task, ask.batch, key=bytes([number] * 32), seal=as_it_is)
+        took = time.thread_time() - began
+        assert number == 0 or took <= planned_s  # the first one loads what it needs

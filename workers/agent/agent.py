@@ -21,7 +21,6 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.index.build import goes_to_device, products_of
 from feature_store.shard import Shard
 from labeler.batching import due, round_charges
 from labeler.budget import Account
@@ -129,18 +128,22 @@ class Agent:
         self._models = ModelStore() if models is None else models
         self._trainer = Trainer(shard.probe)
         self._spends = spends
-        if goes_to_device(products_of(shard.dimension, max_records=shard.max_records), engine):
-            # A device's effects on the process come before a charge; the processor replaces one that fails.
-            self._neighbors.of_records(select_records(shard, records_per_person=None))
+
+    def build_index(self) -> None:
+        """Build the index over all records now, and keep it: when an agent starts, and not when it is asked.
+
+        So a question takes no longer because an index is missing, and what a device does to the process, it does before
+        anything is charged.
+        """
+        self._neighbors.build(select_records(self._shard, records_per_person=None))
 
     def take_over(self, before: Agent) -> None:
         """Build now what the agent of the earlier records had built, and not when the next question comes.
 
         Otherwise the first answer after a deletion would be late, and reveal the deletion.
         """
-        prepared = before._neighbors.prepared_for
-        if prepared is not None:
-            self._neighbors.of_records(select_records(self._shard, records_per_person=prepared[1]))
+        for _, records_per_person in before._neighbors.prepared_for:
+            self._neighbors.of_records(select_records(self._shard, records_per_person=records_per_person))
         for task in before._models.tasks():
             head_of(task, self._records(task), models=self._models, learner=self._trainer)
 
@@ -154,7 +157,7 @@ class Agent:
         self._models.clear()
 
     def forget_index(self) -> None:
-        """Forget the search index."""
+        """Forget the search indexes."""
         self._neighbors.forget()
 
     def __repr__(self) -> str:

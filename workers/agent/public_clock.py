@@ -27,6 +27,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -35,7 +36,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.index.build import here
+from feature_store.index.build import local_engine
+from feature_store.index.exact_index import every_query_tied
 from feature_store.shard import Shard
 from labeler.errors import PrivacyRefusal
 from labeler.ledger.lifetimes import LifetimeSpends, Spent
@@ -201,6 +203,10 @@ class DrawnProbe:
     The ask is public, and so are the dimension, classes and `max_records` that the rows are drawn by. An answer over
     more rows than are drawn follows by a line, and one with more steps or questions than are timed in proportion.
 
+    **Ties.** Drawn rows never tie, and a requester may choose questions that do. So what searches is timed twice, the
+    second time with every query settled as if it tied (`every_query_tied`), and the longer time counts. A plan covers
+    the most work that ties can cause (`feature_store.index.engine_faiss`), and no answer is late because of them.
+
     **Bounded.** The first run is of few rows and one step, or one question where there may be any number; the size of a
     message bounds all else. No run takes more times the last one than it is larger, so each begins only if it surely
     ends in time.
@@ -222,7 +228,7 @@ class DrawnProbe:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._shard = shard
-        self._engine = here(engine)
+        self._engine = local_engine(engine)
         self._memory_limit_bytes = memory_limit_bytes
         self._clock = clock
         self._now = now
@@ -277,24 +283,25 @@ class DrawnProbe:
         """
         end = self._clock() + within_s
         least, *more = sorted(self._agents)
-        whole = 1
+        whole, ways = 1, (False, True) if ask.task.traits.has_k else (False,)
 
-        def once(parts: int, rows: int) -> float:
+        def once(parts: int, rows: int, ways: tuple[bool, ...] = ways) -> float:
             nonlocal whole
             with first_steps(parts) as cut:
-                found = self._once(_first(ask, parts) if questions else ask, rows)
+                some = _first(ask, parts) if questions else ask
+                found = max(self._once(some, rows, is_tied=is_tied) for is_tied in ways)
             whole = max(questions, cut.whole, 1)
             return found
 
-        took = {1: once(1, least)}
-        if took[1] <= end - self._clock():
+        took = {1: once(1, least, ways[-1:])}
+        if len(ways) * took[1] <= end - self._clock():
             took = {1: once(1, least)}  # the first run loads what it needs
         sizes = [min(2**power, whole) for power in range(1, whole.bit_length() + 1)]
-        while parts := _next_size(took, sizes, (end - self._clock()) / _SHARE):
+        while parts := _next_size(took, sizes, (end - self._clock()) / len(ways) / _SHARE):
             took[parts] = once(parts, least)
         timed = max(took)
         took = {least: took[timed]}
-        while rows := _next_size(took, more, end - self._clock()):
+        while rows := _next_size(took, more, (end - self._clock()) / len(ways)):
             took[rows] = self._usual(partial(once, timed, rows))
         if more and len(took) == 1:
             raise PrivacyRefusal(
@@ -315,13 +322,17 @@ class DrawnProbe:
             took.append(once())
         return median(took)
 
-    def _once(self, ask: Ask, rows: int) -> float:
+    def _once(self, ask: Ask, rows: int, *, is_tied: bool) -> float:
         self._models.clear()
-        self._agents[rows].forget_index()  # the site's own index may have to be built, too
-        begun = self._clock()
+        if self._memory_limit_bytes is None and ask.task.records_per_person is None:
+            self._agents[rows].build_index()  # the site's own is there
+        else:
+            self._agents[rows].forget_index()  # the site's own may have to be built, too
         # A key that nobody can know: an order of search could else be found in which drawn rows take long.
         key = secrets.token_bytes(KEY_BYTES)
-        answer = self._agents[rows].computed(ask.task, ask.batch, key=key, seal=as_it_is)
+        begun = self._clock()
+        with every_query_tied() if is_tied else nullcontext():
+            answer = self._agents[rows].computed(ask.task, ask.batch, key=key, seal=as_it_is)
         took = self._clock() - begun
         self._models.clear()
         return took + BYTE_S * sum(map(len, answer.bodies))
@@ -368,7 +379,7 @@ class Padding:
     def __init__(self, shard: Shard, *, engine: str = "auto", memory_limit_bytes: int | None = None) -> None:
         assert shard.max_records is not None  # noqa: S101  # an agent does not serve from another
         self._drawn = shard.drawn(shard.max_records)
-        self._engine = here(engine)
+        self._engine = local_engine(engine)
         self._memory_limit_bytes = memory_limit_bytes
         self._agents: OrderedDict[int, Agent] = OrderedDict()
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from feature_store.shard import MANIFEST_NAME, MARK_NAME, Shard, check_served, claim
-from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, PolicyRefusal, Unavailable
+from labeler.errors import BudgetExceeded, LabelerError, PolicyRefusal, Unavailable
 from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.backup import mark_home
 from labeler.ledger.lifetimes import LifetimeSpends
@@ -181,8 +181,9 @@ def account_of(agent_id: str) -> str:
 class _Records:
     """The agent and its shard. If another process deletes a record, the record soon stops voting.
 
-    The clock decides when the shard is checked, never a request. After a change, a new index and new models are built
-    while the old ones still answer. Otherwise the first answer after a deletion would be late, and reveal the deletion.
+    The index is built when the agent starts. The clock decides when the shard is checked, never a request. After a
+    change, a new index and new models are built while the old ones still answer. Otherwise the first answer after a
+    deletion would be late, and reveal the deletion.
     """
 
     def __init__(self, home: Path, config: AgentConfig, spends: LifetimeSpends, *, journal: str) -> None:
@@ -262,16 +263,11 @@ class _Records:
     def _open(self, *, verify: bool) -> Agent:
         shard = Shard.open(self._path, verify=verify)
         check_served(shard)
-        if self._config.engine == "faiss":
-            raise InvalidSetting(
-                "engine faiss takes longer where queries tie, and an agent's time must not tell that they do; use auto "
-                "(labeler run takes faiss, too)"
-            )
         claim(self._path, agent_id=self._config.agent_id, journal=self._journal)
         self._shard = shard
         limit = self._config.memory_limit_bytes
         padding = Padding(shard, engine=self._config.engine, memory_limit_bytes=limit) if self._config.pad else None
-        return Agent(
+        agent = Agent(
             self._config.agent_id,
             shard,
             engine=self._config.engine,
@@ -279,6 +275,8 @@ class _Records:
             spends=self._spends,
             padding=padding,
         )
+        agent.build_index()
+        return agent
 
     def _stamp_of(self, name: str) -> tuple[int, int, int]:
         try:

@@ -83,7 +83,11 @@ def run(
         typer.Option(min=0, help="Simulation: reproducible noise that protects nobody; the release says so."),
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="Index: auto, numpy, int16, torch, torch-gpu, ray, ray:HOST:PORT; equal neighbors.")
+        str,
+        typer.Option(
+            help="Index: auto (FAISS; on the GPU if a large job meets one), faiss, faiss-gpu, numpy, torch-gpu, ray, "
+            "ray:HOST:PORT; equal neighbors."
+        ),
     ] = "auto",
     memory_limit: Annotated[
         int | None, typer.Option(min=1, help="MiB an index may take; a larger shard is searched in blocks.")

@@ -261,7 +261,6 @@ _PACKAGES: Final = (
     "torch",
     "faiss-gpu",
     "faiss-cpu",
-    "llvmlite",
     "onnxruntime",
     "timm",
     "pyarrow",
@@ -292,9 +291,6 @@ def processor() -> Iterator[Finding]:
     names = {
         "avx2": "AVX2",
         "avx512bw": "AVX-512",
-        "avx_vnni": "AVX-VNNI",
-        "avx512_vnni": "AVX-512 VNNI",
-        "amx_int8": "AMX",
     }
     has = [name for flag, name in names.items() if flag in flags]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

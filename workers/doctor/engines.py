@@ -9,9 +9,8 @@ by which a process may have allowed products of less precision.
 free. Each library is asked by itself, because one can see a device that another was not built for.
 
 **Speed.** Every share is a ratio of two times of one run. The limit of a processor is the speed of the fastest
-installed library for a product of float32. A search can exceed it, because int16 takes half the time
-(feature_store.index.engine_int16). The limit of a device follows from its clock and its units where they are known,
-else from the same product.
+installed library for a product of float32. The limit of a device follows from its clock and its units where they are
+known, else from the same product.
 
 **Features.** The network that embeds is checked: the same features alone and among others, and in half precision. A
 record is found by its feature, so two machines, or two batches, must not make two features of one image. The network
@@ -273,8 +272,8 @@ def _tried(engine: str, judged: list[Case], counts: tuple[int, ...]) -> tuple[li
                 continue
             fault = getattr(index, "fault", None)
             if fault is not None:
-                # The index switched to another engine, whose neighbors are right: this one's were not, or never came.
-                wrongs.append(f"{case.name}, k {k}, left for the processor: {fault}")
+                # The index went on with numpy, whose neighbors are right: this one's were not, or never came.
+                wrongs.append(f"{case.name}, k {k}, left for numpy: {fault}")
                 index = None
                 continue
             same = np.array_equal(found.record_ids, case.expected.record_ids[:, :k])

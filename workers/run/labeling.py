@@ -34,6 +34,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.index.build import may_use_device
 from feature_store.results.pseudo_labels import AnsweredRound
 from feature_store.results.questions import named_error
 from labeler.batching import round_charges
@@ -139,11 +140,15 @@ def label(prepared: PricedJob, folder: JobFolder, *, progress: ProgressCallback 
                 shard,
                 ledger=InMemoryLedger({level: Account(agent_id, level, cap) for level, cap in caps.items()}),
                 is_seeded=is_seeded,
-                engine=prepared.job.engine,
+                engine=prepared.engine,
                 memory_limit_bytes=prepared.job.memory_limit_bytes,
             )
             for agent_id, shard in zip(names, prepared.shards, strict=True)
         ]
+        traits = prepared.task.traits
+        if traits.has_k and not traits.is_reverse and may_use_device(prepared.engine):
+            for agent in agents:  # what a device does to the process, it does before a charge
+                agent.build_index()
         winner_engine: WinnerEngine | None = None
         if prepared.job.winner == "secure" and prepared.task.release == "winner":
             # Imported on use: a histogram needs none of it.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from feature_store.backbones.spec import loadable_name
-from feature_store.index import load_engine
+from feature_store.index.build import current_name, engine_of_job, load_engine
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.results.evaluations import question_of, released_model, stated_beside
 from feature_store.results.models import model_file, read_model_bytes
@@ -30,6 +30,7 @@ from labeler.errors import BadData, BudgetExceeded, InvalidSetting, InvalidTask,
 from labeler.expectation import assumed_records
 from labeler.methods import METHODS
 from labeler.planning import Price, price
+from labeler.records import UNDECLARED_RECORDS
 from labeler.rounds.effects import StudentKind
 from labeler.settings import check_names_are_text, misspelt
 from labeler.system.files import check_folder
@@ -170,6 +171,14 @@ class PricedJob:
         return np.concatenate([batch.features for batch in self.batches])
 
     @property
+    def engine(self) -> str:
+        """The index engine of the agents: auto meets a device only where the job's public size is worth it."""
+        if not self.task.traits.has_k:
+            return self.job.engine
+        records = sum(shard.max_records or UNDECLARED_RECORDS for shard in self.shards)
+        return engine_of_job(self.job.engine, records * self.asked.size)
+
+    @property
     def images(self) -> int:
         """The number of public images."""
         return 0
@@ -243,7 +252,8 @@ def prepare(job: LabelingJob, folder: JobFolder, *, progress: ProgressCallback =
         InvalidSetting: a setting is out of bounds, or k is larger than a shard.
         BudgetExceeded: the job costs more than its budget.
     """
-    load_engine(job.engine)
+    if current_name(job.engine) != "auto":
+        load_engine(job.engine)
     shards, asked, scored = open_shards(job)
     folder.check_same({"shards": [shard.version for shard in shards], "seed": job.seed})
     if asked is None:

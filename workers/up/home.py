@@ -153,8 +153,7 @@ def make_federation(home: Path, plan: Plan) -> LocalFederation:
         data = bring_shards(plan.shards, plan.backbone, coordinator=home / "coordinator")
     else:
         data = deal_digits(home, list(homes.values()), plan.backbone)
-    # One engine for all, the one that starts at once: a handful of digits needs no faster search.
-    _make_homes(home, homes, data, budget, engine="auto" if plan.shards else "numpy")
+    _make_homes(home, homes, data, budget)
     state = _State(agents=len(homes), has_examples=not plan.shards)
     replace_file(home / STATE_FILE, json.dumps(state.model_dump(), indent=1).encode(), mode=0o600)
     return LocalFederation(home, state)
@@ -185,7 +184,7 @@ def free_listens(count: int) -> list[str]:
         return [f"{LOOPBACK}:{probe.getsockname()[1]}" for probe in probes]
 
 
-def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, budget: BudgetTable, *, engine: str) -> None:
+def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, budget: BudgetTable) -> None:
     coordinator = home / "coordinator"
     if not (coordinator / KEYS_FILE).exists():
         PartyKeys.generate().save(coordinator / KEYS_FILE)
@@ -230,9 +229,7 @@ def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, budge
         coordinator=CoordinatorTable(verify_key=public.verify_key),
     )
     for (name, path), shard in zip(agents.items(), data.shards, strict=True):
-        create_agent_home(
-            path, AgentConfig(agent_id=name, coordinator_url=url, shard=str(shard), engine=engine), policy
-        )
+        create_agent_home(path, AgentConfig(agent_id=name, coordinator_url=url, shard=str(shard)), policy)
 
 
 def _budget(plan: Plan) -> BudgetTable:

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from feature_store.index.exact_index import DeviceFault, ExactIndex
+from feature_store.index.exact_index import EngineFault, ExactIndex
 from tests.feature_store.index.fake_devices import fakes_have_names
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _fake_devices(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No index may leave its device for the processor, whose neighbors are right: but where that is what is tested."""
+    """No index may leave its engine for numpy, whose neighbors are right: but where that is what is tested."""
 
-    def left(_: ExactIndex, fault: DeviceFault) -> None:
-        pytest.fail(f"the index left its device: {fault}")
+    def left(_: ExactIndex, fault: EngineFault) -> None:
+        pytest.fail(f"the index left its engine: {fault}")
 
     with fakes_have_names(), pytest.MonkeyPatch.context() as patch:
         if request.path.stem != "test_devices":
-            patch.setattr(ExactIndex, "_leave_device", left)
+            patch.setattr(ExactIndex, "_leave_engine", left)
         yield

@@ -1,4 +1,4 @@
-"""Devices for machines without one: one with little memory and faults, and torch in parts on the processor."""
+"""Devices for machines without one: one with little memory and faults, and the engines of devices on the processor."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from feature_store.index import build
+from feature_store.index.engine_faiss_gpu import FaissGpuEngine
 from feature_store.index.engine_torch import TorchEngine
-from feature_store.index.exact_index import Block, DeviceFault, Engine, NumpyBlock, NumpyEngine
+from feature_store.index.exact_index import Block, Engine, EngineFault, NumpyBlock, NumpyEngine
 from feature_store.rows import GatheredRows
 
 
@@ -28,18 +29,16 @@ class FakeDevice(Engine):
     most_alive: int = 0
     alive: set[int] = field(default_factory=set)
     events: list[str] = field(default_factory=list)
-
-    def bytes_per_query(self, block_rows: int) -> int:
-        return NumpyEngine().bytes_per_query(block_rows)
+    name: str = "fake"
 
     def room_rows(self, dimension: int) -> int:  # noqa: ARG002, of the protocol
         return self.promised or self.room
 
-    def load(self, rows: GatheredRows, most_rows: int) -> NumpyBlock:
+    def load(self, rows: GatheredRows) -> NumpyBlock:
         if len(rows) > self.room:
-            raise DeviceFault("no room")
-        plain = NumpyEngine().load(rows, most_rows)
-        block = _Losing(plain._rows) if self.loses_best else plain
+            raise EngineFault("no room")
+        plain = NumpyEngine().load(rows)
+        block = _Losing(plain._rows, plain._ranks) if self.loses_best else plain
         self.made += 1
         self.events.append("index")
         self.alive.add(id(block))
@@ -60,10 +59,12 @@ class _Losing(NumpyBlock):
 
 FAKES: dict[str, Callable[[], Engine]] = {
     "torch in parts": lambda: TorchEngine(devices=("cpu", "cpu", "cpu"), tile_rows=64),
+    "faiss in parts": lambda: FaissGpuEngine(devices=("cpu", "cpu", "cpu"), most_places=100),
 }
 """Engines beside those that can be named, for the suites of equal neighbors."""
 
-ENGINES = ["numpy", "int16", "faiss", "torch", *FAKES, pytest.param("torch-gpu", marks=pytest.mark.gpu)]
+GPU_ENGINES = [pytest.param(name, marks=pytest.mark.gpu) for name in ("faiss-gpu", "torch-gpu")]
+ENGINES = ["numpy", "faiss", *FAKES, *GPU_ENGINES]
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from feature_store.index import NO_RECORD, NO_SIMILARITY, Neighbors, build_index, nearest_by_definition
+from feature_store.index.engine_faiss import WINDOW
 from feature_store.index.exact_index import ExactIndex
 from tests.feature_store.index.fake_devices import ENGINES
 
@@ -128,6 +129,35 @@ def test_a_k_of_thousands_is_exact(engine: str) -> None:
     index = build_index(features, record_ids, engine=engine)
     for k in (2047, 2048, 2049, 4000, 5001):
         _assert_equal(index.search(queries, k), nearest_by_definition(features, record_ids, queries, k))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_ties_that_just_fit_the_window_of_faiss_and_just_do_not(engine: str, more: int) -> None:
+    """Three records are nearer, and met last: for them FAISS drops tied records of the smallest ids."""
+    features = np.random.default_rng(more + 1).integers(-9, 10, (90, 12)).astype(np.int16)
+    features[:, 0] = 0
+    features[: 2 + WINDOW + more, 0] = 900
+    features[-3:, 0] = 1000
+    queries = np.tile([[1] + 11 * [0]], (4, 1)).astype(np.int16)
+    ids = np.arange(90)
+    found = build_index(features, ids, engine=engine).search(queries, 5)
+    _assert_equal(found, nearest_by_definition(features, ids, queries, 5))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("tied", [0, 5, 250, 300, 900])
+def test_however_many_queries_tie_neighbors_are_those_of_the_definition(engine: str, tied: int) -> None:
+    """Of nine hundred, in pieces: once many have tied, FAISS is not asked about the rest."""
+    rng = np.random.default_rng(tied)
+    features = rng.integers(-1500, 1500, (120, 6)).astype(np.int16)
+    features[:, 5] = np.where(np.arange(120) < 60, 0, -1)
+    features[-2:, 5] = 1
+    queries = rng.integers(-1500, 1500, (900, 6)).astype(np.int16)
+    queries[:tied] = [0, 0, 0, 0, 0, 1]
+    ids = np.arange(120)
+    found = build_index(features, ids, engine=engine).search(queries, 3)
+    _assert_equal(found, nearest_by_definition(features, ids, queries, 3))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

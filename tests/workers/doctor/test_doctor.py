@@ -68,17 +68,14 @@ def misses_one():
     yield from engines.exactness("numpy")
 
 
-def rounds_on_a_device():
-    """An index leaves such a device for the processor by itself, and finds the right neighbours all the same."""
-    from feature_store.index import engine_torch
+def rounds():
+    """An index leaves such an engine for numpy by itself, and finds the right neighbors all the same."""
+    from feature_store.index.definition import RANK_BITS
+    from feature_store.index.engine_faiss import FaissBlock
 
-    right = engine_torch.product_of
-
-    def product_of(device):
-        return lambda queries, records: (right(device)(queries, records) / 4).round() * 4
-
-    engine_torch.product_of = product_of
-    yield from engines.exactness("torch")
+    right = FaissBlock.first_keys
+    FaissBlock.first_keys = lambda self, queries, count: right(self, queries, count) & ~(3 << RANK_BITS)
+    yield from engines.exactness("faiss")
 
 
 def keeps_what_it_takes():
@@ -86,9 +83,9 @@ def keeps_what_it_takes():
 
     right, kept = NumpyEngine.load, []
 
-    def load(self, rows, most_rows):
+    def load(self, rows):
         kept.append(np.ones((len(rows), rows.dimension), dtype=np.float32))
-        return right(self, rows, most_rows)
+        return right(self, rows)
 
     NumpyEngine.load = load
     yield from engines.made_and_freed("numpy")
@@ -169,11 +166,11 @@ def test_an_engine_that_misses_a_neighbour_is_found() -> None:
 
 
 @pytest.mark.long
-def test_a_device_that_its_index_left_for_the_processor_is_not_called_exact() -> None:
-    (finding,) = run("rounds_on_a_device")
+def test_an_engine_that_its_index_left_for_numpy_is_not_called_exact() -> None:
+    (finding,) = run("rounds")
     assert finding.state == "wrong"
     assert finding.numbers["wrong"] > 0
-    assert "left for the processor: neighbours of four random queries" in finding.found
+    assert "left for numpy: neighbours of four random queries" in finding.found
 
 
 def test_memory_that_does_not_come_back_is_found() -> None:
@@ -239,7 +236,7 @@ def test_every_engine_that_is_registered_has_a_step() -> None:
     named = [step.name for step in steps(Path(), gpu=True)]
     assert [name for name in named if name.startswith("engine-")] == [f"engine-{name}" for name in ENGINES[1:]]
     without = {step.name for step in steps(Path(), gpu=False)}
-    assert {"engine-torch-gpu", "devices"} == set(named) - without
+    assert {"engine-faiss-gpu", "engine-torch-gpu", "devices"} == set(named) - without
 
 
 def test_this_machine_is_told_in_80_columns_and_ends_with_0(tmp_path: Path) -> None:
@@ -276,7 +273,7 @@ def test_the_whole_check_up_finds_nothing_wrong_here(tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert done.returncode == 0, [one for one in document["findings"] if one["state"] == "wrong"]
     found = {one["what"] for one in document["findings"]}
-    assert {"engine numpy", "engine int16", "engine torch", "product", "search by int16", "images"} <= found
+    assert {"engine numpy", "engine faiss", "product", "search by faiss", "images"} <= found
 
 
 @pytest.mark.parametrize(

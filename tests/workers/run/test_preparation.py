@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from api.coordinator.labels import read_names
+from feature_store.index import build
 from feature_store.results.job_process import QuestionRequest, write_questions
 from feature_store.results.questions import QUESTIONS, UPLOAD, read_stored_questions
 from feature_store.shard import Shard
@@ -150,3 +151,26 @@ def _file(*, count: int = 8, cap: float | None = None, **changes: Any) -> TaskFi
     return TaskFile(
         task=task, queries=QueriesTable(strategy="random", count=count), budget=BudgetTable(instance_epsilon=cap)
     )
+
+
+def test_a_run_meets_a_device_only_where_its_public_size_is_worth_it(
+    tmp_path: Path, make_shard: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the bounds that shards declare, whatever they hold. A method without neighbors meets none."""
+    sizes = {"one": 10_000, "other": 90_000}
+    shards = tuple(
+        make_shard(name, seed=seed, max_records=most).path for seed, (name, most) in enumerate(sizes.items())
+    )
+    public = make_shard("public", seed=9, public=True)
+    table = TaskTable(name="t", method="knn", k=3, epsilon=0.5, delta=1e-5)
+    job = LabelingJob(FILE.model_copy(update={"task": table}), shards, public.path, tmp_path / "job")
+    with open_job_folder(job.out) as folder:
+        prepared = prepare(job, folder)
+    products = sum(sizes.values()) * 8 * public.dimension
+    for worth, engine in ((products, "auto"), (products + 1, "faiss")):
+        monkeypatch.setattr(build, "WORTH_A_DEVICE", worth)
+        assert prepared.engine == engine
+        assert replace(prepared, job=replace(job, engine="int16")).engine == ("faiss" if engine == "faiss" else "int16")
+        assert replace(prepared, job=replace(job, engine="numpy")).engine == "numpy"
+    ensemble = prepared.task.model_copy(update={"method": "ensemble", "k": 1})
+    assert replace(prepared, task=ensemble).engine == "auto"

@@ -35,9 +35,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     device, known = FakeDevice(), build.load_engine
 
     def loaded(name: str) -> Engine:
-        if name == "torch-gpu":
+        if name == "faiss-gpu":
             device.events.append("contact")
-        return device if name == "torch-gpu" else known(name)
+        return device if name == "faiss-gpu" else known(name)
 
     monkeypatch.setattr(build, "load_engine", loaded)
     monkeypatch.setattr("workers.voting.load_engine", loaded)
@@ -49,8 +49,10 @@ def task_of(shard: Shard, **more: object) -> Task:
     return parse_task(fields | {"method": "knn", "agents": 1, "backbone_fingerprint": shard.fingerprint} | more)
 
 
-def agent_of(shard: Shard, ledger: InMemoryLedger, engine: str = "torch-gpu") -> AnsweringAgent:
-    return AnsweringAgent("a", shard, noise_secret=bytes(32), ledger=ledger, is_seeded=True, engine=engine)
+def agent_of(shard: Shard, ledger: InMemoryLedger, engine: str = "faiss-gpu") -> AnsweringAgent:
+    agent = AnsweringAgent("a", shard, noise_secret=bytes(32), ledger=ledger, is_seeded=True, engine=engine)
+    agent.build_index()
+    return agent
 
 
 @pytest.fixture

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from feature_store.index import build, build_index, engine_int16
+from feature_store.index import build, build_index
+from feature_store.index.engine_faiss import FaissBlock, faiss
+from feature_store.index.exact_index import NumpyBlock
 from feature_store.rows import quantize
 from feature_store.shard import Shard
 from labeler.ledger.lifetimes import Spent
@@ -32,7 +34,6 @@ from tests.workers.voting.test_answers_of_neighbours import (
     DIMENSION,
     LIMIT,
     PUBLIC,
-    QUERIES,
     SETTINGS,
     _tables_of_noise_are_kept,  # noqa: F401  # a fixture
     batch_of,
@@ -44,15 +45,14 @@ from workers.agent.agent import Agent
 from workers.voting import lifetime_ballots
 
 SITE_KEY = SiteKey(bytes(32))
-ENGINES = ("auto", "numpy", "int16", "faiss", "torch", "torch in parts")
+ENGINES = ("auto", "numpy", "torch in parts", "faiss in parts")
 MOST = 3_000
 
 
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever else a thread does is not seen; and `auto` is made to choose by what lies between the worlds."""
+    """Whatever else a thread does is not seen."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(build, "WORTH_A_KERNEL", 20 * DIMENSION * build.USUAL_SEARCHES)
     monkeypatch.setattr("labeler.methods.aux_distill.MOST_STEPS", 20)
     # Noise is drawn by rejection, from a key that only the agent knows: here the same in all worlds.
     monkeypatch.setattr(Agent, "_source", lambda *_: seeded_source(b"noise"))
@@ -170,11 +170,13 @@ def test_every_engine_runs_the_same_operations(
 ) -> None:
     task = task_of(**SETTINGS[way])
     # Of three devices each shall have a record: none is another number of tiles.
-    for count in (7, 21) if engine == "torch in parts" else COUNTS:
+    for count in (7, 21) if engine.endswith("in parts") else COUNTS:
         compare(tmp_path / str(count), WORLDS[world](count), task, engine=engine, declared=declared)
 
 
-@pytest.mark.parametrize("engine", [ENGINES[1], *(pytest.param(name, marks=pytest.mark.long) for name in ENGINES[2:])])
+@pytest.mark.parametrize(
+    "engine", [*ENGINES[:2], *(pytest.param(name, marks=pytest.mark.long) for name in ENGINES[2:])]
+)
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_memory_limit_changes_nothing_about_it(tmp_path: Path, engine: str, world: str) -> None:
     task = task_of(**SETTINGS["knn"])
@@ -211,44 +213,67 @@ def _spent(first: int, digests: NDArray[np.int64]) -> Spent:
 
 
 @pytest.mark.parametrize("method", ["knn", "reverse-knn"])
-def test_as_many_threads_are_started_whoever_has_how_many_records(
-    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("limit", [None, 2 * LIMIT])
+def test_faiss_is_called_for_as_many_queries_and_places_whoever_has_how_many_records(
+    tmp_path: Path, method: str, limit: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[int] = []
-    pool = engine_int16._threads
+    """Its threads are those of the machine: nothing sets them by what is searched."""
+    calls: list[tuple[int, int]] = []
+    search = FaissBlock._searched
 
-    def counting(count: int) -> Any:
-        started.append(count)
-        return pool(count)
+    def counting(self: FaissBlock, queries: NDArray[np.int16], count: int) -> Any:
+        calls.append((len(queries), count))
+        return search(self, queries, count)
 
-    monkeypatch.setattr(engine_int16, "_threads", counting)
-    monkeypatch.setattr(engine_int16, "_SMALL_WORK", 400 * QUERIES * DIMENSION)
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    monkeypatch.setattr(FaissBlock, "_searched", counting)
+    monkeypatch.setattr(faiss, "omp_set_num_threads", None)
     task = task_of(method=method, k=5, sigma_votes=30.0)
-    counts = set()
-    for count in (5, 300, 900):
+    found = set()
+    for count in (5, 20, 21, 200):
         shard = shard_of(tmp_path / str(count), records_of("any", count), task, declared=MOST)
-        started.clear()
-        Agent("a", shard, is_seeded=True, engine="int16").ballots(task, batch_of(task), bytes(32))
-        counts.add(tuple(started))
-    assert len(counts) == 1
+        agent = Agent("a", shard, is_seeded=True, memory_limit_bytes=limit)
+        agent.build_index()
+        calls.clear()
+        agent.ballots(task, batch_of(task), bytes(32))
+        asked = sum(queries for queries, _ in calls)
+        found.add((tuple(calls), asked) if method == "knn" else (tuple(k for _, k in calls), asked - count))
+    assert len(found) == 1
+    assert faiss.cvar.distance_compute_blas_threshold == 0
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_queries_that_tie_take_no_operation_more(engine: str) -> None:
-    """The price of a query that ties was a second product: 0.16 and 0.44 s for 2,000 chosen ones."""
+def test_queries_that_tie_take_no_operation_more_but_that_faiss_settles_them(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The price of a query that ties is a second product: 0.16 and 0.44 s for 2,000 chosen ones. Plans cover it."""
+    settled: list[int] = []
+    first_keys = NumpyBlock.first_keys
+
+    def counts(self: NumpyBlock, queries: NDArray[np.int16], count: int) -> NDArray[np.int64]:
+        settled.append(len(queries))
+        return first_keys(self, queries, count)
+
+    monkeypatch.setattr(NumpyBlock, "first_keys", counts)
     rng = np.random.default_rng(0)
     features = quantize(rng.normal(size=(300, 8)))
     ids = rng.permutation(300).astype(np.int64)
-    queries, paths = features[:40], []
-    for copies in (0, 1, 40, 300):
+    queries, paths = features[:40], {}
+    for copies in (0, 1, 8, 40, 300):
         tied = features.copy()
         tied[:copies] = features[-1]
         index = build_index(tied, ids, engine=engine)
         index.search(queries, 5)
-        paths.append(operations(partial(index.search, queries, 5)))
-    for path in paths[1:]:
-        assert not difference(paths[0], path)
+        settled.clear()
+        paths[copies] = operations(partial(index.search, queries, 5)), sum(settled)
+    if engine == "auto":
+        assert [paths[copies][1] for copies in (0, 1, 8)] == [0, 0, 0]
+        assert paths[300][1] == len(queries)
+    none = [copies for copies in paths if engine != "auto" or not paths[copies][1]]
+    for copies in none[1:]:
+        if engine != "faiss in parts":  # each of its parts settles what ties there
+            assert not difference(paths[none[0]][0], paths[copies][0])
+    for copies in set(paths) - set(none):
+        assert set(paths[0][0]) <= set(paths[copies][0])
 
 
 def test_a_planted_branch_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
