@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import threading
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,7 +20,7 @@ from api.client import Client
 from api.limits import MAX_LABELS_FORM_BYTES
 from feature_store.results.questions import IMAGE_FAILURE, write_failure
 from labeler.errors import InvalidSetting, NotReady
-from tests.api.routes.conftest import ConfigOf, ServeIn, Service, eventually, of_new_requester
+from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service, eventually, of_new_requester
 from tests.api.routes.test_jobs import archive, incoming, picture
 from tests.api.routes.test_labels import complete
 
@@ -247,3 +250,27 @@ def test_the_client_refuses_what_is_no_few_images_before_it_sends_anything(servi
             client.label(service.task().task_id, [tmp_path / "0.png"], wait_s=61)
         assert jobs(service) == before
         assert client.label(service.task().task_id, [tmp_path / "0.png"], wait_s=0.1).labels == ()
+
+
+def test_what_a_waiting_request_sent_is_not_in_memory(own: Service) -> None:
+    """Up to 200 requests wait, and each may have sent 32 MiB."""
+    padded = {"images": [{"name": "a.png", "data": base64.b64encode(picture(0)).decode()}]}
+    vectors = {"features": np.eye(64, 2000).tolist(), "backbone_fingerprint": FINGERPRINT}
+    as_base64(own, pictures(1))  # the first job imports modules
+    for sent, padding in ((padded, 12 * 2**20), (vectors, 0)):
+        document: dict[str, Any] = {"task_id": own.task().task_id, "wait_s": 60} | sent
+        body = json.dumps(document).encode() + b" " * padding
+        head = f"Authorization: Bearer {own.tokens['requester']}\r\nContent-Length: {len(body)}\r\n\r\n"
+        known = jobs(own)
+        with own.connect() as raw:
+            gc.collect()
+            tracemalloc.start()
+            try:
+                raw.sendall(
+                    b"POST /v1/labels HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + head.encode()
+                )
+                raw.sendall(body)
+                eventually(lambda known=known: jobs(own) != known)
+                eventually(lambda: tracemalloc.get_traced_memory()[0] < 2**20, seconds=5)
+            finally:
+                tracemalloc.stop()
