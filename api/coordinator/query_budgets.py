@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +98,9 @@ class RunningPrices:
             return {}
         with suppress(OSError, ValueError, KeyError, TypeError):
             kept = json.loads(self._path(task).read_bytes())
-            if kept["queries"] >= queries:
-                return {level: kept["prices"][level] for level in LEVELS if level in kept["prices"]}
+            prices: dict[Level, list[int]] = kept["prices"]
+            if kept["queries"] >= queries and all(_are_running(prices[level], queries) for level in prices):
+                return {level: prices[level] for level in LEVELS if level in prices}
         return None
 
     def _make(self, task: Task, queries: int) -> None:
@@ -114,6 +115,12 @@ class RunningPrices:
 
     def _path(self, task: Task) -> Path:
         return self._folder / f"{hashlib.sha256(task.kind.encode()).hexdigest()}.json"
+
+
+def _are_running(prices: Sequence[object], queries: int) -> bool:
+    """Return whether these may be running prices of so many questions; a damaged file is made anew."""
+    whole = [price for price in prices if type(price) is int]
+    return queries <= len(whole) == len(prices) and all(0 <= one <= other for one, other in pairwise([0, *whole]))
 
 
 class JobBudgets:
@@ -182,7 +189,8 @@ class QueryBudgetPages:
     def page(self, job_id: str | None, after: str | None, limit: int, *, reader: Reader) -> QueryBudgetPage:
         """Return the budgets of queries, newest first: of one job, or of all jobs that the reader may see.
 
-        A question has a row once its round's charge is final, and one that was given back has a share of 0.
+        A question has a row once its round's charge is final, and one that was given back has a share of 0. The list
+        of all jobs passes over those whose prices are being computed and names them: no requester delays others.
 
         Args:
             after: `next` of the page before.
@@ -190,9 +198,10 @@ class QueryBudgetPages:
         Raises:
             NotFound: there is no such job, or the reader may not see it.
             InvalidSetting: `after` is no such text.
-            Unavailable: prices of winners take longer than a request waits.
+            Unavailable: prices of the one job's winners take longer than a request waits.
         """
         items: list[QueryBudgetView] = []
+        waiting: list[str] = []
         below: int | None = None
         job: JobRecord | None = None
         if after is not None:
@@ -209,14 +218,16 @@ class QueryBudgetPages:
                 try:
                     rows = self._rows(job, below, limit - len(items), reader=reader)
                 except Unavailable:
-                    if not items:
+                    if job_id is not None:
                         raise
-                    return QueryBudgetPage(items=tuple(items), next=_cursor(job, below or 2**31))
+                    rows = []
+                    waiting.append(job.job_id)
                 items += rows
                 below = rows[-1].number if rows else 0
                 if len(items) == limit or (looked == LOOKED_THROUGH - 1 and job_id is None):
                     is_end = job_id is not None and below == 0
-                    return QueryBudgetPage(items=tuple(items), next=None if is_end else _cursor(job, below))
+                    following_page = None if is_end else _cursor(job, below)
+                    return QueryBudgetPage(items=tuple(items), waiting=tuple(waiting), next=following_page)
             if job_id is not None:
                 break
             following = self._stores.jobs.list(
@@ -225,7 +236,7 @@ class QueryBudgetPages:
             if not following:
                 break
             job, below = following[0], None
-        return QueryBudgetPage(items=tuple(items), next=None)
+        return QueryBudgetPage(items=tuple(items), waiting=tuple(waiting), next=None)
 
     def _rows(self, job: JobRecord, below: int | None, limit: int, *, reader: Reader) -> list[QueryBudgetView]:
         """Return rows of a job with numbers below a number, the last ones first."""

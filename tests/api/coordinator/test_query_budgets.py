@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 
 import numpy as np
@@ -176,6 +177,16 @@ def test_shares_of_winners_come_from_prices_that_were_computed_before(
     record, view = completed(house, method="ensemble", k=1, release="winner", max_queries=6, sigma_votes=12.0)
     with pytest.raises(Unavailable, match="is being computed"):
         pages.page(view.job_id, None, 10, reader=MINE)
+    # The list of all jobs goes on without it, and names it.
+    _, earlier = completed(house)
+    house.clock.turn(seconds=1)
+    _, other = completed(house)
+    both = pages.page(None, None, 10, reader=ADMIN)
+    assert ({one.job_id for one in both.items}, both.waiting, both.next) == (
+        {earlier.job_id, other.job_id},
+        (view.job_id,),
+        None,
+    )
     path = house.config.home / PRICES / f"{hashlib.sha256(record.task.kind.encode()).hexdigest()}.json"
     write_prices(path, task=record.task.model_dump(mode="json"), queries=4)
     rows = rows_of(pages, view.job_id)[::-1]
@@ -183,6 +194,12 @@ def test_shares_of_winners_come_from_prices_that_were_computed_before(
     exact = running_prices(record.task, 4)["instance"]
     assert np.cumsum([one.share_nano for one in rows]).tolist() == exact
     assert exact[-1] == charge_of(house, view.job_id)
+    assert pages.page(None, None, 100, reader=ADMIN).waiting == ()
+    kept = json.loads(path.read_bytes())
+    for damaged in ([], exact[:3], exact[::-1], [0.5, *exact[1:]], [str(one) for one in exact], None):
+        path.write_text(json.dumps(kept | {"prices": kept["prices"] | {"instance": damaged}}))
+        with pytest.raises(Unavailable):
+            pages.page(view.job_id, None, 10, reader=MINE)
 
 
 def test_a_process_computes_the_prices(house: House) -> None:
