@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gc
 import json
@@ -16,7 +17,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from api import job_intake
 from api.client import Client
+from api.coordinator.uploads import Upload
 from api.limits import MAX_LABELS_FORM_BYTES
 from feature_store.results.questions import IMAGE_FAILURE, write_failure
 from labeler.errors import InvalidSetting, NotReady
@@ -274,3 +277,19 @@ def test_what_a_waiting_request_sent_is_not_in_memory(own: Service) -> None:
                 eventually(lambda: tracemalloc.get_traced_memory()[0] < 2**20, seconds=5)
             finally:
                 tracemalloc.stop()
+
+
+def test_a_small_document_of_images_is_written_beside_the_event_loop(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every request would wait while the disk takes it."""
+    made = job_intake.upload_of_images
+    seen: list[bool] = []
+
+    def watched(*given: Any, **more: Any) -> Upload:
+        seen.append(asyncio._get_running_loop() is None)
+        return made(*given, **more)
+
+    monkeypatch.setattr(job_intake, "upload_of_images", watched)
+    assert as_base64(service, pictures(1)).status_code == 202
+    assert seen == [True]
