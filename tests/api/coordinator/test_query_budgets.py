@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -214,6 +215,31 @@ def test_a_process_computes_the_prices(house: House) -> None:
         assert prices.want(task, 2, by="tok-1") is None, "fewer are known, too"
     finally:
         prices.stop()
+
+
+def test_prices_of_a_job_that_ended_without_a_charge_are_not_computed(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a requester who submits and cancels has a processor busy for hours, and pays nothing."""
+    computed: list[bytes] = []
+    monkeypatch.setattr(JobProcess, "carry_out", lambda _, order, **__: computed.append(order))
+    Site(house)  # three talliers
+    record = house.task(method="ensemble", k=1, release="winner", max_queries=6, sigma_votes=12.0)
+    view, other = house.submit(record, 4), house.submit(record, 2, start=4)
+    budgets = house.budgets
+    turn = threading.Event()
+    before = budgets.prices._pool.submit("tok-2", turn.wait)
+    try:
+        assert not budgets.is_ready(house.jobs.get(view.job_id))
+        assert not budgets.is_ready(house.jobs.get(other.job_id))
+        house.stores.settlement.end(house.jobs.get(view.job_id), "cancelled", None)
+        turn.set()
+        before.result(60)
+        budgets.prices._pool.submit("tok-1", lambda: None).result(60)  # the last of this requester's turns
+        assert {json.loads(one)["prices"]["of"]["queries"] for one in computed} == {2}
+    finally:
+        turn.set()
+        budgets.prices.stop()
 
 
 def test_images_take_what_the_questions_named_after_them_took(house: House) -> None:
