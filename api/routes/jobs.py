@@ -381,14 +381,15 @@ def _label_answers() -> dict[int | str, dict[str, Any]]:
     return _download("The labels", content)
 
 
+MAX_WAITING_OF_A_TOKEN = 50
 MAX_WAITING = 200
-"""Most requests that wait for their labels at once."""
+"""Most requests that wait for their labels at once; the next one is told the place of its job."""
 
 
 def label_routes(coordinator: Coordinator) -> APIRouter:
     """Route /v1/labels."""
     router = APIRouter(tags=["labels"], route_class=Route)
-    waits = Slots("waiting requests", each=MAX_WAITING, total=MAX_WAITING)
+    waits = Slots("waiting requests", each=MAX_WAITING_OF_A_TOKEN, total=MAX_WAITING)
     intake = Intake(coordinator.config.home, coordinator.config.limits, LabelsRequest)
 
     async def submit(http: Request, who: Reader, key: str | None) -> tuple[JobView, float]:

@@ -21,6 +21,7 @@ from api import job_intake
 from api.client import Client
 from api.coordinator.uploads import Upload
 from api.limits import MAX_LABELS_FORM_BYTES
+from api.routes import jobs as routes
 from feature_store.results.questions import IMAGE_FAILURE, write_failure
 from labeler.errors import InvalidSetting, NotReady
 from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service, eventually, of_new_requester
@@ -293,3 +294,33 @@ def test_a_small_document_of_images_is_written_beside_the_event_loop(
     monkeypatch.setattr(job_intake, "upload_of_images", watched)
     assert as_base64(service, pictures(1)).status_code == 202
     assert seen == [True]
+
+
+def test_one_token_does_not_take_every_place_to_wait(
+    serve_in: ServeIn, config_of: ConfigOf, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "MAX_WAITING", 2)
+    monkeypatch.setattr(routes, "MAX_WAITING_OF_A_TOKEN", 1)
+    with serve_in(config_of(tmp_path_factory.mktemp("waiting") / "home")) as crowded:
+        answers: list[Any] = []
+
+        def wait(service: Service) -> threading.Thread:
+            before = jobs(crowded)
+            sent = {"task_id": service.task(by=service.holder("requester")).task_id, "more": {"wait_s": 60}}
+            sender = threading.Thread(target=lambda: answers.append(as_base64(service, pictures(1), **sent)))
+            sender.start()
+            eventually(lambda: jobs(crowded) != before)
+            return sender
+
+        first = wait(crowded)
+        wait(crowded).join(30)
+        assert [answer.status_code for answer in answers] == [202], "the same token's second request is not kept"
+        other = wait(of_new_requester(crowded))
+        other.join(1)
+        assert other.is_alive(), "another token's request waits"
+        for job_id in jobs(crowded):
+            with crowded.http("admin") as http:
+                http.delete(f"/v1/jobs/{job_id}")
+        for sender in (first, other):
+            sender.join(240)
+    assert [answer.json()["state"] for answer in answers[1:]] == ["cancelled", "cancelled"]
