@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial
@@ -61,15 +61,18 @@ class RunningPrices:
         self._process = JobProcess()
         self._is_stopping = False
 
-    def want(self, task: Task, queries: int, *, by: str) -> Future[None] | None:
+    def want(
+        self, task: Task, queries: int, *, by: str, is_needed: Callable[[], bool] = lambda: True
+    ) -> Future[None] | None:
         """Start computing the prices of up to `queries` questions; None if there is nothing to do.
 
         Args:
             by: the requester, whose turn it takes.
+            is_needed: asked when the turn comes.
         """
         if self._read(task, queries) is not None:
             return None
-        piece = partial(self._make, task, queries)
+        piece = partial(self._make, task, queries, is_needed)
         return self._pool.submit(by, piece, key=f"{self._path(task).name} {queries}")
 
     def get(self, task: Task, queries: int, *, by: str, wait_s: float) -> Mapping[Level, Sequence[int]]:
@@ -103,7 +106,9 @@ class RunningPrices:
                 return {level: prices[level] for level in LEVELS if level in prices}
         return None
 
-    def _make(self, task: Task, queries: int) -> None:
+    def _make(self, task: Task, queries: int, is_needed: Callable[[], bool]) -> None:
+        if self._read(task, queries) is not None or not is_needed():
+            return
         self._folder.mkdir(mode=0o700, exist_ok=True)
         of = {"task": task.model_dump(mode="json"), "queries": queries}
         order = {"prices": {"path": str(self._path(task)), "of": of}}
@@ -132,9 +137,14 @@ class JobBudgets:
         self.prices = prices
 
     def is_ready(self, job: JobRecord) -> bool:
-        """Return whether `columns` need not wait; start what is missing."""
+        """Return whether `columns` need not wait; start what is missing, unless the job ends without a charge."""
         task, rounds = self._read(job)
-        return self.prices.want(task, _largest(rounds), by=job.created_by) is None
+        is_needed = partial(self._may_be_charged, job.job_id)
+        return self.prices.want(task, _largest(rounds), by=job.created_by, is_needed=is_needed) is None
+
+    def _may_be_charged(self, job_id: str) -> bool:
+        job = self._stores.jobs.get(job_id)
+        return not job.is_finished or bool(_paid(self._stores.jobs.rounds(job_id)))
 
     def of_job(self, job: JobRecord) -> dict[str, list[Any]]:
         """As `columns`, of a job whose task and rounds are read here."""
@@ -148,8 +158,7 @@ class JobBudgets:
         Raises:
             Unavailable: they take longer than a request waits.
         """
-        paid = [one for one in rounds if one.charge is not None and one.charge.state == "posted"]
-        prices = self.prices.get(task, _largest(paid), by=job.created_by, wait_s=wait_s)
+        prices = self.prices.get(task, _largest(_paid(rounds)), by=job.created_by, wait_s=wait_s)
         charged = charged_rounds(rounds, self._stores.ledger)
         found = query_budgets(task, charged, rows=_rows(job), prices=prices)
         return found.columns(FEDERATION, self._config.delta)
@@ -307,6 +316,10 @@ def _cursor(job: JobRecord, below: int) -> str:
 
 def _generic(number: int) -> str:
     return f"query-{number:06d}"
+
+
+def _paid(rounds: Sequence[RoundRecord]) -> list[RoundRecord]:
+    return [one for one in rounds if one.charge is not None and one.charge.state == "posted"]
 
 
 def _largest(rounds: Sequence[RoundRecord]) -> int:

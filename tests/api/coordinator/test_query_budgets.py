@@ -227,9 +227,10 @@ def test_prices_of_a_job_that_ended_without_a_charge_are_not_computed(
     record = house.task(method="ensemble", k=1, release="winner", max_queries=6, sigma_votes=12.0)
     view, other = house.submit(record, 4), house.submit(record, 2, start=4)
     budgets = house.budgets
-    turn = threading.Event()
-    before = budgets.prices._pool.submit("tok-2", turn.wait)
+    begun, turn = threading.Event(), threading.Event()
+    before = budgets.prices._pool.submit("tok-2", lambda: (begun.set(), turn.wait()))
     try:
+        assert begun.wait(60)
         assert not budgets.is_ready(house.jobs.get(view.job_id))
         assert not budgets.is_ready(house.jobs.get(other.job_id))
         house.stores.settlement.end(house.jobs.get(view.job_id), "cancelled", None)
