@@ -281,15 +281,17 @@ class _StrictRequest(Request):
         return await read_json(self, parse_json)
 
 
-async def read_json(request: Request, parse: Callable[[bytes], Parsed]) -> Parsed:
+async def read_json(request: Request, parse: Callable[[bytes], Parsed], *, writes: bool = False) -> Parsed:
     """Parse a request's body; a large one in a thread, few at once, so that it delays no other request.
 
     Args:
         parse: a function like `parse_json`.
+        writes: whether it may wait for the disk, so that no other request may wait for it.
     """
-    data = await request.body()
+    # Not `request.body()`, which would keep the bytes for as long as the request lasts.
+    data = b"".join([part async for part in request.stream()])
     if len(data) <= SMALL_BYTES:
-        return parse(data)
+        return await run_in_threadpool(parse, data) if writes else parse(data)
     async with request.app.state.parsing:
         return await run_in_threadpool(parse, data)
 

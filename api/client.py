@@ -477,11 +477,17 @@ class Client:
     def query_budgets(self, *, job_id: str | None = None) -> Iterator[QueryBudgetView]:
         """What each query took of the budget, newest first: of one job, or of all jobs of this token.
 
+        Of all jobs, those whose prices are being computed come last.
+
         Raises:
-            ServiceProblem: there is no such job.
+            ServiceProblem: there is no such job, or its prices take longer than this client is patient.
         """
+        waiting: list[str] = []
         for page in self._pages(QueryBudgetPage, "/v1/budget/queries", job_id=job_id):
             yield from page.items
+            waiting += page.waiting
+        for one in dict.fromkeys(waiting):
+            yield from self.query_budgets(job_id=one)
 
     def ledger(
         self, *, after: int = 0, account: str | None = None, search: str | None = None

@@ -172,6 +172,7 @@ QUERY_BUDGETS: dict[str, Any] = {
             **QUERY_BUDGET,
         }
     ],
+    "waiting": [],
     "next": None,
 }
 

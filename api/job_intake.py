@@ -78,7 +78,7 @@ class Intake(Generic[Asked]):
         """
         if media_type(request, JSON, FORM) == JSON:
             # Images are decoded where they are parsed: of large documents only few are in memory at once.
-            received = await read_json(request, self._from_json)
+            received = await read_json(request, self._from_json, writes=self._model is LabelsRequest)
             try:
                 yield received
             finally:

@@ -640,6 +640,8 @@ class QueryBudgetPage(Page):
     """Budgets of queries, newest first."""
 
     items: tuple[QueryBudgetView, ...]
+    waiting: tuple[str, ...] = ()
+    """Jobs without their rows here, because prices of their winners are being computed; ask with their `job_id`."""
 
 
 class JobPage(Page):

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +61,18 @@ class RunningPrices:
         self._process = JobProcess()
         self._is_stopping = False
 
-    def want(self, task: Task, queries: int, *, by: str) -> Future[None] | None:
+    def want(
+        self, task: Task, queries: int, *, by: str, is_needed: Callable[[], bool] = lambda: True
+    ) -> Future[None] | None:
         """Start computing the prices of up to `queries` questions; None if there is nothing to do.
 
         Args:
             by: the requester, whose turn it takes.
+            is_needed: asked when the turn comes.
         """
         if self._read(task, queries) is not None:
             return None
-        piece = partial(self._make, task, queries)
+        piece = partial(self._make, task, queries, is_needed)
         return self._pool.submit(by, piece, key=f"{self._path(task).name} {queries}")
 
     def get(self, task: Task, queries: int, *, by: str, wait_s: float) -> Mapping[Level, Sequence[int]]:
@@ -98,11 +101,14 @@ class RunningPrices:
             return {}
         with suppress(OSError, ValueError, KeyError, TypeError):
             kept = json.loads(self._path(task).read_bytes())
-            if kept["queries"] >= queries:
-                return {level: kept["prices"][level] for level in LEVELS if level in kept["prices"]}
+            prices: dict[Level, list[int]] = kept["prices"]
+            if kept["queries"] >= queries and all(_are_running(prices[level], queries) for level in prices):
+                return {level: prices[level] for level in LEVELS if level in prices}
         return None
 
-    def _make(self, task: Task, queries: int) -> None:
+    def _make(self, task: Task, queries: int, is_needed: Callable[[], bool]) -> None:
+        if self._read(task, queries) is not None or not is_needed():
+            return
         self._folder.mkdir(mode=0o700, exist_ok=True)
         of = {"task": task.model_dump(mode="json"), "queries": queries}
         order = {"prices": {"path": str(self._path(task)), "of": of}}
@@ -116,6 +122,12 @@ class RunningPrices:
         return self._folder / f"{hashlib.sha256(task.kind.encode()).hexdigest()}.json"
 
 
+def _are_running(prices: Sequence[object], queries: int) -> bool:
+    """Return whether these may be running prices of so many questions; a damaged file is made anew."""
+    whole = [price for price in prices if type(price) is int]
+    return queries <= len(whole) == len(prices) and all(0 <= one <= other for one, other in pairwise([0, *whole]))
+
+
 class JobBudgets:
     """Computes the budget of every query of a job from its ledger entries."""
 
@@ -125,9 +137,14 @@ class JobBudgets:
         self.prices = prices
 
     def is_ready(self, job: JobRecord) -> bool:
-        """Return whether `columns` need not wait; start what is missing."""
+        """Return whether `columns` need not wait; start what is missing, unless the job ends without a charge."""
         task, rounds = self._read(job)
-        return self.prices.want(task, _largest(rounds), by=job.created_by) is None
+        is_needed = partial(self._may_be_charged, job.job_id)
+        return self.prices.want(task, _largest(rounds), by=job.created_by, is_needed=is_needed) is None
+
+    def _may_be_charged(self, job_id: str) -> bool:
+        job = self._stores.jobs.get(job_id)
+        return not job.is_finished or bool(_paid(self._stores.jobs.rounds(job_id)))
 
     def of_job(self, job: JobRecord) -> dict[str, list[Any]]:
         """As `columns`, of a job whose task and rounds are read here."""
@@ -141,8 +158,7 @@ class JobBudgets:
         Raises:
             Unavailable: they take longer than a request waits.
         """
-        paid = [one for one in rounds if one.charge is not None and one.charge.state == "posted"]
-        prices = self.prices.get(task, _largest(paid), by=job.created_by, wait_s=wait_s)
+        prices = self.prices.get(task, _largest(_paid(rounds)), by=job.created_by, wait_s=wait_s)
         charged = charged_rounds(rounds, self._stores.ledger)
         found = query_budgets(task, charged, rows=_rows(job), prices=prices)
         return found.columns(FEDERATION, self._config.delta)
@@ -182,7 +198,8 @@ class QueryBudgetPages:
     def page(self, job_id: str | None, after: str | None, limit: int, *, reader: Reader) -> QueryBudgetPage:
         """Return the budgets of queries, newest first: of one job, or of all jobs that the reader may see.
 
-        A question has a row once its round's charge is final, and one that was given back has a share of 0.
+        A question has a row once its round's charge is final, and one that was given back has a share of 0. The list
+        of all jobs passes over those whose prices are being computed and names them: no requester delays others.
 
         Args:
             after: `next` of the page before.
@@ -190,9 +207,10 @@ class QueryBudgetPages:
         Raises:
             NotFound: there is no such job, or the reader may not see it.
             InvalidSetting: `after` is no such text.
-            Unavailable: prices of winners take longer than a request waits.
+            Unavailable: prices of the one job's winners take longer than a request waits.
         """
         items: list[QueryBudgetView] = []
+        waiting: list[str] = []
         below: int | None = None
         job: JobRecord | None = None
         if after is not None:
@@ -209,14 +227,16 @@ class QueryBudgetPages:
                 try:
                     rows = self._rows(job, below, limit - len(items), reader=reader)
                 except Unavailable:
-                    if not items:
+                    if job_id is not None:
                         raise
-                    return QueryBudgetPage(items=tuple(items), next=_cursor(job, below or 2**31))
+                    rows = []
+                    waiting.append(job.job_id)
                 items += rows
                 below = rows[-1].number if rows else 0
                 if len(items) == limit or (looked == LOOKED_THROUGH - 1 and job_id is None):
                     is_end = job_id is not None and below == 0
-                    return QueryBudgetPage(items=tuple(items), next=None if is_end else _cursor(job, below))
+                    following_page = None if is_end else _cursor(job, below)
+                    return QueryBudgetPage(items=tuple(items), waiting=tuple(waiting), next=following_page)
             if job_id is not None:
                 break
             following = self._stores.jobs.list(
@@ -225,7 +245,7 @@ class QueryBudgetPages:
             if not following:
                 break
             job, below = following[0], None
-        return QueryBudgetPage(items=tuple(items), next=None)
+        return QueryBudgetPage(items=tuple(items), waiting=tuple(waiting), next=None)
 
     def _rows(self, job: JobRecord, below: int | None, limit: int, *, reader: Reader) -> list[QueryBudgetView]:
         """Return rows of a job with numbers below a number, the last ones first."""
@@ -296,6 +316,10 @@ def _cursor(job: JobRecord, below: int) -> str:
 
 def _generic(number: int) -> str:
     return f"query-{number:06d}"
+
+
+def _paid(rounds: Sequence[RoundRecord]) -> list[RoundRecord]:
+    return [one for one in rounds if one.charge is not None and one.charge.state == "posted"]
 
 
 def _largest(rounds: Sequence[RoundRecord]) -> int:

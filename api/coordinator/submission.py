@@ -129,14 +129,17 @@ class Submissions:
         _check_probe(request, upload, record, self.stores.parties)
         if num_queries > task.max_queries:
             raise InvalidSetting(
-                f"{num_queries} queries are more than the {task.max_queries} of the task; ask fewer (selection.count), "
-                "or make a larger task"
+                f"{num_queries} queries are more than the {task.max_queries} of the task; send fewer images, "
+                "ask about some of them (selection.count of POST /v1/jobs), or make a larger task"
             )
         if task.traits.single_round and num_queries != task.max_queries:
+            most = task.max_queries
+            ways = f"choose {most} (selection.count)" if upload.count >= most else f"send {most} images or vectors"
+            if task.method == "reverse-knn":
+                ways += ", or make a task of method knn, which is asked any number at a time"
             raise InvalidTask(
-                f"a {task.method} task is asked all its {task.max_queries} queries at once, because its price is for "
-                f"all of them together; this job has {num_queries}. Make a task with max_queries = {num_queries}, or "
-                f"choose {task.max_queries} queries (selection.count)"
+                f"a {task.method} task is asked all its {most} queries at once, because its price is for all of them "
+                f"together; this job has {num_queries}. Make a task with max_queries = {num_queries}, or {ways}"
             )
         now = self.stores.clock()
         deadline_s = self.config.timing.job_deadline_s if request.deadline_s is None else request.deadline_s

@@ -46,7 +46,8 @@ def budget_routes(coordinator: Coordinator) -> APIRouter:
         description="What each question took of the federation's budget, and the account's total after it: the last "
         "question of the newest job first, of one job or of all that the token may see. `share_kind` says what a share "
         "is; except for `life` those of a job add up to its charge in the ledger. A question has a row once its "
-        "charge is final. 503 while prices of winners are computed.",
+        "charge is final. While prices of a job's winners are computed, the list of all jobs names it in `waiting`, "
+        "and the list of that job is a 503.",
         responses=answers("One page of queries", examples.QUERY_BUDGETS, problems=(404, 422)),
     )
     def read_query_budgets(

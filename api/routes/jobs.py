@@ -381,15 +381,24 @@ def _label_answers() -> dict[int | str, dict[str, Any]]:
     return _download("The labels", content)
 
 
+MAX_WAITING_OF_A_TOKEN = 50
 MAX_WAITING = 200
-"""Most requests that wait for their labels at once."""
+"""Most requests that wait for their labels at once; the next one is told the place of its job."""
 
 
 def label_routes(coordinator: Coordinator) -> APIRouter:
     """Route /v1/labels."""
     router = APIRouter(tags=["labels"], route_class=Route)
-    waits = Slots("waiting requests", each=MAX_WAITING, total=MAX_WAITING)
+    waits = Slots("waiting requests", each=MAX_WAITING_OF_A_TOKEN, total=MAX_WAITING)
     intake = Intake(coordinator.config.home, coordinator.config.limits, LabelsRequest)
+
+    async def submit(http: Request, who: Reader, key: str | None) -> tuple[JobView, float]:
+        """Return the job of a request and the seconds to wait; what was sent is not in memory during the wait."""
+        async with intake.receive(http) as received:
+            asked = received.request
+            job = JobRequest.model_validate(asked.model_dump(exclude={"wait_s", "images"}))
+            view = await run_in_threadpool(coordinator.submit, job, received.upload, reader=who, idempotency_key=key)
+            return view, asked.wait_s
 
     @router.post(
         "/v1/labels",
@@ -424,19 +433,14 @@ def label_routes(coordinator: Coordinator) -> APIRouter:
     async def ask(
         http: Request, response: Response, who: Who, idempotency_key: IdempotencyKey = None
     ) -> LabelsView | Response:
-        async with intake.receive(http) as received:
-            asked = received.request
-            job = JobRequest.model_validate(asked.model_dump(exclude={"wait_s", "images"}))
-            view: JobView = await run_in_threadpool(
-                coordinator.submit, job, received.upload, reader=who, idempotency_key=idempotency_key
-            )
+        view, wait_s = await submit(http, who, idempotency_key)
         # Its upload counts as the job's from here on, and not a second time while the request waits.
         http.scope[BODY_KEY].close()
-        until_s = time.monotonic() + asked.wait_s
+        until_s = time.monotonic() + wait_s
         rows: tuple[LabelRow, ...] | None = None
         # If too many wait already, answer with the job's address.
         with contextlib.suppress(TooManyRequests), waits.hold(who.token_id):
-            view = await _finished(coordinator, http, view, asked.wait_s, who)
+            view = await _finished(coordinator, http, view, wait_s, who)
             rows = ()
             if view.state == "completed":
                 # The token may have been revoked during the wait.

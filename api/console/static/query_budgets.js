@@ -30,6 +30,7 @@ export class QueryBudgets {
   #jobOf;
   #deltaOf;
   #of = null;
+  #job = null;
   #rows = [];
   #next = null;
   #shown = FEW;
@@ -67,8 +68,9 @@ export class QueryBudgets {
   async open(jobId, version) {
     const of = `${jobId ?? ""} ${version}`;
     if (this.#of === of) return;
-    const isSame = this.#of?.split(" ")[0] === (jobId ?? "");
+    const isSame = this.#job === (jobId ?? "");
     this.#of = of;
+    this.#job = jobId ?? "";
     if (!isSame) {
       this.#rows = [];
       this.#shown = FEW;
@@ -80,7 +82,10 @@ export class QueryBudgets {
       if (this.#of !== of) return;
       this.#rows = page.items;
       this.#next = page.next;
-      setText(this.#state, page.items.length ? "" : "Nothing has a final charge yet: a question has a row once its round is charged, or given back.");
+      const waits = page.waiting.length ? `Prices of winners are being computed for ${page.waiting.join(", ")}.` : "";
+      const nothing = page.next === null ? "Nothing has a final charge yet: a question has a row once its round is charged, or given back." : "The newest jobs were charged nothing.";
+      setText(this.#state, waits || (page.items.length ? "" : nothing));
+      if (waits) this.#of = null; // the next round asks again
     } catch (error) {
       if (this.#of !== of) return;
       this.#of = null; // the next round asks again
@@ -91,6 +96,7 @@ export class QueryBudgets {
 
   close() {
     this.#of = null;
+    this.#job = null;
     this.#rows = [];
     this.#next = null;
     this.#shown = FEW;
@@ -104,7 +110,7 @@ export class QueryBudgets {
     const of = this.#of;
     if (this.#shown > this.#rows.length && this.#next !== null) {
       try {
-        const page = await this.#api.queryBudgets({ job: of.split(" ")[0], after: this.#next });
+        const page = await this.#api.queryBudgets({ job: this.#job, after: this.#next });
         if (this.#of !== of) return;
         this.#rows = this.#rows.concat(page.items);
         this.#next = page.next;
@@ -119,7 +125,7 @@ export class QueryBudgets {
   #render() {
     const rows = this.#rows;
     for (const node of [this.#words, this.#figure, this.#table.node]) node.hidden = rows.length === 0;
-    this.#more.parentElement.hidden = rows.length === 0 || (this.#shown >= rows.length && this.#next === null);
+    this.#more.parentElement.hidden = this.#shown >= rows.length && this.#next === null;
     const kinds = [...new Map(rows.map((one) => [one.share_kind, one])).values()];
     const charge = new Set(rows.map((one) => one.job_id)).size === 1 ? (one) => one.charge_nano : () => null;
     setText(this.#words, kinds.map((one) => KINDS[one.share_kind](charge(one) ?? one.charge_nano)).join(" "));

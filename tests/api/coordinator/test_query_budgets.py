@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -176,6 +178,16 @@ def test_shares_of_winners_come_from_prices_that_were_computed_before(
     record, view = completed(house, method="ensemble", k=1, release="winner", max_queries=6, sigma_votes=12.0)
     with pytest.raises(Unavailable, match="is being computed"):
         pages.page(view.job_id, None, 10, reader=MINE)
+    # The list of all jobs goes on without it, and names it.
+    _, earlier = completed(house)
+    house.clock.turn(seconds=1)
+    _, other = completed(house)
+    both = pages.page(None, None, 10, reader=ADMIN)
+    assert ({one.job_id for one in both.items}, both.waiting, both.next) == (
+        {earlier.job_id, other.job_id},
+        (view.job_id,),
+        None,
+    )
     path = house.config.home / PRICES / f"{hashlib.sha256(record.task.kind.encode()).hexdigest()}.json"
     write_prices(path, task=record.task.model_dump(mode="json"), queries=4)
     rows = rows_of(pages, view.job_id)[::-1]
@@ -183,6 +195,12 @@ def test_shares_of_winners_come_from_prices_that_were_computed_before(
     exact = running_prices(record.task, 4)["instance"]
     assert np.cumsum([one.share_nano for one in rows]).tolist() == exact
     assert exact[-1] == charge_of(house, view.job_id)
+    assert pages.page(None, None, 100, reader=ADMIN).waiting == ()
+    kept = json.loads(path.read_bytes())
+    for damaged in ([], exact[:3], exact[::-1], [0.5, *exact[1:]], [str(one) for one in exact], None):
+        path.write_text(json.dumps(kept | {"prices": kept["prices"] | {"instance": damaged}}))
+        with pytest.raises(Unavailable):
+            pages.page(view.job_id, None, 10, reader=MINE)
 
 
 def test_a_process_computes_the_prices(house: House) -> None:
@@ -197,6 +215,32 @@ def test_a_process_computes_the_prices(house: House) -> None:
         assert prices.want(task, 2, by="tok-1") is None, "fewer are known, too"
     finally:
         prices.stop()
+
+
+def test_prices_of_a_job_that_ended_without_a_charge_are_not_computed(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a requester who submits and cancels has a processor busy for hours, and pays nothing."""
+    computed: list[bytes] = []
+    monkeypatch.setattr(JobProcess, "carry_out", lambda _, order, **__: computed.append(order))
+    Site(house)  # three talliers
+    record = house.task(method="ensemble", k=1, release="winner", max_queries=6, sigma_votes=12.0)
+    view, other = house.submit(record, 4), house.submit(record, 2, start=4)
+    budgets = house.budgets
+    begun, turn = threading.Event(), threading.Event()
+    before = budgets.prices._pool.submit("tok-2", lambda: (begun.set(), turn.wait()))
+    try:
+        assert begun.wait(60)
+        assert not budgets.is_ready(house.jobs.get(view.job_id))
+        assert not budgets.is_ready(house.jobs.get(other.job_id))
+        house.stores.settlement.end(house.jobs.get(view.job_id), "cancelled", None)
+        turn.set()
+        before.result(60)
+        budgets.prices._pool.submit("tok-1", lambda: None).result(60)  # the last of this requester's turns
+        assert {json.loads(one)["prices"]["of"]["queries"] for one in computed} == {2}
+    finally:
+        turn.set()
+        budgets.prices.stop()
 
 
 def test_images_take_what_the_questions_named_after_them_took(house: House) -> None:

@@ -28,6 +28,7 @@ from labeler.errors import (
     BudgetExceeded,
     IdempotencyMismatch,
     InvalidSetting,
+    InvalidTask,
     LabelerError,
     NotFound,
     NotReady,
@@ -111,6 +112,19 @@ def test_what_does_not_fit_the_task_is_refused_and_leaves_nothing(
     assert house.files() == []
     assert house.ledger.head() == head
     assert house.jobs.list() == []
+
+
+def test_a_task_that_is_asked_at_once_says_what_to_do_with_fewer_images_and_with_more(house: House) -> None:
+    """Where few labels are asked for there is no selection, and of three images nobody can choose twenty."""
+    record = house.task(method="reverse-knn", k=1, max_queries=20)
+    made = "Make a task with max_queries = 3, or"
+    one_by_one = ", or make a task of method knn, which is asked any number at a time"
+    with pytest.raises(InvalidTask, match=f"{made} send 20 images or vectors{one_by_one}"):
+        house.submit(record, 3)
+    some = {"strategy": "random", "count": 3}
+    with pytest.raises(InvalidTask, match=re.escape(f"{made} choose 20 (selection.count){one_by_one}")):
+        house.submit(record, 25, selection=some)
+    assert house.files() == []
 
 
 def test_an_evaluation_whose_question_is_no_model_is_refused_and_leaves_nothing(house: House) -> None:

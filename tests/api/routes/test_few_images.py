@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import gc
 import json
 import threading
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from api import job_intake
 from api.client import Client
+from api.coordinator.uploads import Upload
 from api.limits import MAX_LABELS_FORM_BYTES
+from api.routes import jobs as routes
 from feature_store.results.questions import IMAGE_FAILURE, write_failure
 from labeler.errors import InvalidSetting, NotReady
-from tests.api.routes.conftest import ConfigOf, ServeIn, Service, eventually, of_new_requester
+from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service, eventually, of_new_requester
 from tests.api.routes.test_jobs import archive, incoming, picture
 from tests.api.routes.test_labels import complete
 
@@ -247,3 +254,73 @@ def test_the_client_refuses_what_is_no_few_images_before_it_sends_anything(servi
             client.label(service.task().task_id, [tmp_path / "0.png"], wait_s=61)
         assert jobs(service) == before
         assert client.label(service.task().task_id, [tmp_path / "0.png"], wait_s=0.1).labels == ()
+
+
+def test_what_a_waiting_request_sent_is_not_in_memory(own: Service) -> None:
+    """Up to 200 requests wait, and each may have sent 32 MiB."""
+    padded = {"images": [{"name": "a.png", "data": base64.b64encode(picture(0)).decode()}]}
+    vectors = {"features": np.eye(64, 2000).tolist(), "backbone_fingerprint": FINGERPRINT}
+    as_base64(own, pictures(1))  # the first job imports modules
+    for sent, padding in ((padded, 12 * 2**20), (vectors, 0)):
+        document: dict[str, Any] = {"task_id": own.task().task_id, "wait_s": 60} | sent
+        body = json.dumps(document).encode() + b" " * padding
+        head = f"Authorization: Bearer {own.tokens['requester']}\r\nContent-Length: {len(body)}\r\n\r\n"
+        known = jobs(own)
+        with own.connect() as raw:
+            gc.collect()
+            tracemalloc.start()
+            try:
+                raw.sendall(
+                    b"POST /v1/labels HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + head.encode()
+                )
+                raw.sendall(body)
+                eventually(lambda known=known: jobs(own) != known)
+                eventually(lambda: tracemalloc.get_traced_memory()[0] < 2**20, seconds=5)
+            finally:
+                tracemalloc.stop()
+
+
+def test_a_small_document_of_images_is_written_beside_the_event_loop(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every request would wait while the disk takes it."""
+    made = job_intake.upload_of_images
+    seen: list[bool] = []
+
+    def watched(*given: Any, **more: Any) -> Upload:
+        seen.append(asyncio._get_running_loop() is None)
+        return made(*given, **more)
+
+    monkeypatch.setattr(job_intake, "upload_of_images", watched)
+    assert as_base64(service, pictures(1)).status_code == 202
+    assert seen == [True]
+
+
+def test_one_token_does_not_take_every_place_to_wait(
+    serve_in: ServeIn, config_of: ConfigOf, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "MAX_WAITING", 2)
+    monkeypatch.setattr(routes, "MAX_WAITING_OF_A_TOKEN", 1)
+    with serve_in(config_of(tmp_path_factory.mktemp("waiting") / "home")) as crowded:
+        answers: list[Any] = []
+
+        def wait(service: Service) -> threading.Thread:
+            before = jobs(crowded)
+            sent = {"task_id": service.task(by=service.holder("requester")).task_id, "more": {"wait_s": 60}}
+            sender = threading.Thread(target=lambda: answers.append(as_base64(service, pictures(1), **sent)))
+            sender.start()
+            eventually(lambda: jobs(crowded) != before)
+            return sender
+
+        first = wait(crowded)
+        wait(crowded).join(30)
+        assert [answer.status_code for answer in answers] == [202], "the same token's second request is not kept"
+        other = wait(of_new_requester(crowded))
+        other.join(1)
+        assert other.is_alive(), "another token's request waits"
+        for job_id in jobs(crowded):
+            with crowded.http("admin") as http:
+                http.delete(f"/v1/jobs/{job_id}")
+        for sender in (first, other):
+            sender.join(240)
+    assert [answer.json()["state"] for answer in answers[1:]] == ["cancelled", "cancelled"]
