@@ -419,7 +419,7 @@ def _of_persons(shard: Shard, persons: Sequence[str], key: Path | None) -> NDArr
     if known.name != shard.site_key:
         raise BadData(f"{file} is not the key that shard {shard.path.name!r} was made with; name that one (--site-key)")
     unknown = 0
-    for digest in known.digests("person", [one_name(person).encode() for person in persons]):
+    for digest in known.digests("person", [one_name(person).encode("utf-8", "surrogateescape") for person in persons]):
         theirs = (shard.persons == digest).all(axis=1)
         unknown += not theirs.any()
         found |= theirs
