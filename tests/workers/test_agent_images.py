@@ -130,6 +130,13 @@ def test_a_stop_while_it_embeds_ends_the_start_and_the_next_one_goes_on(home: Pa
     assert sum(passed) == 40
 
 
+def test_a_policy_that_allows_nothing_is_told_before_anything_is_embedded(home: Path, passed: list[int]) -> None:
+    (home / "policy.toml").write_text("")
+    with pytest.raises(LabelerError, match="allows nothing as it is"):
+        run_agent(home, stop=threading.Event())
+    assert not passed
+
+
 def test_a_changed_folder_is_told_and_not_used_until_a_person_asks(
     home: Path, scans: Path, passed: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -329,7 +336,7 @@ def put_all_into_one_folder(scans: Path) -> None:
 @pytest.mark.parametrize(
     ("trouble", "sentence"),
     [
-        (move_away, "there is no folder of images .*is its disk mounted"),
+        (move_away, "there is no folder of images .*whether its disk is mounted"),
         (empty, "holds no image"),
         (rename_a_class, "20 of 40 private images have no label in the class list"),
         (put_all_into_one_folder, "carry no labels"),

@@ -259,8 +259,8 @@ class ImageFolder:
     def _source(self) -> ImageSource:
         if not self.path.is_dir():
             raise InvalidSetting(
-                f"there is no folder of images {self.path}: is its disk mounted? If it has moved, correct its line in "
-                "agent.toml"
+                f"there is no folder of images {self.path}: check the path, and whether its disk is mounted; if it has "
+                "moved, correct its line in agent.toml"
             )
 
         def refuse(error: OSError) -> None:
