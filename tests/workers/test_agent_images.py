@@ -104,10 +104,12 @@ def test_a_start_embeds_resumes_after_a_kill_and_embeds_each_image_once(
     shown = desk.overview()["images"]
     assert (shown["state"], shown["done"]) == ("interrupted", 32)
     write_pictures(scans, ["ill/P-99/came-meanwhile.png"], size=(5, 5))
+    (scans / "well/P-7/damaged.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     with caplog.at_level(logging.INFO, logger="labeler.agent"):
         assert embed_before_answering(home, stop=threading.Event())
     assert sum(passed) == 41
     assert [one.__dict__["percent"] for one in caplog.records if hasattr(one, "percent")] == [100]
+    assert "some files could not be read as images" in caplog.text
     assert not any(character.isdigit() for one in caplog.records for character in one.getMessage())
     shard = Shard.open(home / "records.shard")
     assert (len(shard), shard.max_records, shard.classes) == (41, 100, ("ill", "well"))

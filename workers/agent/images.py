@@ -39,14 +39,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.embedding import Listed, list_source, while_there_is_room
+from feature_store.embedding import EmbedReport, Listed, list_source, while_there_is_room
 from feature_store.shard import MANIFEST_NAME, Shard
 from feature_store.shard_writer import check_classes, written_so_far
 from feature_store.sources import ImageSource, PersonColumn, image_blocks, open_source
 from labeler.errors import Interrupted, InvalidSetting, LabelerError, OutputInUse, UnreadableFile
 from labeler.system.files import PRIVATE_FILE, exclusive, replace_file
 from labeler.system.site_key import SITE_KEY_FILE, SiteKey, as_digests, site_key
-from workers.embedder.shards import backbone_recipe, delete_records, embed_images, source_of
+from workers.embedder.shards import backbone_recipe, delete_records, embed_images, source_of, told_of
 from workers.party.home import AgentConfig, EmbedSettings, path_in_home, read_agent_config
 from workers.party.link import cause
 from workers.progress import ProgressCallback, silent
@@ -189,58 +189,48 @@ class ImageFolder:
             site_key(self._home / SITE_KEY_FILE)  # made where there is none
             look = self.look()
             _refuse_deleted(look.deleted)
-            if self.is_embedded and not look.has_changed:
-                return self._unchanged()
-            listed = self.listed()  # before anything is deleted
             before = self._record_ids()
-            settings = self._settings
-            try:
-                self._delete_gone(look, listed.images)
-                result = embed_images(
-                    self.path,
-                    self._backbone(),
-                    self.shard,
-                    architecture=settings.architecture,
-                    classes=settings.classes,
-                    device=settings.device,
-                    threads=settings.threads,
-                    persons=self._persons(),
-                    duplicates=settings.duplicates,
-                    max_records=settings.max_records,
-                    attributes=self._attributes(),
-                    split=settings.split,
-                    update=True,
-                    progress=progress,
-                )
-            except UnreadableFile as error:
-                raise InvalidSetting(
-                    f"a file in the folder of images could not be read: {error}. Nothing is taken for removed; let the "
-                    "user that runs this agent read all of the folder, and embed again: it goes on where it stopped"
-                ) from None
+            if look.has_changed or not self.is_embedded:
+                report = self._bring_up_to_date(look, progress)
+            else:
+                shard = Shard.open(self.shard, verify=False)
+                skipped, size = shard.skipped, len(shard)
+                report = told_of(EmbedReport(self.shard, size, skipped, size, shard.classes, shard.fingerprint, ()))
             after = self._record_ids()
-            self._remember(look)
         counts = look.counts()
-        return result | {
-            "new": counts["new"],
-            "changed": counts["changed"],
-            "removed": counts["removed"],
+        return report | {
+            **{name: counts[name] for name in ("new", "changed", "removed")},
             "added": len(np.setdiff1d(after, before)),
             "dropped": len(np.setdiff1d(before, after)),
         }
 
-    def _unchanged(self) -> dict[str, Any]:
-        shard = Shard.open(self.shard, verify=False)
-        return {
-            "out": str(self.shard),
-            "records": len(shard),
-            "fingerprint": shard.fingerprint,
-            "classes": list(shard.classes),
-            "skipped": [{"source": skipped.source, "reason": skipped.reason} for skipped in shard.skipped],
-            **{name: [] for name in ("passed_over", "notes", "duplicates")},
-            **dict.fromkeys(("copies", "contradictions", "shared", "new", "changed", "removed", "added", "dropped"), 0),
-            "listed": None,
-            "resumed_from": len(shard),
-        }
+    def _bring_up_to_date(self, look: Look, progress: ProgressCallback) -> dict[str, Any]:
+        listed, settings = self.listed(), self._settings  # before anything is deleted
+        try:
+            self._delete_gone(look, listed.images)
+            report = embed_images(
+                self.path,
+                self._backbone(),
+                self.shard,
+                architecture=settings.architecture,
+                classes=settings.classes,
+                device=settings.device,
+                threads=settings.threads,
+                persons=self._persons(),
+                duplicates=settings.duplicates,
+                max_records=settings.max_records,
+                attributes=self._attributes(),
+                split=settings.split,
+                update=True,
+                progress=progress,
+            )
+        except UnreadableFile as error:
+            raise InvalidSetting(
+                f"a file in the folder of images could not be read: {error}. Nothing is taken for removed; let the "
+                "user that runs this agent read all of the folder, and embed again: it goes on where it stopped"
+            ) from None
+        self._remember(look)
+        return report
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -391,7 +381,8 @@ def embed_before_answering(home: Path, *, stop: threading.Event) -> bool:
         return True
     log.info("embedding the images; the coordinator hears of this agent once they are done")
     try:
-        folder.embed(progress=_logged(stop))
+        if folder.embed(progress=_logged(stop))["skipped"]:
+            log.warning("some files could not be read as images and are no records; labeler agent embed names them")
     except Interrupted:
         return True
     log.info("the images are embedded")
@@ -495,8 +486,7 @@ class SiteImages:
             result = folder.embed(progress=stopping(self._stop, silent))
             if skipped := len(result["skipped"]):
                 self._problem = (
-                    f"{skipped} files could not be read as images and are no records. labeler agent embed names them "
-                    "when it embeds again"
+                    f"{skipped} files could not be read as images and are no records; labeler agent embed names them"
                 )
         except Interrupted:
             pass
