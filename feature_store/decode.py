@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from labeler.errors import UnreadableImage
+from labeler.errors import UnreadableFile, UnreadableImage
 
 MAX_PIXELS = 64_000_000
 """Larger images are refused before they are decoded: a small file can unpack to gigabytes."""
@@ -121,9 +121,9 @@ def decode_image(data: bytes | Path, *, max_pixels: int = MAX_PIXELS) -> Image.I
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise UnreadableImage(f"too large: more than {max_pixels} pixels") from None
     except FileNotFoundError:
-        raise UnreadableImage("the file is gone") from None
+        raise UnreadableFile("the file is gone") from None
     except PermissionError:
-        raise UnreadableImage("no permission to read the file") from None
+        raise UnreadableFile("no permission to read the file") from None
     # Pillow's decoders raise almost anything on damaged files; all of it means the same here.
     except Exception as error:
         raise UnreadableImage(f"damaged or truncated ({type(error).__name__})") from None

@@ -40,7 +40,7 @@ from feature_store.same_images import find_same_images, keep_first, named, refus
 from feature_store.shard import MANIFEST_NAME, Shard
 from feature_store.shard_writer import ShardWriter
 from feature_store.sources import AttributeSource, ImageSource, PersonColumn, image_blocks, open_source, source_digest
-from labeler.errors import BadData, InvalidSetting, StorageFull, UnreadableImage
+from labeler.errors import BadData, InvalidSetting, StorageFull, UnreadableFile, UnreadableImage
 from labeler.settings import check_names_are_text, misspelt
 from labeler.system.files import PRIVATE_FILE, is_full, replace_file
 from labeler.system.process_pool import all_cores
@@ -101,6 +101,7 @@ def load_image(
     digester: SiteKey | None = None,
     known: Mapping[bytes, NDArray[np.int16]] = NOTHING_KNOWN,
     keep_thumbnail: bool = False,
+    must_read: bool = False,
 ) -> Loaded:
     """Read, decode and prepare one image.
 
@@ -108,6 +109,10 @@ def load_image(
         digester: makes the digest by which equal images are found; none where None.
         known: the rows of images that are embedded already, by their digests; these are not decoded.
         keep_thumbnail: whether to make a picture for reports; of public images only.
+        must_read: refuse a file that cannot be read; a file that is read and holds no image is still left out.
+
+    Raises:
+        UnreadableFile: see `must_read`.
     """
     try:
         file = images.file(index)
@@ -124,6 +129,8 @@ def load_image(
             thumbnail = png_thumbnail(picture, side=_THUMBNAIL_PIXELS)
         return Loaded(index, prepare_image(image, transform), thumbnail, "", digest)
     except (UnreadableImage, BadData) as error:
+        if must_read and isinstance(error, UnreadableFile):
+            raise
         return Loaded(index, None, None, str(error))
 
 
@@ -318,7 +325,8 @@ def embed_source(
 
     With `update`, a finished private shard is brought up to date with its source in one step. An image whose bytes it
     holds, or an interrupted run embedded, is not embedded again. A record of the same image, label and person keeps its
-    id. The whole source is compared anew, so the result has the records of a shard that is made from nothing.
+    id. The whole source is compared anew, so the result has the records of a shard that is made from nothing. A file
+    that cannot be read ends it before anything changes: what a disk withholds must not pass for what was removed.
 
     Args:
         source: an ImageSource, or what `open_source` opens.
@@ -382,18 +390,18 @@ def embed_source(
     known = NOTHING_KNOWN
 
     def here(indices: range) -> Generator[Embedded]:
-        one, size = partial(sent, digester=digester, known=known), passes * network.batch_size
+        one, size = partial(sent, digester=digester, known=known, must_read=update), passes * network.batch_size
         with closing(loaded_batches(one, indices, batch_size=size, threads=threads or all_cores())) as batches:
             yield from embedded_batches(network, batches)
 
     people = None
     if listed.people is not None and digester is not None:
-        people = digester.digests("person", [name.encode() for name in listed.people])
+        people = digester.digests("person", [name.encode("utf-8", "surrogateescape") for name in listed.people])
     job = _job_digest(images, network, names, labels, public=public, thumbnails=keep_thumbnails, people=people)
     if path.exists() and not update:
         return _report_finished(path, job, images, notes, policy, max_records, digester)
     with (
-        _while_there_is_room(path),
+        while_there_is_room(path),
         ShardWriter(
             path,
             classes=names,
@@ -533,12 +541,12 @@ def match_labels(images: ImageSource, classes: tuple[str, ...], *, public: bool)
 def _site_key(out: Path, key: SiteKey | Path | None) -> SiteKey:
     if isinstance(key, SiteKey):
         return key
-    with _while_there_is_room(out):
+    with while_there_is_room(out):
         return site_key(out.parent / SITE_KEY_FILE if key is None else key)
 
 
 @contextmanager
-def _while_there_is_room(out: Path) -> Iterator[None]:
+def while_there_is_room(out: Path) -> Iterator[None]:
     """Raise StorageFull where a disk has no room left for a shard; every other error passes."""
     try:
         yield

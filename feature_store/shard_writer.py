@@ -331,8 +331,8 @@ class ShardWriter:
             sync_folder(self.path.parent)
         else:
             self._take_place(self._replaced, final, manifest)
-        shutil.rmtree(self._work)
-        for folder in set_aside(self.path):
+        for folder in (self._work, *set_aside(self.path)):
+            (folder / _STATE).unlink(missing_ok=True)  # first: what a kill leaves then holds no rows for anybody
             shutil.rmtree(folder)
 
     def _take_place(self, shard: Shard, final: Path, manifest: Manifest) -> None:
@@ -496,13 +496,12 @@ class _State:
 
 
 def _read_state(work: Path, name: str) -> _State | None:
-    path = work / _STATE
-    if not path.exists():
-        return None
     try:
-        state = json.loads(path.read_bytes())
+        state = json.loads((work / _STATE).read_bytes())
         sizes = {part: int(state["sizes"][part]) for part in _PARTS}
         return _State({"site_key": None} | state["identity"], int(state["records"]), int(state["position"]), sizes)
+    except FileNotFoundError:
+        return None
     except (ValueError, KeyError, TypeError):
         raise DamagedShard(
             f"the state of the interrupted output {name!r} is damaged; delete the folder {work.name!r} and begin again"

@@ -54,7 +54,7 @@ from PIL import Image
 
 from feature_store.decode import MAX_PIXELS, Skipped, decode_image, to_rgb
 from feature_store.results.image_labels import FILE_HEADINGS
-from labeler.errors import BadData, InvalidSetting, LabelerError, UnreadableImage
+from labeler.errors import BadData, InvalidSetting, LabelerError, UnreadableFile, UnreadableImage
 from labeler.settings import misspelt
 from labeler.system.files import open_regular, read_named
 
@@ -129,7 +129,7 @@ def image_blocks(images: ImageSource, index: int) -> Iterator[bytes]:
                 while block := opened.read(_READ_BYTES):
                     yield block
         except OSError as error:
-            raise UnreadableImage(f"the file cannot be read ({error.strerror})") from None
+            raise UnreadableFile(f"the file cannot be read ({error.strerror})") from None
 
 
 def source_digest(source: ImageSource) -> str:
@@ -195,11 +195,11 @@ class FolderSource:
             with open_regular(path) as file:
                 return path if os.fstat(file.fileno()).st_size > _MOST_AT_ONCE else file.read()
         except FileNotFoundError:
-            raise UnreadableImage("the file is gone") from None
+            raise UnreadableFile("the file is gone") from None
         except PermissionError:
-            raise UnreadableImage("no permission to read the file") from None
+            raise UnreadableFile("no permission to read the file") from None
         except OSError as error:
-            raise UnreadableImage(f"the file cannot be read ({error.strerror})") from None
+            raise UnreadableFile(f"the file cannot be read ({error.strerror})") from None
 
 
 _OF_SYSTEMS: Final = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})

@@ -10,6 +10,7 @@
     │   ├── DamagedShard        a shard's bytes do not match its manifest
     │   ├── MixedShards         shards that must agree (classes, backbone) do not
     │   ├── UnreadableImage     a file that should hold an image does not
+    │   │   └── UnreadableFile  it cannot be read now, whatever it holds
     │   ├── IdenticalImages     private images are there more than once
     │   ├── JournalBroken       the journal was edited, or its chain is broken
     │   ├── JournalBehind       the journal is older than an earlier copy of it
@@ -110,6 +111,10 @@ class MixedShards(BadData):
 
 class UnreadableImage(BadData):
     """A file that should hold an image does not."""
+
+
+class UnreadableFile(UnreadableImage):
+    """A file cannot be read at this moment, whatever it holds."""
 
 
 class IdenticalImages(BadData):

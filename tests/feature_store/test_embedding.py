@@ -204,8 +204,7 @@ def test_a_disk_that_is_full_at_any_step_is_said_and_the_same_call_goes_on(photo
         from pathlib import Path
         from feature_store.backbones import load_backbone
         from feature_store.embedding import embed_source
-        from feature_store.shard import MARK_NAME, Shard, claim
-from feature_store.shard_writer import erase_deleted
+        from feature_store.shard import Shard
         from labeler.errors import StorageFull
 
         photos, disk, backbone = Path(sys.argv[1]), Path(sys.argv[2]), load_backbone("pixels:16")

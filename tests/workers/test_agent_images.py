@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from feature_store import sources
 from feature_store.backbones.backbone import PixelBackbone
 from feature_store.shard import Shard
 from labeler.errors import InvalidSetting, LabelerError, OutputInUse, StorageFull
@@ -103,10 +104,12 @@ def test_a_start_embeds_resumes_after_a_kill_and_embeds_each_image_once(
     shown = desk.overview()["images"]
     assert (shown["state"], shown["done"]) == ("interrupted", 32)
     write_pictures(scans, ["ill/P-99/came-meanwhile.png"], size=(5, 5))
+    (scans / "well/P-7/damaged.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     with caplog.at_level(logging.INFO, logger="labeler.agent"):
         assert embed_before_answering(home, stop=threading.Event())
     assert sum(passed) == 41
     assert [one.__dict__["percent"] for one in caplog.records if hasattr(one, "percent")] == [100]
+    assert "some files could not be read as images" in caplog.text
     assert not any(character.isdigit() for one in caplog.records for character in one.getMessage())
     shard = Shard.open(home / "records.shard")
     assert (len(shard), shard.max_records, shard.classes) == (41, 100, ("ill", "well"))
@@ -127,6 +130,13 @@ def test_a_stop_while_it_embeds_ends_the_start_and_the_next_one_goes_on(home: Pa
     assert folder_of(home).progress() == 32
     folder_of(home).embed()
     assert sum(passed) == 40
+
+
+def test_a_policy_that_allows_nothing_is_told_before_anything_is_embedded(home: Path, passed: list[int]) -> None:
+    (home / "policy.toml").write_text("")
+    with pytest.raises(LabelerError, match="allows nothing as it is"):
+        run_agent(home, stop=threading.Event())
+    assert not passed
 
 
 def test_a_changed_folder_is_told_and_not_used_until_a_person_asks(
@@ -168,17 +178,93 @@ def test_records_of_removed_files_go_before_new_ones_are_embedded(home: Path, sc
     assert len(ids_of(home)) == 42
 
 
-def test_a_deleted_record_does_not_come_back_with_the_next_embedding(home: Path, scans: Path) -> None:
+@pytest.mark.parametrize("now", ["as it was", "touched", "moved", "copied"])
+def test_a_deleted_record_does_not_come_back_with_the_next_embedding(home: Path, scans: Path, now: str) -> None:
+    file = scans / "ill/P-1/scan.png"
+    if now == "copied":
+        shutil.copy(file, scans / "ill/P-2/copy.png")
     folder_of(home).embed()
     delete_records(home / "records.shard", images=["ill/P-1/scan.png"])
     write_pictures(scans, ["well/P-7/new.png"], size=(5, 5))
     assert SiteConsole(home).overview()["images"]["deleted"] == 1
-    with pytest.raises(InvalidSetting, match="their records were deleted: they would come back"):
+    if now == "touched":
+        os.utime(file)
+    elif now == "moved":
+        file.rename(scans / "ill/P-2/copy.png")
+    elif now == "copied":
+        file.unlink()
+    with pytest.raises(InvalidSetting, match="they would come back"):
         folder_of(home).embed()
     assert len(ids_of(home)) == 39
-    (scans / "ill/P-1/scan.png").unlink()
+    for one in (file, scans / "ill/P-2/copy.png"):
+        one.unlink(missing_ok=True)
     folder_of(home).embed()
     assert ids_of(home).keys() == {*FILES, "well/P-7/new.png"} - {"ill/P-1/scan.png"}
+
+
+def test_a_record_keeps_its_id_while_a_copy_of_its_file_comes_and_goes(home: Path, scans: Path) -> None:
+    folder_of(home).embed()
+    before = ids_of(home)
+    copy = scans / "ill/P-0/a-first.png"
+    shutil.copy(scans / "ill/P-1/scan.png", copy)
+    folder_of(home).embed()
+    assert ids_of(home)["ill/P-0/a-first.png"] == before["ill/P-1/scan.png"]
+    copy.unlink()
+    folder_of(home).embed()
+    assert ids_of(home) == before
+
+
+def test_a_file_that_cannot_be_read_is_no_image_left_out(
+    home: Path, scans: Path, passed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = sources.open_regular
+
+    def withheld(path: Path) -> Any:
+        if path.match("ill/P-1/*"):
+            raise OSError(5, "Input/output error")
+        return opened(path)
+
+    def embed_with_trouble() -> None:
+        with monkeypatch.context() as trouble:
+            trouble.setattr(sources, "open_regular", withheld)
+            with pytest.raises(InvalidSetting, match="could not be read") as refused:
+                folder_of(home).embed()
+        assert "P-1" not in str(refused.value)
+        folder_of(home).embed()
+
+    embed_with_trouble()
+    assert len(ids_of(home)) == sum(passed) == 40
+    before = ids_of(home)
+    (scans / "ill/P-1/scan.png").rename(scans / "ill/P-1/moved.png")
+    write_pictures(scans, ["well/P-7/new.png"], size=(5, 5))
+    embed_with_trouble()
+    assert sum(passed) == 41
+    assert ids_of(home)["ill/P-1/moved.png"] == before["ill/P-1/scan.png"]
+
+
+def test_a_kill_while_the_working_folder_is_removed_loses_nothing(
+    home: Path, passed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(folder: Path) -> None:
+        (folder / "features").unlink()
+        raise Killed
+
+    with monkeypatch.context() as trouble:
+        trouble.setattr(shutil, "rmtree", killed)
+        with pytest.raises(Killed):
+            folder_of(home).embed()
+    before = ids_of(home)
+    folder_of(home).embed()
+    assert (ids_of(home), sum(passed)) == (before, 40)
+    assert not list(home.glob("*.writing*"))
+
+
+def test_a_folder_that_names_a_person_needs_no_utf8(tmp_path: Path, scans: Path) -> None:
+    (scans / "ill/P-1").rename(scans / os.fsdecode(b"ill/M\xfcller"))
+    home = made(tmp_path / "agent", scans, person_level=2)
+    folder_of(home).embed()
+    delete_records(home / "records.shard", persons=[os.fsdecode(b"M\xfcller")])
+    assert len(ids_of(home)) == 39
 
 
 def test_the_shell_says_what_has_changed_and_embeds_it(home: Path, scans: Path, labeler: Labeler) -> None:
@@ -252,7 +338,7 @@ def put_all_into_one_folder(scans: Path) -> None:
 @pytest.mark.parametrize(
     ("trouble", "sentence"),
     [
-        (move_away, "there is no folder of images .*is its disk mounted"),
+        (move_away, "there is no folder of images .*whether its disk is mounted"),
         (empty, "holds no image"),
         (rename_a_class, "20 of 40 private images have no label in the class list"),
         (put_all_into_one_folder, "carry no labels"),

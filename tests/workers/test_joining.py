@@ -190,6 +190,7 @@ def test_a_hospital_joins_with_a_folder_of_images_which_its_agent_embeds(
         (join, "--max-records"),
         ((*join, "--max-records", 50, "--shard", "a.shard"), "--images FOLDER"),
         ((*join, "--max-records", 50, "--classes", "sick,well"), "no label in the class list"),
+        ((*join, "--max-records", 50, "--home", "scans/ill/a"), "would lie in the folder of images"),
     ):
         refused = labeler(*missing)
         assert refused.code in (1, 2)
@@ -200,7 +201,9 @@ def test_a_hospital_joins_with_a_folder_of_images_which_its_agent_embeds(
     assert "embeds the images, then answers" in joined.out
     assert max(map(len, joined.out.splitlines())) <= 80
     config = read_agent_config(tmp_path / "a")
-    assert config.embedding == EmbedSettings(max_records=50, backbone="pixels:4")
+    assert config.embedding == EmbedSettings(max_records=50, backbone="pixels:4", classes=("ill", "well")), (
+        "the class list that is enrolled follows no folder that comes later"
+    )
     assert (config.images, config.shard) == (str(tmp_path / "scans"), "records.shard")
     parties = {one.party_id: one for one in service.coordinator.roster.party_list().parties}
     assert parties["hospital-a"].classes == ("ill", "well"), "known before anything is embedded"

@@ -9,10 +9,10 @@ it soon votes no more, however long the new images take. Every other record keep
 
 **A look** at the folder compares names, sizes and times of its files with those of the last embedding, and reads none.
 They are kept in `images.npy` under the site's key, so that the file names nobody: one row per file of
-[digest of its name (2 words), size, time, 1 if it became a record].
+[digest of its name (2 words), size, time, digest of its image (2 words; 0 if it became no record)].
 
-A deleted record must not come back with the next embedding because its file still lies in the folder. So an unchanged
-file that was a record and is none any more stops the embedding, with a sentence.
+A deleted record must not come back with the next embedding because its file still lies in the folder. So a file that
+was a record and is none any more stops the embedding, with a sentence; and so does its image under any other name.
 
 **The coordinator** must not learn how many images there are. While they are embedded, the agent is silent. Its first
 poll is at 5, 10, 20, 40 ... seconds after its start: an observer who knows the start reads off a power of two, as with
@@ -39,14 +39,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.embedding import Listed, list_source
+from feature_store.embedding import EmbedReport, Listed, list_source, while_there_is_room
 from feature_store.shard import MANIFEST_NAME, Shard
 from feature_store.shard_writer import check_classes, written_so_far
 from feature_store.sources import ImageSource, PersonColumn, image_blocks, open_source
-from labeler.errors import Interrupted, InvalidSetting, LabelerError, OutputInUse, UnreadableImage
-from labeler.system.files import PRIVATE_FILE, exclusive, is_full, replace_file, storage_full
-from labeler.system.site_key import SITE_KEY_FILE, SiteKey, site_key
-from workers.embedder.shards import backbone_recipe, delete_records, embed_images, source_of
+from labeler.errors import Interrupted, InvalidSetting, LabelerError, OutputInUse, UnreadableFile
+from labeler.system.files import PRIVATE_FILE, exclusive, replace_file
+from labeler.system.site_key import SITE_KEY_FILE, SiteKey, as_digests, site_key
+from workers.embedder.shards import backbone_recipe, delete_records, embed_images, source_of, told_of
 from workers.party.home import AgentConfig, EmbedSettings, path_in_home, read_agent_config
 from workers.party.link import cause
 from workers.progress import ProgressCallback, silent
@@ -158,7 +158,7 @@ class ImageFolder:
         if not self.is_embedded:
             return Look(names, stamps, frozenset(range(len(names))), frozenset(), 0, 0)
         seen = {row[:2].tobytes(): row[2:] for row in np.load(self._home / IMAGES_FILE, allow_pickle=False)}
-        records = self._sources_of_records()
+        records = self._records()
         new, changed, deleted = set(), set(), 0
         for place, stamp in enumerate(stamps):
             before = seen.pop(stamp[:2].tobytes(), None)
@@ -166,7 +166,7 @@ class ImageFolder:
                 new.add(place)
             elif not np.array_equal(before[:2], stamp[2:]):
                 changed.add(place)
-            elif place < len(names) and before[2] and names[place] not in records:
+            elif place < len(names) and before[2:].any() and names[place] not in records:
                 deleted += 1
         return Look(names, stamps, frozenset(new), frozenset(changed), len(seen), deleted)
 
@@ -188,18 +188,27 @@ class ImageFolder:
         with self._held():
             site_key(self._home / SITE_KEY_FILE)  # made where there is none
             look = self.look()
-            if look.deleted:
-                raise InvalidSetting(
-                    f"{look.deleted} files in the folder of images are unchanged, and their records were deleted: they "
-                    "would come back. Take those files, and copies of them, out of the folder; then embed again"
-                )
-            if self.is_embedded and not look.has_changed:
-                return self._unchanged()
-            listed = self.listed()  # before anything is deleted
+            _refuse_deleted(look.deleted)
             before = self._record_ids()
+            if look.has_changed or not self.is_embedded:
+                report = self._bring_up_to_date(look, progress)
+            else:
+                shard = Shard.open(self.shard, verify=False)
+                skipped, size = shard.skipped, len(shard)
+                report = told_of(EmbedReport(self.shard, size, skipped, size, shard.classes, shard.fingerprint, ()))
+            after = self._record_ids()
+        counts = look.counts()
+        return report | {
+            **{name: counts[name] for name in ("new", "changed", "removed")},
+            "added": len(np.setdiff1d(after, before)),
+            "dropped": len(np.setdiff1d(before, after)),
+        }
+
+    def _bring_up_to_date(self, look: Look, progress: ProgressCallback) -> dict[str, Any]:
+        listed, settings = self.listed(), self._settings  # before anything is deleted
+        try:
             self._delete_gone(look, listed.images)
-            settings = self._settings
-            result = embed_images(
+            report = embed_images(
                 self.path,
                 self._backbone(),
                 self.shard,
@@ -215,34 +224,18 @@ class ImageFolder:
                 update=True,
                 progress=progress,
             )
-            after = self._record_ids()
-            self._remember(look)
-        counts = look.counts()
-        return result | {
-            "new": counts["new"],
-            "changed": counts["changed"],
-            "removed": counts["removed"],
-            "added": len(np.setdiff1d(after, before)),
-            "dropped": len(np.setdiff1d(before, after)),
-        }
-
-    def _unchanged(self) -> dict[str, Any]:
-        shard = Shard.open(self.shard, verify=False)
-        return {
-            "out": str(self.shard),
-            "records": len(shard),
-            "fingerprint": shard.fingerprint,
-            "classes": list(shard.classes),
-            "skipped": [{"source": skipped.source, "reason": skipped.reason} for skipped in shard.skipped],
-            **{name: [] for name in ("passed_over", "notes", "duplicates")},
-            **dict.fromkeys(("copies", "contradictions", "shared", "new", "changed", "removed", "added", "dropped"), 0),
-            "listed": None,
-            "resumed_from": len(shard),
-        }
+        except UnreadableFile as error:
+            raise InvalidSetting(
+                f"a file in the folder of images could not be read: {error}. Nothing is taken for removed; let the "
+                "user that runs this agent read all of the folder, and embed again: it goes on where it stopped"
+            ) from None
+        self._remember(look)
+        return report
 
     @contextmanager
     def _held(self) -> Iterator[None]:
         with ExitStack() as lock:
+            lock.enter_context(while_there_is_room(self.shard))
             for tries_left in reversed(range(_LOCK_TRIES)):
                 try:
                     lock.enter_context(exclusive(self._home / LOCK_FILE, "the images of this home"))
@@ -256,8 +249,8 @@ class ImageFolder:
     def _source(self) -> ImageSource:
         if not self.path.is_dir():
             raise InvalidSetting(
-                f"there is no folder of images {self.path}: is its disk mounted? If it has moved, correct its line in "
-                "agent.toml"
+                f"there is no folder of images {self.path}: check the path, and whether its disk is mounted; if it has "
+                "moved, correct its line in agent.toml"
             )
 
         def refuse(error: OSError) -> None:
@@ -289,36 +282,28 @@ class ImageFolder:
         """Delete records whose image is not in the folder any more, under any name."""
         if not (self.shard / MANIFEST_NAME).is_file():
             return
-        shard, key = Shard.open(self.shard, verify=False), site_key(self._home / SITE_KEY_FILE)
-        if shard.image_digests is None:
-            return
-        moved = set()
-        for place in look.new | look.changed if self.is_embedded else range(len(look.names)):
-            if place < len(look.names):
-                try:
-                    moved.add(key.digest("image", image_blocks(images, place)))
-                except UnreadableImage:
-                    continue
+        records, lost = self._records(), set()
+        if self.is_embedded:
+            seen = np.load(self._home / IMAGES_FILE, allow_pickle=False)[:, 4:]
+            lost = {row.tobytes() for row in seen[seen.any(axis=1)]} - set(records.values())
         stays = set(look.names) - {look.names[place] for place in look.changed if place < len(look.names)}
-        gone = [
-            shard.sources[row]
-            for row in shard.rows.tolist()
-            if shard.sources[row] not in stays and shard.image_digests[row].astype("<i8").tobytes() not in moved
-        ]
-        if 0 < len(gone) < len(shard):  # a shard keeps a record; if all go, the new ones take their place in one step
+        left = records.keys() - stays
+        if not left and not lost:
+            return
+        key = site_key(self._home / SITE_KEY_FILE)
+        others = [place for place, name in enumerate(look.names) if place in look.changed or name not in records]
+        found = {key.digest("image", image_blocks(images, place)) for place in others}
+        _refuse_deleted(len(found & lost))
+        gone = [name for name in left if records[name] not in found]
+        if 0 < len(gone) < len(records):  # a shard keeps a record; if all go, the new ones take their place in one step
             delete_records(self.shard, images=gone)
 
     def _remember(self, look: Look) -> None:
-        records = self._sources_of_records()
-        became = [[name in records] for name in look.names] + [[False]] * (len(look.stamps) - len(look.names))
+        records, none = self._records(), bytes(16)
+        digests = b"".join(records.get(name, none) for name in look.names).ljust(16 * len(look.stamps), b"\0")
         file = io.BytesIO()
-        np.save(file, np.hstack([look.stamps, np.array(became, dtype=np.int64)]))
-        try:
-            replace_file(self._home / IMAGES_FILE, file.getvalue(), mode=PRIVATE_FILE)
-        except OSError as error:
-            if not is_full(error):
-                raise
-            raise storage_full("the list of images") from error
+        np.save(file, np.hstack([look.stamps, as_digests(digests)]))
+        replace_file(self._home / IMAGES_FILE, file.getvalue(), mode=PRIVATE_FILE)
 
     def _record_ids(self) -> NDArray[np.int64]:
         if not (self.shard / MANIFEST_NAME).is_file():
@@ -326,9 +311,13 @@ class ImageFolder:
         shard = Shard.open(self.shard, verify=False)
         return np.asarray(shard.record_ids[shard.rows])
 
-    def _sources_of_records(self) -> set[str]:
+    def _records(self) -> dict[str, bytes]:
+        """Return the digest of each record's image by the name of its file."""
         shard = Shard.open(self.shard, verify=False)
-        return {shard.sources[row] for row in shard.rows.tolist()}
+        if shard.image_digests is None:
+            raise InvalidSetting(f"{self.shard} was not embedded from a folder of images; move it away")
+        digests = shard.image_digests.astype("<i8")
+        return {shard.sources[row]: digests[row].tobytes() for row in shard.rows.tolist()}
 
     def _backbone(self) -> str:
         return path_in_home(self._home, self._settings.backbone)
@@ -340,6 +329,14 @@ class ImageFolder:
     def _persons(self) -> PersonColumn | None:
         table, level = path_in_home(self._home, self._settings.persons), self._settings.person_level
         return None if table is None and level is None else PersonColumn(level, None if table is None else Path(table))
+
+
+def _refuse_deleted(count: int) -> None:
+    if count:
+        raise InvalidSetting(
+            f"the folder holds images whose records were deleted ({count}): they would come back. Take those files, "
+            "and copies of them, out of the folder; then embed again"
+        )
 
 
 def public_facts(home: Path, config: AgentConfig) -> tuple[str, tuple[str, ...]]:
@@ -384,7 +381,8 @@ def embed_before_answering(home: Path, *, stop: threading.Event) -> bool:
         return True
     log.info("embedding the images; the coordinator hears of this agent once they are done")
     try:
-        folder.embed(progress=_logged(stop))
+        if folder.embed(progress=_logged(stop))["skipped"]:
+            log.warning("some files could not be read as images and are no records; labeler agent embed names them")
     except Interrupted:
         return True
     log.info("the images are embedded")
@@ -488,8 +486,7 @@ class SiteImages:
             result = folder.embed(progress=stopping(self._stop, silent))
             if skipped := len(result["skipped"]):
                 self._problem = (
-                    f"{skipped} files could not be read as images and are no records. labeler agent embed names them "
-                    "when it embeds again"
+                    f"{skipped} files could not be read as images and are no records; labeler agent embed names them"
                 )
         except Interrupted:
             pass

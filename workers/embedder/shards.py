@@ -114,7 +114,7 @@ def embed_images(
             progress=lambda done, total: progress(f"Embedding {out.name}", done, total),
             embedder=embedder,
         )
-    return _told_of(report)
+    return told_of(report)
 
 
 def backbone_recipe(
@@ -190,7 +190,7 @@ def embed_features(
         embedder=source.embedded,
     )
     not_covered = (OF_OTHER_RECORDS,) if fitted_on == "other-records" else ()
-    return _told_of(replace(report, notes=report.notes + not_covered))
+    return told_of(replace(report, notes=report.notes + not_covered))
 
 
 def _values(column: Column | None) -> Sequence[Any] | None:
@@ -199,7 +199,8 @@ def _values(column: Column | None) -> Sequence[Any] | None:
     return None if column is None else list(column)
 
 
-def _told_of(report: EmbedReport) -> dict[str, Any]:
+def told_of(report: EmbedReport) -> dict[str, Any]:
+    """Return a report as JSON types; see `embed_images`."""
     return {
         "out": str(report.path),
         "records": report.records,
@@ -419,7 +420,7 @@ def _of_persons(shard: Shard, persons: Sequence[str], key: Path | None) -> NDArr
     if known.name != shard.site_key:
         raise BadData(f"{file} is not the key that shard {shard.path.name!r} was made with; name that one (--site-key)")
     unknown = 0
-    for digest in known.digests("person", [one_name(person).encode() for person in persons]):
+    for digest in known.digests("person", [one_name(person).encode("utf-8", "surrogateescape") for person in persons]):
         theirs = (shard.persons == digest).all(axis=1)
         unknown += not theirs.any()
         found |= theirs

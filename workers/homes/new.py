@@ -159,6 +159,11 @@ def agent_config(
             "name what the agent answers from: a folder of private images that it embeds by itself (--images FOLDER "
             "--max-records N), or a private shard that `labeler embed --max-records N` has made (--shard SHARD)"
         )
+    if images is not None and home.resolve().is_relative_to(images.resolve()):
+        raise InvalidSetting(
+            "the home of the agent would lie in the folder of images, where its files pass for images: name another "
+            "place (--home)"
+        )
     config = AgentConfig(
         agent_id=agent_id,
         coordinator_url=coordinator_url,
@@ -169,7 +174,10 @@ def agent_config(
     )
     if shard is not None:
         check_served(Shard.open(shard))
-    return config, *public_facts(home, config)
+    fingerprint, classes = public_facts(home, config)
+    if embedding is not None:  # what is enrolled must not follow the names of folders
+        config = config.model_copy(update={"embedding": embedding.model_copy(update={"classes": classes})})
+    return config, fingerprint, classes
 
 
 def make_tallier_home(
