@@ -54,7 +54,7 @@ export client Write labels as other tools want them: those of every image of a l
 Ask a service:
 submit client Send images to a running service for labeling. The price is reserved before any agent is asked.
 status client Show one job, or the newest jobs.
-budget client Show what is spent and what is left, per account and level.
+budget client Show what is spent and what is left, per account and level, or what every query took.
 share client Let another requester submit jobs into a task of yours. Each sees its own jobs; the queries are shared.
 Run a site:
 agent parties Run an agent, and review and decide its answers.

@@ -178,7 +178,7 @@ def budget(
     ca_file: CaFile = None,
     as_json: Json = False,
 ) -> None:
-    """Show what is spent and what is left, per account and level; or what every query took.
+    """Show what is spent and what is left, per account and level, or what every query took.
 
     Examples:
 

@@ -178,7 +178,7 @@ def compared_methods(summary: Mapping[str, Any]) -> list[dict[str, str]]:
             "agent": "no bound"
             if job["privacy"]["agent"]["epsilon"] is None
             else say_epsilon(job["privacy"]["agent"]["epsilon"]),
-            "one_record": job["privacy"]["instance"].get("one_record", "–"),
+            "one_record": job["privacy"].get("one_record", "–"),
         }
         for job in jobs
     ]
@@ -494,8 +494,8 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "student": student,
         "privacy": {
             "delta": report.privacy.delta,
-            "instance": _level(report.privacy.instance)
-            | ({} if task.traits.one_record is None else {"one_record": task.traits.one_record(task)}),
+            "instance": _level(report.privacy.instance),
+            **({} if task.traits.one_record is None else {"one_record": task.traits.one_record(task)}),
             "agent": _level(report.privacy.agent),
             **({} if person is None else {"person": _level(person) | {"records_per_person": most}}),
             "colluding_agents": task.colluding_agents,

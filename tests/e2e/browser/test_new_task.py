@@ -54,14 +54,17 @@ def test_a_task_for_life_is_priced_warned_of_refused_at_its_field_and_made(
     page = visit.page
     form(page, url, token)
     price = page.locator("#task-price")
+    method = page.get_by_label("How agents answer")
+    expect(method).to_have_value("reverse-knn")
+    method.select_option("knn")
     for hidden in ("Radius of an agent's ballot", "Images pay for their votes", "Epsilon of an image's whole life"):
         expect(page.get_by_label(hidden)).to_be_hidden()
-    page.get_by_label("How agents answer").select_option("reverse-knn")
+    method.select_option("reverse-knn")
 
     # Of attributes an image may have several, where its nearest images vote and every count is opened.
     attributes = page.get_by_label("Attributes of an image that vote")
     expect(attributes).to_be_hidden()
-    page.get_by_label("How agents answer").select_option("knn")
+    method.select_option("knn")
     one_class = price.inner_text()
     attributes.fill("3")
     expect(price).not_to_have_text(one_class)
@@ -69,7 +72,7 @@ def test_a_task_for_life_is_priced_warned_of_refused_at_its_field_and_made(
     expect(attributes).to_be_hidden()
     page.get_by_label("What is opened").select_option("histogram")
     attributes.fill("")
-    page.get_by_label("How agents answer").select_option("reverse-knn")
+    method.select_option("reverse-knn")
 
     # A ball gives a whole agent a price that it otherwise has not.
     expect(price).to_contain_text("no bound")
@@ -145,8 +148,8 @@ def test_the_form_for_life_reads_in_both_themes_and_widths(
     visit = open_page("about:blank", width=width, scheme=scheme)
     page = visit.page
     form(page, *url_and_token)
-    page.get_by_label("How agents answer").select_option("reverse-knn")
     page.get_by_label("Images pay for their votes").select_option("life")
+    page.get_by_label("Questions an image votes at").fill("5")
     page.get_by_label("Noise, in votes").fill("10")
     page.get_by_label("An image votes where").fill("0.4")
     expect(page.locator("#task-price .note").first).to_be_visible()
