@@ -33,7 +33,6 @@ from feature_store.index.exact_index import (
     ExactIndex,
     NumpyBlock,
     NumpyEngine,
-    check_memory_limit,
     every_query_tied,
 )
 from feature_store.rows import GatheredRows, quantize
@@ -141,14 +140,12 @@ def _broken(*_: object) -> Tensor:
 
 @pytest.mark.parametrize("limit", [None, 560_000, 5_000_000])
 def test_a_device_that_does_not_tell_its_memory_is_left(limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a limit its memory is asked for before there is an index: an agent that starts, or a shard in parts."""
 
     def silent(_: torch.device) -> int:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     monkeypatch.setattr(engine_torch, "_room_bytes", silent)
     engine = FaissGpuEngine(devices=["cpu"])
-    check_memory_limit(limit, 8, engine)
     index = ExactIndex(FEATURES, IDS, engine, memory_limit_bytes=limit)
     assert index.is_kept == (limit is None)
     assert_equal(index.search(QUERIES, 70), 70)
