@@ -182,9 +182,7 @@ class ClusterIndex:
         """See NeighborIndex.remove. Loaded parts are loaded again without them."""
         count = remove_records(self._alive, self._ids, record_ids, missing_ok=missing_ok)
         gone = np.asarray(self._ids[~self._alive])
-        self._records = _Records(
-            secrets.token_hex(8), file_of(self._features), file_of(self._ids), gone, self._limit
-        )
+        self._records = _Records(secrets.token_hex(8), file_of(self._features), file_of(self._ids), gone, self._limit)
         return count
 
 

@@ -208,14 +208,10 @@ def current_name(name: str) -> str:
 
 
 def device_engine(name: str, *, devices: Sequence[str], is_half: bool = True) -> Engine:
-    """Return an engine on some devices, which must have been met; see DeviceEngine and FaissGpuEngine."""
-    if name == "torch-gpu":
-        from feature_store.index.engine_torch import TorchEngine
+    """Return an engine on some devices, which must have been met; see `engine_gpu`."""
+    from feature_store.index.engine_gpu import FaissGpuEngine, TorchEngine
 
-        return TorchEngine(devices=devices)
-    from feature_store.index.engine_faiss_gpu import FaissGpuEngine
-
-    return FaissGpuEngine(devices=devices, is_half=is_half)
+    return TorchEngine(devices=devices) if name == "torch-gpu" else FaissGpuEngine(devices=devices, is_half=is_half)
 
 
 def refuse_unsafe(kind: str) -> None:
@@ -329,12 +325,10 @@ def probe(engine: Engine) -> str | None:
         index = ExactIndex(features, ids, engine)
         for k in counts:
             found, expected = index.search(queries, k), nearest_by_definition(features, ids, queries, k)
-            if index.engine is not engine:
+            is_equal = np.array_equal(found.record_ids, expected.record_ids)
+            is_equal &= np.array_equal(found.similarities, expected.similarities)
+            if not is_equal or index.engine is not engine:
                 return f"it failed, or was not exact, on {what} with k = {k}"
-            if not np.array_equal(found.record_ids, expected.record_ids):
-                return f"it found other neighbours than the definition on {what} with k = {k}"
-            if not np.array_equal(found.similarities, expected.similarities):
-                return f"it rounded similarities on {what} with k = {k}"
     return None
 
 

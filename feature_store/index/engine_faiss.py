@@ -26,7 +26,7 @@ Every query takes one path, however many there are: FAISS's other path for few q
 that of the machine (OMP_NUM_THREADS). Only BLAS decides not to share the product of a tile below a fixed size, some
 tens of microseconds.
 
-No other module of the product imports faiss, but `engine_faiss_gpu`.
+No other module of the product imports faiss, but `engine_gpu`.
 """
 
 from __future__ import annotations

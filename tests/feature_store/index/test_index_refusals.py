@@ -175,7 +175,7 @@ def test_rounded_matrix_products_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
 def test_torch_told_to_save_precision_is_exact_all_the_same(rng: np.random.Generator) -> None:
     import torch
 
-    from feature_store.index.engine_torch import TorchEngine
+    from feature_store.index.engine_gpu import TorchEngine
 
     features = rng.integers(-250, 251, (300, 256)).astype(np.int16) // 2
     features[:, 0] = 1501
