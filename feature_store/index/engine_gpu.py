@@ -6,10 +6,10 @@ the shard. Keys are unique, so it does not matter how a library chooses among eq
 **faiss-gpu** is one `GpuIndexFlatIP` per device, with ties settled by record id as in `engine_faiss`. Similarities and
 places stay on the device until they are keys. Step 3 scores the queries that it concerns in full: `reconstruct_n` gives
 a tile of the stored rows, and one exact product its similarities. FAISS selects at most 2,048 places on a device,
-so a search for more than that is step 3 for every query. Rows are stored in float16, in half the memory of float32; FAISS
-sums their products in float32. Where a device is not exact so, and is in float32, first contact says so, and rows are
-stored in float32 (`build`). FAISS ends its process where CUDA fails in the middle of its work. So a child process meets
-the device first, and an agent that is started again after such an end has its device met anew: then the processor
+so a search for more than that is step 3 for every query. Rows are stored in float16, in half the memory of float32;
+FAISS sums their products in float32. Where a device is not exact so, and is in float32, first contact says so, and rows
+are stored in float32 (`build`). FAISS ends its process where CUDA fails in the middle of its work. So a child process
+meets the device first, and an agent that is started again after such an end has its device met anew: then the processor
 searches.
 
 **torch-gpu** is step 3 alone, over rows in float16. Ties take no operation more. No device has measured it as it is

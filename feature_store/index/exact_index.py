@@ -11,7 +11,7 @@ not know of them.
 is the bound that the shard's site declared (`max_records`), else UNDECLARED_RECORDS. Under a limit
 nothing is kept of a shard that declared nothing. Only how many parts there are follows from the number of records. No
 limit refuses a number of records, which would tell that number: whether it suffices follows from the dimension alone,
-and `check_memory_limit` says so before there is anything to answer.
+and `rows_under_limit` says so before there is anything to answer.
 
 **The limit** bounds the anonymous memory that building and searching an index add at any moment. It does not count the
 arrays passed in, a mark for every record, and the Neighbors returned. Nor does it count the fixed workspace that a
@@ -164,14 +164,7 @@ class ExactIndex:
     """A NeighborIndex over features that stay where they are.
 
     Args:
-        features: int16 (n, d), n may be 0; in memory or memory-mapped. Kept by reference and read again
-            later, so it must not change.
-        record_ids: int64 (n,), unique, 0 or more.
-        engine: what scores a part.
-        memory_limit_bytes: see the module; None for no limit.
-        max_records: a public bound on n, from which sizes follow; None where there is none.
-        removed: ids of records that are not there, as if they were removed later.
-        in_this_order: engines meet the records in this order, and not in that of their ids; neighbors are equal.
+        engine: what scores a part. All others: see `build_index`.
 
     Attributes:
         engine: what searches now: another one than at the beginning where that one failed.
