@@ -136,8 +136,8 @@ def rows_under_limit(limit_bytes: int, dimension: int) -> int:
     Raises:
         InvalidSetting: the limit has no room for one record and one query.
     """
-    half, each = _searchable_bytes(limit_bytes), _BYTES_PER_RECORD + _BYTES_PER_COORDINATE * dimension
-    rows = min(half // each, (2 * half - _query_bytes(dimension)) // (each + _BYTES_PER_FOUND))
+    usable, each = _usable_bytes(limit_bytes), _record_bytes(dimension)
+    rows = min(usable // 2 // each, (usable - _query_bytes(_TILE_ROWS, dimension)) // (each + _BYTES_PER_FOUND))
     if rows < 1:
         raise InvalidSetting(
             f"memory_limit_bytes {limit_bytes} is too small for records of dimension {dimension}: not even one record "
@@ -146,14 +146,17 @@ def rows_under_limit(limit_bytes: int, dimension: int) -> int:
     return rows
 
 
-def _searchable_bytes(limit_bytes: int | None) -> int:
-    """Return the working memory of a search: half of a limit, of which the other half is for a part."""
-    return _SCRATCH_BYTES if limit_bytes is None else (int(_USABLE * limit_bytes) - CHUNK_BYTES) // 2
+def _usable_bytes(limit_bytes: int) -> int:
+    return int(_USABLE * limit_bytes) - CHUNK_BYTES
 
 
-def _query_bytes(dimension: int) -> int:
+def _record_bytes(dimension: int) -> int:
+    return _BYTES_PER_RECORD + _BYTES_PER_COORDINATE * dimension
+
+
+def _query_bytes(rows: int, dimension: int) -> int:
     """Return the working memory of one query beside what it finds; every engine scores tile by tile."""
-    return 4 * dimension + _BYTES_PER_SCORE * _TILE_ROWS
+    return 4 * dimension + _BYTES_PER_SCORE * min(rows, _TILE_ROWS)
 
 
 _Part = tuple["Block", NDArray[np.int64]]
@@ -267,8 +270,11 @@ class ExactIndex:
         best = Neighbors.none(len(queries), k)
         # No part has more, from public numbers; where there is none, of fewer records there are keys of none.
         count = min(filter(None, (k, self._max_records, self._step)))
-        each = _query_bytes(self.dimension) + _BYTES_PER_FOUND * k
-        at_once = max(1, _searchable_bytes(self._limit) // each)
+        rows = min(filter(None, (self._max_records, self._step)), default=UNDECLARED_RECORDS)
+        room = _SCRATCH_BYTES
+        if self._limit is not None:
+            room = _usable_bytes(self._limit) - rows * _record_bytes(self.dimension)
+        at_once = max(1, room // (_query_bytes(rows, self.dimension) + _BYTES_PER_FOUND * k))
         add = best.put
         for part in self._each_loaded() if self._kept is None else self._kept:
             for start in range(0, len(queries), at_once):
