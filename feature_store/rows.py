@@ -167,6 +167,10 @@ def refuse_other_probes(probes: Sequence[tuple[str, str]], dimension: int) -> No
         seen.setdefault(probe, name)
 
 
+CHUNK_BYTES = 1 << 18
+"""Gathered rows are copied so many bytes at a time, counted as float32; one row is always taken."""
+
+
 class GatheredRows:
     """Some rows of the features, in a given order.
 
@@ -175,19 +179,11 @@ class GatheredRows:
     Args:
         features: int16 (n, d); in memory or memory-mapped.
         rows: int64 (m,), which of them, in which order.
-        chunk_bytes: about how much is copied at a time, counted as float32; one row is always taken.
-        ranks: int64 (m,), the place of each in the order of record ids; where absent the rows are in that order.
+        ranks: int64 (m,), the place of each in the order of record ids.
     """
 
-    def __init__(
-        self,
-        features: NDArray[np.int16],
-        rows: NDArray[np.int64],
-        chunk_bytes: int,
-        ranks: NDArray[np.int64] | None = None,
-    ) -> None:
-        self.features, self.rows, self._chunk_bytes = features, rows, chunk_bytes
-        self.ranks = np.arange(len(rows)) if ranks is None else ranks
+    def __init__(self, features: NDArray[np.int16], rows: NDArray[np.int64], ranks: NDArray[np.int64]) -> None:
+        self.features, self.rows, self.ranks = features, rows, ranks
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -198,15 +194,21 @@ class GatheredRows:
 
     def part(self, start: int, stop: int) -> GatheredRows:
         """Rows from `start` to before `stop` of these."""
-        return GatheredRows(self.features, self.rows[start:stop], self._chunk_bytes, self.ranks[start:stop])
+        return GatheredRows(self.features, self.rows[start:stop], self.ranks[start:stop])
 
     def chunks(self) -> Iterator[tuple[slice, NDArray[np.int16]]]:
         """Yield the place of a piece among these rows, and the piece: int16, C order, a copy."""
-        step = max(1, self._chunk_bytes // (4 * self.dimension))
+        step = max(1, CHUNK_BYTES // (4 * self.dimension))
         for start in range(0, len(self.rows), step):
             some = self.rows[start : start + step]
             yield slice(start, start + len(some)), np.ascontiguousarray(self.features[some])
         unmap_pages(self.features)
+
+    def copy_to(self, floats: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Copy the rows into an array of their shape, and return it."""
+        for where, chunk in self.chunks():
+            floats[where] = chunk
+        return floats
 
 
 def row_chunks(features: NDArray[np.int16], bytes_per_row: int, chunk_bytes: int) -> Iterator[slice]:

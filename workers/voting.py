@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from feature_store.index import NeighborIndex, build_index
 from feature_store.index.build import is_cluster, load_engine, local_engine
-from feature_store.index.exact_index import check_memory_limit
+from feature_store.index.exact_index import rows_under_limit
 from feature_store.shard import Shard
 from labeler.accounting.lifetime import life_of, may_vote, vote_nano
 from labeler.errors import MixedShards, PrivacyRefusal
@@ -103,7 +103,9 @@ class NeighborIndexes:
 
     def __init__(self, *, dimension: int, engine: str = "auto", memory_limit_bytes: int | None = None) -> None:
         if engine != "auto" or memory_limit_bytes is not None:
-            check_memory_limit(memory_limit_bytes, dimension, load_engine(engine))
+            load_engine(engine)
+        if memory_limit_bytes is not None:
+            rows_under_limit(memory_limit_bytes, dimension)
         self._engine = engine
         self._memory_limit_bytes = memory_limit_bytes
         self._indexes: dict[Selection, NeighborIndex] = {}

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from feature_store.cluster.driver import Driver, cluster_here, ray_module, shared_driver
 from feature_store.index.build import build_index
 from feature_store.index.definition import NeighborIndex, Neighbors, check_count, check_features, check_record_ids
-from feature_store.index.exact_index import NO_IDS, Alive
+from feature_store.index.exact_index import NO_IDS, remove_records
 from labeler.errors import LabelerError, Unavailable
 
 _ALONE_BYTES: Final = 1 << 30
@@ -121,7 +121,7 @@ class ClusterIndex:
         self._features = features
         self._ids = record_ids
         self._limit = memory_limit_bytes
-        self._alive = Alive(record_ids)
+        self._alive = np.ones(len(record_ids), dtype=np.bool_)
         self.remove(removed)
         file = self._records.features
         beside = file.parent if isinstance(file, Path) else None
@@ -132,7 +132,7 @@ class ClusterIndex:
         return int(self._features.shape[1])
 
     def __len__(self) -> int:
-        return len(self._alive)
+        return int(np.count_nonzero(self._alive))
 
     def ready(self) -> tuple[int, ...]:
         """Have every part loaded.
@@ -166,7 +166,7 @@ class ClusterIndex:
         except LabelerError as error:
             log.warning("the cluster is lost; this process searches alone", extra={"sentence": str(error)})
             # Of the rows that this process has mapped: their files may have been erased since.
-            alone = _index(self._features, self._ids, self._alive.gone, self._limit or _ALONE_BYTES)
+            alone = _index(self._features, self._ids, self._records.gone, self._limit or _ALONE_BYTES)
             return alone.search(queries, k)
         return best
 
@@ -180,10 +180,9 @@ class ClusterIndex:
 
     def remove(self, record_ids: NDArray[np.int64], *, missing_ok: bool = False) -> int:
         """See NeighborIndex.remove. Loaded parts are loaded again without them."""
-        count = self._alive.remove(record_ids, missing_ok=missing_ok)
-        self._records = _Records(
-            secrets.token_hex(8), file_of(self._features), file_of(self._ids), self._alive.gone, self._limit
-        )
+        count = remove_records(self._alive, self._ids, record_ids, missing_ok=missing_ok)
+        gone = np.asarray(self._ids[~self._alive])
+        self._records = _Records(secrets.token_hex(8), file_of(self._features), file_of(self._ids), gone, self._limit)
         return count
 
 

@@ -183,7 +183,12 @@ def load_engine(name: str) -> Engine:
         check_installed()
         name = "auto"
     if name == "auto":
-        return _device_or_none() or load_engine(processor_engine())
+        try:
+            return device_engine("faiss-gpu", **contact("faiss-gpu"))
+        except InvalidSetting as error:
+            if has_driver():
+                _warn_once(str(error))
+        name = processor_engine()
     if name == "faiss":
         if find_spec("faiss") is None:
             raise InvalidSetting("engine faiss needs the package faiss-cpu or faiss-gpu; use engine numpy or auto")
@@ -208,14 +213,10 @@ def current_name(name: str) -> str:
 
 
 def device_engine(name: str, *, devices: Sequence[str], is_half: bool = True) -> Engine:
-    """Return an engine on some devices, which must have been met; see DeviceEngine and FaissGpuEngine."""
-    if name == "torch-gpu":
-        from feature_store.index.engine_torch import TorchEngine
+    """Return an engine on some devices, which must have been met; see `engine_gpu`."""
+    from feature_store.index.engine_gpu import FaissGpuEngine, TorchEngine
 
-        return TorchEngine(devices=devices)
-    from feature_store.index.engine_faiss_gpu import FaissGpuEngine
-
-    return FaissGpuEngine(devices=devices, is_half=is_half)
+    return TorchEngine(devices=devices) if name == "torch-gpu" else FaissGpuEngine(devices=devices, is_half=is_half)
 
 
 def refuse_unsafe(kind: str) -> None:
@@ -241,7 +242,6 @@ TIME_LIMIT_S: Final = 180
 
 _COMMAND: Final = [sys.executable, "-P", "-m", "feature_store.index.build"]
 _LOCK = threading.Lock()
-_FOUND: Final[dict[str, dict[str, Any] | str]] = {}
 
 
 def has_driver() -> bool:
@@ -258,37 +258,30 @@ def has_driver() -> bool:
 def contact(engine: str) -> dict[str, Any]:
     """Return what a child process found for an engine: CUDA devices, each of them exact, and how rows are stored.
 
-    It is asked once in a process's life.
-
     Raises:
         InvalidSetting: there is no device, one is not exact, or the child died of it; with what to use instead.
     """
     with _LOCK:
-        if engine not in _FOUND:
-            _FOUND[engine] = _ask(engine)
-        found = _FOUND[engine]
+        found = _ask(engine)
     if isinstance(found, str):
         raise InvalidSetting(f"engine {engine} needs a CUDA device that works here: {found}; use engine faiss or auto")
     return found
 
 
-def _device_or_none() -> Engine | None:
-    """Return auto's engine on the devices; a device that cannot be used is logged once."""
-    is_news = "faiss-gpu" not in _FOUND
-    try:
-        return device_engine("faiss-gpu", **contact("faiss-gpu"))
-    except InvalidSetting as error:
-        if is_news and has_driver():
-            log.warning("no device is used", extra={"reason": str(error)})
-        return None
+@cache
+def _warn_once(reason: str) -> None:
+    log.warning("no device is used", extra={"reason": reason})
 
 
 def forget() -> None:
     """Ask again next time; for tests."""
-    _FOUND.clear()
+    _ask.cache_clear()
+    _warn_once.cache_clear()
 
 
+@cache
 def _ask(engine: str) -> dict[str, Any] | str:
+    """Ask a child process, once in this process's life; return a sentence where no device can be used."""
     if not has_driver():
         return "this machine has no NVIDIA driver"
     try:
@@ -329,12 +322,10 @@ def probe(engine: Engine) -> str | None:
         index = ExactIndex(features, ids, engine)
         for k in counts:
             found, expected = index.search(queries, k), nearest_by_definition(features, ids, queries, k)
-            if index.engine is not engine:
+            is_equal = np.array_equal(found.record_ids, expected.record_ids)
+            is_equal &= np.array_equal(found.similarities, expected.similarities)
+            if not is_equal or index.engine is not engine:
                 return f"it failed, or was not exact, on {what} with k = {k}"
-            if not np.array_equal(found.record_ids, expected.record_ids):
-                return f"it found other neighbours than the definition on {what} with k = {k}"
-            if not np.array_equal(found.similarities, expected.similarities):
-                return f"it rounded similarities on {what} with k = {k}"
     return None
 
 

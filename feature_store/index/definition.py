@@ -82,12 +82,19 @@ class Neighbors:
 
     @classmethod
     def none(cls, queries: int, k: int) -> Neighbors:
-        """Return an empty result, the start for `merge`."""
+        """Return an empty result, the start for `put` and `merge`."""
         return cls(
             record_ids=np.full((queries, k), NO_RECORD, dtype=np.int64),
             similarities=np.full((queries, k), NO_SIMILARITY, dtype=np.int32),
             rows=np.full((queries, k), NO_RECORD, dtype=np.int64),
         )
+
+    def put(self, some: slice, found: Neighbors) -> None:
+        """Set neighbors of some queries, which have none yet."""
+        count = found.rows.shape[1]
+        self.record_ids[some, :count] = found.record_ids
+        self.similarities[some, :count] = found.similarities
+        self.rows[some, :count] = found.rows
 
     def merge(self, some: slice, found: Neighbors, *, first_row: int = 0) -> None:
         """Merge neighbors of another part into this one: keep the first k of both.

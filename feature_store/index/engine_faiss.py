@@ -26,7 +26,7 @@ Every query takes one path, however many there are: FAISS's other path for few q
 that of the machine (OMP_NUM_THREADS). Only BLAS decides not to share the product of a tile below a fixed size, some
 tens of microseconds.
 
-No other module of the product imports faiss, but `engine_faiss_gpu`.
+No other module of the product imports faiss, but `engine_gpu`.
 """
 
 from __future__ import annotations
@@ -59,9 +59,7 @@ class FaissBlock(NumpyBlock):
         self._index.codes.resize(4 * len(rows) * rows.dimension)
         self._index.ntotal = len(rows)
         floats = faiss.rev_swig_ptr(self._index.get_xb(), len(rows) * rows.dimension).reshape(len(rows), rows.dimension)
-        for where, chunk in rows.chunks():
-            floats[where] = chunk
-        super().__init__(floats, rows.ranks)
+        super().__init__(rows.copy_to(floats), rows.ranks)
 
     def first_keys(self, queries: NDArray[np.int16], count: int) -> NDArray[np.int64]:
         found = np.empty((len(queries), count), dtype=np.int64)

@@ -11,7 +11,7 @@ not know of them.
 is the bound that the shard's site declared (`max_records`), else UNDECLARED_RECORDS. Under a limit
 nothing is kept of a shard that declared nothing. Only how many parts there are follows from the number of records. No
 limit refuses a number of records, which would tell that number: whether it suffices follows from the dimension alone,
-and `check_memory_limit` says so before there is anything to answer.
+and `rows_under_limit` says so before there is anything to answer.
 
 **The limit** bounds the anonymous memory that building and searching an index add at any moment. It does not count the
 arrays passed in, a mark for every record, and the Neighbors returned. Nor does it count the fixed workspace that a
@@ -42,9 +42,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
@@ -62,7 +62,7 @@ from feature_store.index.definition import (
     ranks_of,
     similarities_of,
 )
-from feature_store.rows import GatheredRows, unmap_pages
+from feature_store.rows import CHUNK_BYTES, GatheredRows, unmap_pages
 from labeler.errors import InvalidSetting, UnsafeIndex
 from labeler.records import UNDECLARED_RECORDS
 
@@ -83,21 +83,13 @@ _BYTES_PER_RECORD: Final = 48
 _BYTES_PER_COORDINATE: Final = 6
 """float32 beside the int16, or float16, that it is made of."""
 
-_BYTES_PER_FOUND: Final = 72
-"""Similarity, position, and keys while they are sorted, for each query and neighbor of a part."""
+_BYTES_PER_FOUND: Final = 168
+"""Of each query and neighbor: its key while keys are sorted, then what it is decoded to and merged with."""
 
 _BYTES_PER_SCORE: Final = 24
 """Similarity and key of a query and a record of a tile, with what a library keeps of them for a moment."""
 
-_BYTES_PER_MERGED: Final = 96
-"""Similarity, id and row of each neighbor, twice, with the order of them."""
-
-_GATHER_BYTES: Final = 1 << 18
-_GATHER_FREELY_BYTES: Final = 1 << 23
-"""Records are converted to float32 this many bytes at a time, with a limit and without."""
-
 _MARKED_AT_ONCE: Final = 1 << 16
-_DECODED_AT_ONCE: Final = 1 << 16
 _RECOMPUTED_QUERIES: Final = 16
 _CHECKED_FOUND: Final = 100
 _CHECKED_NORM: Final = 4090.0
@@ -105,67 +97,47 @@ _CHECKED_NORM: Final = 4090.0
 log = logging.getLogger(__name__)
 
 
-class Alive:
-    """Which records were not removed.
+def remove_records(
+    alive: NDArray[np.bool_], record_ids: NDArray[np.int64], removed: NDArray[np.int64], *, missing_ok: bool
+) -> int:
+    """Mark records as removed, and return how many; see NeighborIndex.remove.
 
     Args:
-        record_ids: int64 (n,), unique; in memory or memory-mapped, kept by reference.
-
-    Attributes:
-        marks: bool (n,), by row.
+        alive: bool (n,), marks of the records that were not removed; changed.
+        record_ids: int64 (n,), unique; in memory or memory-mapped.
+        removed: int64 (m,), ids of those to remove.
     """
-
-    def __init__(self, record_ids: NDArray[np.int64]) -> None:
-        self.marks = np.ones(len(record_ids), dtype=np.bool_)
-        self._ids = record_ids
-
-    def __len__(self) -> int:
-        return int(np.count_nonzero(self.marks))
-
-    @property
-    def gone(self) -> NDArray[np.int64]:
-        """Ids of the removed records."""
-        return np.asarray(self._ids[~self.marks])
-
-    def remove(self, record_ids: NDArray[np.int64], *, missing_ok: bool) -> int:
-        """See NeighborIndex.remove."""
-        if not isinstance(record_ids, np.ndarray) or record_ids.dtype != np.int64 or record_ids.ndim != 1:
-            raise InvalidSetting("the record ids to remove must be an int64 array of shape (m,)")
-        # Not isin, which goes another way where few are removed. No record has the id behind the last one.
-        wanted = np.append(np.unique(record_ids), -1)
-        hits = np.empty_like(self.marks)
-        for start in range(0, len(self._ids), _MARKED_AT_ONCE):
-            part = slice(start, start + _MARKED_AT_ONCE)
-            ids = np.asarray(self._ids[part])
-            hits[part] = self.marks[part] & (wanted[np.searchsorted(wanted[:-1], ids)] == ids)
-        gone = int(np.count_nonzero(hits))
-        missing = len(wanted) - 1 - gone
-        if missing and not missing_ok:
-            raise InvalidSetting(
-                f"{missing} of {len(wanted) - 1} record ids to remove are not in the index (never added, or removed "
-                "before); nothing was removed. Pass missing_ok=True to remove the others."
-            )
-        self.marks &= ~hits
-        return gone
+    if not isinstance(removed, np.ndarray) or removed.dtype != np.int64 or removed.ndim != 1:
+        raise InvalidSetting("the record ids to remove must be an int64 array of shape (m,)")
+    # Not isin, which goes another way where few are removed. No record has the id behind the last one.
+    wanted = np.append(np.unique(removed), -1)
+    hits = np.empty_like(alive)
+    for start in range(0, len(record_ids), _MARKED_AT_ONCE):
+        part = slice(start, start + _MARKED_AT_ONCE)
+        ids = np.asarray(record_ids[part])
+        hits[part] = alive[part] & (wanted[np.searchsorted(wanted[:-1], ids)] == ids)
+    gone = int(np.count_nonzero(hits))
+    missing = len(wanted) - 1 - gone
+    if missing and not missing_ok:
+        raise InvalidSetting(
+            f"{missing} of {len(wanted) - 1} record ids to remove are not in the index (never added, or removed "
+            "before); nothing was removed. Pass missing_ok=True to remove the others."
+        )
+    alive &= ~hits
+    return gone
 
 
-def rows_at_once(engine: Engine, dimension: int, limit_bytes: int | None) -> int | None:
-    """Most records of a part; None where they all are one.
+def rows_under_limit(limit_bytes: int, dimension: int) -> int:
+    """Return the most records of a part under a limit; see the module.
 
-    At most half of a limit is the part's; the rest is left for its searches, of any count.
+    A part takes at most half of what is planned with, and leaves room for a query that finds all of it. So a limit that
+    has room for one record serves every number of records, and every count.
 
     Raises:
         InvalidSetting: the limit has no room for one record and one query.
-        EngineFault: the device does not answer.
     """
-    room = engine.room_rows(dimension)
-    if limit_bytes is None:
-        return room
-    usable = int(_USABLE * limit_bytes) - _GATHER_BYTES
-    rows = usable // 2 // (_BYTES_PER_RECORD + _BYTES_PER_COORDINATE * dimension)
-    rows = rows if room is None else min(rows, room)
-    while rows > 0 and _part_bytes(rows, dimension) + _query_bytes(rows, rows, dimension) > usable:
-        rows //= 2
+    usable, each = _usable_bytes(limit_bytes), _record_bytes(dimension)
+    rows = min(usable // 2 // each, (usable - _query_bytes(_TILE_ROWS, dimension)) // (each + _BYTES_PER_FOUND))
     if rows < 1:
         raise InvalidSetting(
             f"memory_limit_bytes {limit_bytes} is too small for records of dimension {dimension}: not even one record "
@@ -174,53 +146,28 @@ def rows_at_once(engine: Engine, dimension: int, limit_bytes: int | None) -> int
     return rows
 
 
-def check_memory_limit(limit_bytes: int | None, dimension: int, engine: Engine) -> None:
-    """Refuse a limit under which some shard could not be searched; what passes serves every number of records.
-
-    Raises:
-        InvalidSetting: see `rows_at_once`.
-    """
-    try:
-        rows_at_once(engine, dimension, limit_bytes)
-    except EngineFault:
-        # An index would leave such a device for numpy, so what numpy needs decides.
-        rows_at_once(NumpyEngine(), dimension, limit_bytes)
+def _usable_bytes(limit_bytes: int) -> int:
+    return int(_USABLE * limit_bytes) - CHUNK_BYTES
 
 
-def _part_bytes(rows: int, dimension: int) -> int:
-    return rows * (_BYTES_PER_RECORD + _BYTES_PER_COORDINATE * dimension)
+def _record_bytes(dimension: int) -> int:
+    return _BYTES_PER_RECORD + _BYTES_PER_COORDINATE * dimension
 
 
-def _query_bytes(rows: int, found: int, dimension: int) -> int:
-    """Working memory of one query over `rows` records; every engine scores tile by tile."""
-    return 4 * dimension + _BYTES_PER_SCORE * min(rows, _TILE_ROWS) + _BYTES_PER_FOUND * (found + 1)
+def _query_bytes(rows: int, dimension: int) -> int:
+    """Return the working memory of one query beside what it finds; every engine scores tile by tile."""
+    return 4 * dimension + _BYTES_PER_SCORE * min(rows, _TILE_ROWS)
 
 
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """A loaded part.
-
-    Attributes:
-        block: its records, which were not removed.
-        rows: int64 (m + 1,), their rows in the features, in the order of their ids; then NO_RECORD.
-    """
-
-    block: Block
-    rows: NDArray[np.int64]
+_Part = tuple["Block", NDArray[np.int64]]
+"""Loaded records that were not removed; and int64 (m + 1,), their rows in the order of their ids, then NO_RECORD."""
 
 
 class ExactIndex:
     """A NeighborIndex over features that stay where they are.
 
     Args:
-        features: int16 (n, d), n may be 0; in memory or memory-mapped. Kept by reference and read again
-            later, so it must not change.
-        record_ids: int64 (n,), unique, 0 or more.
-        engine: what scores a part.
-        memory_limit_bytes: see the module; None for no limit.
-        max_records: a public bound on n, from which sizes follow; None where there is none.
-        removed: ids of records that are not there, as if they were removed later.
-        in_this_order: engines meet the records in this order, and not in that of their ids; neighbors are equal.
+        engine: what scores a part. All others: see `build_index`.
 
     Attributes:
         engine: what searches now: another one than at the beginning where that one failed.
@@ -249,10 +196,12 @@ class ExactIndex:
             check_count(memory_limit_bytes, "memory_limit_bytes")
         self._features = features
         self._ids = record_ids
-        self._alive = Alive(record_ids)
-        self._alive.remove(removed, missing_ok=False)
+        self._alive = np.ones(len(record_ids), dtype=np.bool_)
+        remove_records(self._alive, record_ids, removed, missing_ok=False)
         self._limit = memory_limit_bytes
         self._max_records = max_records
+        # Without a limit everything is kept that fits; what a device has no room for cannot be, declared or not.
+        self._kept_rows = max_records if memory_limit_bytes else max(max_records or UNDECLARED_RECORDS, len(features))
         self._in_this_order = in_this_order
         self._step: int | None = None
         self._kept: list[_Part] | None = None
@@ -270,7 +219,7 @@ class ExactIndex:
         return self._kept is not None
 
     def __len__(self) -> int:
-        return len(self._alive)
+        return int(np.count_nonzero(self._alive))
 
     def search(self, queries: NDArray[np.int16], k: int) -> Neighbors:
         """See NeighborIndex.search."""
@@ -284,7 +233,7 @@ class ExactIndex:
 
     def remove(self, record_ids: NDArray[np.int64], *, missing_ok: bool = False) -> int:
         """See NeighborIndex.remove. Everything loads again: a search must not know how many were removed."""
-        removed = self._alive.remove(record_ids, missing_ok=missing_ok)
+        removed = remove_records(self._alive, self._ids, record_ids, missing_ok=missing_ok)
         self._settle()
         return removed
 
@@ -292,23 +241,14 @@ class ExactIndex:
         """Load and check every record, and keep them where they fit."""
         self._unload()  # first: two copies might not fit
         try:
-            self._step = rows_at_once(self.engine, self.dimension, self._limit)
-            if self._keeps():
-                self._kept = list(self._loaded(slice(None), is_checked=False))
+            under_limit = self._limit and rows_under_limit(self._limit, self.dimension)
+            self._step = min(filter(None, (under_limit, self.engine.room_rows(self.dimension))), default=None)
+            if self._step is None or (self._kept_rows is not None and self._kept_rows <= self._step):
+                self._kept = [part] if (part := self._loaded(slice(None), is_checked=False)) else []
             else:
-                for part in self._each_loaded(is_checked=False):
-                    del part
+                deque(self._each_loaded(is_checked=False), maxlen=0)
         except EngineFault as fault:
             self._leave_engine(fault)
-
-    def _keeps(self) -> bool:
-        if self._step is None:
-            return True
-        rows = self._max_records
-        if self._limit is None:
-            # What a device has no room for it cannot keep, declared or not.
-            rows = max(UNDECLARED_RECORDS if rows is None else rows, len(self._features))
-        return rows is not None and rows <= self._step
 
     def _leave_engine(self, fault: EngineFault) -> None:
         """Go on with numpy, for as long as this index lives."""
@@ -318,86 +258,61 @@ class ExactIndex:
         self._unload()
         # The plain engine: whatever else is installed, it is there, and has no switch.
         self.engine = NumpyEngine()
-        if self._limit is None:
-            self._limit = _REFUGE_BYTES
-            self._max_records = max(self._max_records or UNDECLARED_RECORDS, len(self._features))
+        self._limit = self._limit or _REFUGE_BYTES
         self._settle()
 
     def _unload(self) -> None:
-        for part in self._kept or []:
-            self.engine.free(part.block)
+        for block, _ in self._kept or []:
+            self.engine.free(block)
         self._kept = None
 
     def _search(self, queries: NDArray[np.int16], k: int) -> Neighbors:
         best = Neighbors.none(len(queries), k)
         # No part has more, from public numbers; where there is none, of fewer records there are keys of none.
         count = min(filter(None, (k, self._max_records, self._step)))
-        at_once = self._queries_at_once(k, count)
-        step = max(1, _DECODED_AT_ONCE // k)
-        is_first = True
+        rows = min(filter(None, (self._max_records, self._step)), default=UNDECLARED_RECORDS)
+        room = _SCRATCH_BYTES
+        if self._limit is not None:
+            room = _usable_bytes(self._limit) - rows * _record_bytes(self.dimension)
+        at_once = max(1, room // (_query_bytes(rows, self.dimension) + _BYTES_PER_FOUND * k))
+        add = best.put
         for part in self._each_loaded() if self._kept is None else self._kept:
             for start in range(0, len(queries), at_once):
-                keys = part.block.first_keys(queries[start : start + at_once], count)
-                for first in range(0, len(keys), step):
-                    found = self._decoded(keys[first : first + step], part)
-                    some = slice(start + first, start + first + len(found.rows))
-                    if is_first:
-                        best.record_ids[some, :count] = found.record_ids
-                        best.similarities[some, :count] = found.similarities
-                        best.rows[some, :count] = found.rows
-                    else:
-                        best.merge(some, found)
-                del keys  # before the next ones are found
-            is_first = False
+                some = slice(start, start + at_once)
+                add(some, self._decoded(part[0].first_keys(queries[some], count), part[1]))
+            add = best.merge
             del part  # before the next one is loaded
         self._check_recomputed(queries, best)
         return best
-
-    @property
-    def _public_rows(self) -> int:
-        """Stands for the number of records of a part."""
-        rows = self._max_records
-        if rows is None:
-            rows = UNDECLARED_RECORDS if self._limit is None else self._step
-        return min(filter(None, (rows, self._step)))
-
-    def _queries_at_once(self, k: int, count: int) -> int:
-        each = _query_bytes(self._public_rows, count, self.dimension)
-        if self._kept is None:
-            each += _BYTES_PER_MERGED * k
-        room = _SCRATCH_BYTES
-        if self._limit is not None:
-            room = int(_USABLE * self._limit) - _GATHER_BYTES - _part_bytes(self._public_rows, self.dimension)
-        return max(1, room // each)
 
     def _each_loaded(self, *, is_checked: bool = True) -> Iterator[_Part]:
         """Load part after part; one is gone before the next one is made."""
         step = self._step or 1
         for start in range(0, len(self._features), step):
-            for part in self._loaded(slice(start, start + step), is_checked=is_checked):
+            part = self._loaded(slice(start, start + step), is_checked=is_checked)
+            if part is not None:
                 try:
                     yield part
                 finally:
-                    self.engine.free(part.block)
+                    self.engine.free(part[0])
                     del part
 
-    def _loaded(self, where: slice, *, is_checked: bool) -> Iterator[_Part]:
-        """The living records of some rows as a part; none where none lives."""
-        rows = np.flatnonzero(self._alive.marks[where]) + (where.start or 0)
+    def _loaded(self, where: slice, *, is_checked: bool) -> _Part | None:
+        """Return the living records of some rows as a part; None where none lives."""
+        rows = np.flatnonzero(self._alive[where]) + (where.start or 0)
         if not len(rows):
-            return
+            return None
         by_id = np.argsort(self._ids[rows])
         places = np.arange(len(rows)) if self._in_this_order else by_id
         ranks = np.empty_like(places)
         ranks[by_id] = np.arange(len(rows))
-        chunk_bytes = _GATHER_FREELY_BYTES if self._limit is None else _GATHER_BYTES
-        gathered = GatheredRows(self._features, rows[places], chunk_bytes, ranks[places])
-        part = _Part(self.engine.load(gathered), np.append(rows[by_id], NO_RECORD))
+        gathered = GatheredRows(self._features, rows[places], ranks[places])
+        block = self.engine.load(gathered)
         if not is_checked:
-            self._check_found(part, gathered)
-        yield part
+            self._check_found(block, gathered)
+        return block, np.append(rows[by_id], NO_RECORD)
 
-    def _check_found(self, part: _Part, rows: GatheredRows) -> None:
+    def _check_found(self, block: Block, rows: GatheredRows) -> None:
         """Compare the first keys of four random queries with those of the definition, over every record of a part.
 
         Similarities are taken in float64, whose products and sums of admitted rows are exact with 29 bits to spare,
@@ -415,8 +330,8 @@ class ExactIndex:
             expected = np.concatenate([expected, keys], axis=1)
             expected.sort(axis=1)
             expected = expected[:, :_CHECKED_FOUND]
-        if not np.array_equal(part.block.first_keys(queries, expected.shape[1]), expected):
-            self.engine.free(part.block)
+        if not np.array_equal(block.first_keys(queries, expected.shape[1]), expected):
+            self.engine.free(block)
             raise self._inexact("neighbours of four random queries are not those of the definition")
 
     def _check_recomputed(self, queries: NDArray[np.int16], found: Neighbors) -> None:
@@ -427,7 +342,7 @@ class ExactIndex:
         """
         some = np.linspace(0, len(queries) - 1, min(len(queries), _RECOMPUTED_QUERIES)).astype(np.int64)
         last = np.maximum((found.rows[some] != NO_RECORD).sum(axis=1) - 1, 0)
-        for column in (np.zeros_like(last), last):
+        for column in (0, last):
             rows = found.rows[some, column]
             present = rows != NO_RECORD
             exact = np.vecdot(queries[some[present]].astype(np.int64), self._features[rows[present]].astype(np.int64))
@@ -444,9 +359,9 @@ class ExactIndex:
             "not exact integers), or for features changed since the index was built"
         )
 
-    def _decoded(self, keys: NDArray[np.int64], part: _Part) -> Neighbors:
+    def _decoded(self, keys: NDArray[np.int64], rows_by_rank: NDArray[np.int64]) -> Neighbors:
         # NO_KEY's rank becomes the place behind all records.
-        rows = part.rows[np.minimum(ranks_of(keys), len(part.rows) - 1)]
+        rows = rows_by_rank[np.minimum(ranks_of(keys), len(rows_by_rank) - 1)]
         is_there = keys != NO_KEY
         return Neighbors(
             record_ids=np.where(is_there, self._ids[rows], NO_RECORD),
@@ -573,7 +488,4 @@ class NumpyEngine(Engine):
     name = "numpy"
 
     def load(self, rows: GatheredRows) -> NumpyBlock:
-        floats = np.empty((len(rows), rows.dimension), dtype=np.float32)
-        for where, chunk in rows.chunks():
-            floats[where] = chunk
-        return NumpyBlock(floats, rows.ranks)
+        return NumpyBlock(rows.copy_to(np.empty((len(rows), rows.dimension), dtype=np.float32)), rows.ranks)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from feature_store.index import build
-from feature_store.index.engine_faiss_gpu import FaissGpuEngine
-from feature_store.index.engine_torch import TorchEngine
+from feature_store.index.engine_gpu import FaissGpuEngine, FaissPart, TorchEngine, TorchPart
 from feature_store.index.exact_index import Block, Engine, EngineFault, NumpyBlock, NumpyEngine
 from feature_store.rows import GatheredRows
 
@@ -57,9 +57,27 @@ class _Losing(NumpyBlock):
         return super().first_keys(queries, count + 1)[:, 1:]
 
 
+class SmallTorch(TorchEngine):
+    """Of small tiles."""
+
+    def part(self, rows: GatheredRows, device: torch.device) -> TorchPart:
+        part = super().part(rows, device)
+        part.tile_rows = 64
+        return part
+
+
+class SmallFaiss(FaissGpuEngine):
+    """Of small tiles and few places."""
+
+    def part(self, rows: GatheredRows, device: torch.device) -> FaissPart:
+        part = super().part(rows, device)
+        part.tile_rows, part.most_places = 64, 100
+        return part
+
+
 FAKES: dict[str, Callable[[], Engine]] = {
-    "torch in parts": lambda: TorchEngine(devices=("cpu", "cpu", "cpu"), tile_rows=64),
-    "faiss in parts": lambda: FaissGpuEngine(devices=("cpu", "cpu", "cpu"), most_places=100),
+    "torch in parts": lambda: SmallTorch(devices=("cpu", "cpu", "cpu")),
+    "faiss in parts": lambda: SmallFaiss(devices=("cpu", "cpu", "cpu")),
 }
 """Engines beside those that can be named, for the suites of equal neighbors."""
 

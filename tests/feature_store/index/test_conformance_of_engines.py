@@ -91,8 +91,8 @@ def test_a_memory_limit_changes_nothing_but_memory(case: Case, engine: str, k: i
 @pytest.mark.parametrize("engine", ENGINES)
 def test_blocks_of_a_few_records_give_the_same_neighbors(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES["many ties"]
-    monkeypatch.setattr("feature_store.index.exact_index.rows_at_once", lambda *_: 70)
-    index = build_index(case.features, case.record_ids, engine=engine)
+    monkeypatch.setattr("feature_store.index.exact_index.rows_under_limit", lambda *_: 70)
+    index = build_index(case.features, case.record_ids, engine=engine, memory_limit_bytes=10**7)
     assert isinstance(index, ExactIndex)
     assert not index.is_kept
     _assert_equal(

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,29 +15,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feature_store.index import Neighbors, build, build_index, engine_faiss_gpu, engine_torch, nearest_by_definition
+from feature_store.index import Neighbors, build, build_index, engine_gpu, nearest_by_definition
 from feature_store.index.build import probe
 from feature_store.index.engine_faiss import WINDOW, FaissBlock, FaissEngine
-from feature_store.index.engine_faiss_gpu import FaissGpuEngine
-from feature_store.index.engine_torch import (
+from feature_store.index.engine_gpu import (
     DeviceBlock,
-    DeviceEngine,
-    Product,
+    FaissGpuEngine,
     TorchEngine,
+    TorchPart,
+    exact_product,
     exact_sums,
-    single_product,
 )
 from feature_store.index.exact_index import (
     Engine,
     ExactIndex,
     NumpyBlock,
     NumpyEngine,
-    check_memory_limit,
     every_query_tied,
 )
 from feature_store.rows import GatheredRows, quantize
 from labeler.errors import InvalidSetting, UnsafeIndex
-from tests.feature_store.index.fake_devices import FakeDevice
+from tests.feature_store.index.fake_devices import FakeDevice, SmallFaiss, SmallTorch
 
 RNG = np.random.default_rng(20261122)
 FEATURES = RNG.integers(-3, 4, (3000, 8)).astype(np.int16)
@@ -50,14 +47,6 @@ def assert_equal(found: Neighbors, k: int, kept: slice = slice(None)) -> None:
     expected = nearest_by_definition(FEATURES[kept], IDS[kept], QUERIES, k)
     np.testing.assert_array_equal(found.record_ids, expected.record_ids)
     np.testing.assert_array_equal(found.similarities, expected.similarities)
-
-
-def _faiss(devices: Sequence[str]) -> DeviceEngine:
-    return FaissGpuEngine(devices=devices, most_places=100)
-
-
-def _torch(devices: Sequence[str]) -> DeviceEngine:
-    return TorchEngine(devices=devices, tile_rows=100)
 
 
 # Memory
@@ -75,13 +64,13 @@ def test_a_shard_larger_than_the_device_is_searched_with_one_block_alive_at_a_ti
     assert not device.alive
 
 
-@pytest.mark.parametrize("made", [_faiss, _torch])
+@pytest.mark.parametrize("made", [SmallFaiss, SmallTorch])
 @pytest.mark.parametrize("room", [1, 70, 640, 2999])
 def test_what_a_device_has_no_room_for_is_read_block_by_block(
-    made: Callable[[Sequence[str]], DeviceEngine], room: int, monkeypatch: pytest.MonkeyPatch
+    made: type[TorchEngine], room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_torch, "_room_bytes", lambda _: room * (2 * 8 + 8) // 2)
-    engine = made(("cpu", "cpu"))
+    monkeypatch.setattr(engine_gpu, "_room_bytes", lambda _: room * (2 * 8 + 8) // 2)
+    engine = made(devices=("cpu", "cpu"))
     engine.bytes_per_row = lambda dimension: 2 * dimension + 8  # type: ignore[method-assign]
     assert engine.room_rows(8) in (room, max(1, room - 1))
     some = slice(0, 300 if room == 1 else None)
@@ -141,14 +130,12 @@ def _broken(*_: object) -> Tensor:
 
 @pytest.mark.parametrize("limit", [None, 560_000, 5_000_000])
 def test_a_device_that_does_not_tell_its_memory_is_left(limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a limit its memory is asked for before there is an index: an agent that starts, or a shard in parts."""
 
     def silent(_: torch.device) -> int:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    monkeypatch.setattr(engine_torch, "_room_bytes", silent)
+    monkeypatch.setattr(engine_gpu, "_room_bytes", silent)
     engine = FaissGpuEngine(devices=["cpu"])
-    check_memory_limit(limit, 8, engine)
     index = ExactIndex(FEATURES, IDS, engine, memory_limit_bytes=limit)
     assert index.is_kept == (limit is None)
     assert_equal(index.search(QUERIES, 70), 70)
@@ -224,7 +211,7 @@ def test_half_precision_holds_the_whole_grid_and_nothing_beyond_it() -> None:
     assert not torch.equal(grid.to(torch.bfloat16).to(torch.int64), grid)
 
 
-def accumulated(bits: int, *, at_once: int = 8) -> Product:
+def accumulated(bits: int, *, at_once: int = 8) -> Callable[[Tensor, Tensor], Tensor]:
     """A product as tensor cores take it: summands aligned to the largest, what lies below so many bits cut off."""
 
     def aligned(summands: Tensor) -> Tensor:
@@ -245,26 +232,29 @@ def accumulated(bits: int, *, at_once: int = 8) -> Product:
 
 
 @pytest.mark.long  # a minute and a half, bit by bit; that fakes pass the probe is looked at below
-def test_an_accumulator_of_24_bits_is_exact() -> None:
-    assert probe(TorchEngine(devices=["cpu"], product=accumulated(24))) is None
+def test_an_accumulator_of_24_bits_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_gpu, "exact_product", accumulated(24))
+    assert probe(TorchEngine(devices=["cpu"])) is None
 
 
 @pytest.mark.parametrize("bits", [22, 23, 14])
-def test_an_accumulator_of_fewer_bits_is_found_out_by_the_probe(bits: int) -> None:
-    wrong = probe(TorchEngine(devices=["cpu"], product=accumulated(bits)))
+def test_an_accumulator_of_fewer_bits_is_found_out_by_the_probe(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_gpu, "exact_product", accumulated(bits))
+    wrong = probe(TorchEngine(devices=["cpu"]))
     assert wrong is not None
     assert "failed, or was not exact" in wrong
 
 
-def test_sums_that_are_rounded_to_half_precision_are_found_out_by_the_probe() -> None:
+def test_sums_that_are_rounded_to_half_precision_are_found_out_by_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     def reduced(queries: Tensor, records: Tensor) -> Tensor:
         middle = queries.shape[1] // 2
         parts = [
-            single_product(queries[:, some], records[:, some]).half() for some in (slice(middle), slice(middle, None))
+            exact_product(queries[:, some], records[:, some]).half() for some in (slice(middle), slice(middle, None))
         ]
         return parts[0].float() + parts[1].float()
 
-    assert probe(TorchEngine(devices=["cpu"], product=reduced)) is not None
+    monkeypatch.setattr(engine_gpu, "exact_product", reduced)
+    assert probe(TorchEngine(devices=["cpu"])) is not None
 
 
 def test_switches_of_precision_are_off_for_a_product_and_what_they_were_afterwards() -> None:
@@ -411,18 +401,18 @@ def test_only_queries_that_tie_beyond_the_window_are_settled_in_full_unless_a_pr
     made: Callable[[], Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settled: list[int] = []
-    plain, tiles = NumpyBlock.first_keys, engine_faiss_gpu.first_of_tiles
+    plain, tiles = NumpyBlock.first_keys, TorchPart.settle
 
     def counts(self: NumpyBlock, queries: NDArray[np.int16], count: int) -> NDArray[np.int64]:
         settled.append(len(queries))
         return plain(self, queries, count)
 
-    def counts_too(asked: Tensor, **given: Any) -> Tensor:
-        settled.append(len(asked))
-        return tiles(asked, **given)
+    def counts_too(self: TorchPart, queries: Tensor, count: int) -> Tensor:
+        settled.append(len(queries))
+        return tiles(self, queries, count)
 
     monkeypatch.setattr(NumpyBlock, "first_keys", counts)
-    monkeypatch.setattr(engine_faiss_gpu, "first_of_tiles", counts_too)
+    monkeypatch.setattr(TorchPart, "settle", counts_too)
     copies = WINDOW + 1
     features = quantize(RNG.normal(size=(400, 16)))
     features[:copies] = features[0]

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import labeler.noise
-from feature_store.index.exact_index import NumpyEngine, rows_at_once
+from feature_store.index.exact_index import rows_under_limit
 from feature_store.query_selection import model_rows
 from feature_store.rows import quantize
 from feature_store.shard import Shard
@@ -257,7 +257,7 @@ def test_no_way_to_answer_is_forgotten_here() -> None:
 @pytest.mark.parametrize("way", SETTINGS)
 def test_a_tiny_memory_limit_tells_no_number_of_records(tmp_path: Path, way: str) -> None:
     """27,290 were answered under one limit and 27,291 refused; here around the size at which tables stop fitting."""
-    most, task = rows_at_once(NumpyEngine(), DIMENSION, LIMIT), task_of(**SETTINGS[way])
+    most, task = rows_under_limit(LIMIT, DIMENSION), task_of(**SETTINGS[way])
     outcomes = set()
     for count in (most, most + 1):
         shard = shard_of(tmp_path / str(count), *records_of("any", count), task)
