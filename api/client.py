@@ -475,7 +475,7 @@ class Client:
         return self._get(BudgetView, f"/v1/budget/agents/{quote(agent_id, safe='')}")
 
     def query_budgets(self, *, job_id: str | None = None) -> Iterator[QueryBudgetView]:
-        """What each query took of the budget, newest first: of one job, or of all jobs of this token.
+        """Return what each query took of the budget, newest first, of one job or of all jobs of this token.
 
         Of all jobs, those whose prices are being computed come last.
 

@@ -268,7 +268,7 @@ class WaitingFor(View):
 
 
 class CostView(View):
-    """What a job has cost so far: its rounds that are charged for good. Null where that has no finite bound."""
+    """The cost of a job so far: its rounds that are charged for good. Null where that has no finite bound."""
 
     questions: int
     instance_nano: int | None
@@ -343,7 +343,7 @@ class LabelsRequest(Request):
 
 
 class QueryBudget(View):
-    """What a question took of the federation's budget, and what the account had spent after it."""
+    """A question's share of the federation's budget, and the account's total after it."""
 
     account: str = "federation"
     level: Literal["instance"] = "instance"

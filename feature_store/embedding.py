@@ -325,7 +325,7 @@ def embed_source(
 
     With `update`, a finished private shard is brought up to date with its source in one step. An image whose bytes it
     holds, or an interrupted run embedded, is not embedded again. A record of the same image, label and person keeps its
-    id. The whole source is compared anew, so the result has the records of a shard that is made from nothing. A file
+    id. The whole source is compared again, so the result has the records of a shard that is made from nothing. A file
     that cannot be read ends it before anything changes: what a disk withholds must not pass for what was removed.
 
     Args:

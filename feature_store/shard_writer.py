@@ -5,8 +5,8 @@ file are valid. A crash may leave more bytes; resuming cuts them off. `finish` t
 another hidden folder and renames that folder. So a shard is complete or absent. Only their owner can read the folders
 and files of a private shard, even half-written ones.
 
-A writer with `update` may also take the place of a finished private shard: its files go into the folder of that shard
-under the next number, and one rename of the manifest goes over to them. Ids and features of images that are there
+A writer with `update` may also replace a finished private shard. Its files go into the folder of that shard under the
+next number, and one rename of the manifest switches to them. Ids and features of images that are there
 already stay. Rows that an interrupted writer gathered of another listing are set aside and used again.
 
 `erase_deleted` rewrites a shard without its deleted records, so that their bytes are in none of its files.

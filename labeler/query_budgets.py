@@ -2,12 +2,12 @@
 
 Each method says which kind of share its questions have (`Method.share_kind`):
 
-    each      the price is the same for each question: the round's charge over its questions
+    each      the price is the same for each question: the round's charge over its questions.
     running   the price grows with the number asked: C(i) - C(i - 1), i counting within its round, C the running
-              maximum of the round's price for i questions, in nano-units (`running_prices`)
+              maximum of the round's price for i questions, in nano-units (`running_prices`).
     shared    the price is of the whole job: its charge over its questions, or over its images where rows are no
-              questions. An attribution: the first question alone would cost the whole
-    life      each image pays for its own votes: the most that one record could pay here, of its B
+              questions. An attribution: the first question alone would cost the whole.
+    life      each image pays for its own votes: the most that one record could pay here, of its B.
 
 Shares are whole nano-units. Except for `life` those of a job add up to its charge in the ledger exactly, by the largest
 remainder. A round that was given back took 0. Everything follows from the task, the number of questions and the
@@ -143,7 +143,7 @@ def query_budgets(
 def running_prices(
     task: Task, queries: int, *, progress: Callable[[int, int], None] = lambda *_: None
 ) -> dict[Level, list[int]]:
-    """Return C(1) to C(queries) by level, each the most that a round of so many questions or fewer costs.
+    """Return C(1) to C(queries) by level, each the most that a round with that number of questions, or fewer, costs.
 
     Each takes up to 30 ms: compute them once, and away from requests. Empty for tasks whose shares are of another kind.
     """

@@ -88,7 +88,7 @@ class Task(PlainNumbers):
     Attributes:
         name: for people; part of the digest.
         classes: public list of class names, in label order. Never read from private data.
-        method: how an agent votes (see labeler.methods). A task names it; whoever asks need not (labeler.solving).
+        method: how an agent votes (see labeler.methods). A task names it; a request need not (labeler.solving).
         k: neighbors that vote: records per query (knn), or queries per record (reverse-knn). Public,
             the same for every agent; 1 for every other method.
         sigma_votes: standard deviation, in votes, of the noise on one coordinate of the sum, without noise that

@@ -1,7 +1,7 @@
 """The budget of every query of the service's jobs: `labeler.query_budgets` over the journal, read in pages.
 
-    /v1/budget/queries   newest job first, and in a job its last question first
-    label files          the same columns, stored with a job's answers and from then on read there
+    /v1/budget/queries   newest job first, and in a job its last question first;
+    label files          the same columns, stored with a job's answers and from then on read there.
 
 A charge is what the ledger's entry says, and a total is what the federation's account had posted right after it. So a
 row never changes, and jobs of earlier versions have rows, too. Only the prices of winners take long to compute. A
@@ -76,7 +76,7 @@ class RunningPrices:
         return self._pool.submit(by, piece, key=f"{self._path(task).name} {queries}")
 
     def get(self, task: Task, queries: int, *, by: str, wait_s: float) -> Mapping[Level, Sequence[int]]:
-        """Return `labeler.query_budgets.running_prices` of at least so many questions.
+        """Return `labeler.query_budgets.running_prices` of at least `queries` questions.
 
         Raises:
             Unavailable: they take longer than a request waits.
@@ -123,7 +123,7 @@ class RunningPrices:
 
 
 def _are_running(prices: Sequence[object], queries: int) -> bool:
-    """Return whether these may be running prices of so many questions; a damaged file is made anew."""
+    """Return whether these may be running prices of `queries` questions; a damaged file is replaced."""
     whole = [price for price in prices if type(price) is int]
     return queries <= len(whole) == len(prices) and all(0 <= one <= other for one, other in pairwise([0, *whole]))
 

@@ -172,8 +172,8 @@ def sorted_questions(*, repeats: int = 3, questions: int = 20_000, records: int 
 def tied_questions(*, repeats: int = 3, questions: int = 2_000, records: int = 10_000) -> list[BenchRow]:
     """Measure an agent's search at questions where all ties fit FAISS's window, but for one record.
 
-    In seconds of the processor, with that record and without it, and as parts of what the public clock plans for the
-    search: the longer one of drawn rows that do not tie, as they are and every query settled as if it tied.
+    Times are seconds of the processor, with that record and without it. They are also parts of the public clock's plan
+    for the search: the longer of two searches of drawn rows, as they are and with every query settled as if it tied.
     """
     rng = np.random.default_rng(20261129)
     drawn = quantize(rng.normal(size=(records, DIMENSION)))

@@ -168,7 +168,7 @@ def _forward(architecture: str) -> list[BenchRow]:
     return rows_of(f"forward pass, {architecture}", found)
 
 
-# One way each, in a process of its own.
+# One way each, in a separate process.
 
 
 def _embed_by_torch(photos: Path, out: Path) -> None:

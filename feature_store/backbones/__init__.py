@@ -1,7 +1,7 @@
 """Backbones: frozen functions from an image to a feature, each with a fingerprint of everything that defines it.
 
 Importing this package loads no deep-learning library; `load_backbone` loads the one it needs: torch on a GPU, ONNX
-Runtime on a processor wherever it gives the features of torch (`onnx_network`).
+Runtime on a processor where it gives the features of torch (`onnx_network`).
 """
 
 from __future__ import annotations

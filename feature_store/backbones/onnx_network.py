@@ -17,7 +17,7 @@ is `TOLERANCE`, and one step of a stored feature is 1/2048. The manifest names t
 **The cache** is `$XDG_CACHE_HOME/private-labeler`, or `~/.cache/private-labeler`; it may be deleted at any time. A file
 is one line of JSON, then the network, written at once and readable by its owner only. Its name is a digest of the
 backbone's description, of its weights file and of the versions of all libraries. A file that another user owns or can
-write is never read, and a file that does not match its own digest is made again.
+write is never read, and a file that does not match its own digest is replaced.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def read_converted(path: Path) -> Kept | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # damaged, or not ours: it is made again
+        return None  # damaged, or not ours: it is replaced
 
 
 def _write(path: Path, kept: Kept) -> None:

@@ -9,11 +9,11 @@ a tile of the stored rows, and one exact product its similarities. FAISS selects
 so a search for more than that is step 3 for every query. Rows are stored in float16, in half the memory of float32;
 FAISS sums their products in float32. Where a device is not exact so, and is in float32, first contact says so, and rows
 are stored in float32 (`build`). FAISS ends its process where CUDA fails in the middle of its work. So a child process
-meets the device first, and an agent that is started again after such an end has its device met anew: then the processor
+meets the device first. An agent that is started again after such an end meets its device again: then the processor
 searches.
 
 **torch-gpu** is step 3 alone, over rows in float16. Ties take no operation more. No device has measured it as it is
-now. It is there for whoever measures it to be faster than FAISS for a whole job (`labeler bench device`).
+now. It is there for those who measure it to be faster than FAISS for a whole job (`labeler bench device`).
 
 **Inputs.** float16 has 11 significant bits, so it holds the integers of an admitted row (`definition`) exactly: 2^11
 itself is a power of two. bfloat16 has 8 bits and would not do.

@@ -34,8 +34,8 @@ requester's to choose: private records lie in the order of their random ids, and
 
 **Operations.** Which operations a search runs follows from public numbers: the dimension, the number of queries, the
 count asked for. The number of records decides how many tiles there are. One thing more depends on records: FAISS
-settles a query in full if too many records tie at its last place (`engine_faiss`). Whoever plans the time of a search
-in advance counts that for every query (`every_query_tied`).
+settles a query in full if too many records tie at its last place (`engine_faiss`). The public clock's plan of a
+search counts that for every query (`every_query_tied`).
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class ExactIndex:
 
     Attributes:
         engine: what searches now: another one than at the beginning where that one failed.
-        fault: why an engine was left for numpy; None where none was. For whoever judges engines: neighbors are equal.
+        fault: why an engine was left for numpy; None where none was. For tests of engines: neighbors are equal.
 
     Raises:
         BadData: see check_features and check_record_ids.

@@ -378,7 +378,7 @@ ShareKind = Literal["each", "running", "shared", "life"]
 
 
 def share_of_a_row(task: Task) -> ShareKind:
-    """Return the kind of share of a question that has sums of its own: a winner's price grows with the number asked."""
+    """Return the kind of share of a question whose sums are released: a winner's price grows with the number asked."""
     return "running" if task.release == "winner" else "each"
 
 

@@ -3,9 +3,9 @@
     agent run     embeds the folder if that was never finished, goes on where it was killed, and polls afterwards.
     agent embed   brings the shard up to date with a folder that has changed since; so does a click on the site's page.
 
-A folder that has changed is only told. Nobody is taken in or left out silently: until a person asks, the agent answers
-from the records that it has. A record of a file that is gone is deleted first (`labeler delete` does the same), so that
-it soon votes no more, however long the new images take. Every other record keeps its id.
+The desk and `--check` tell of a folder that has changed. Nobody is taken in or left out silently: until a person
+asks, the agent answers from the records that it has. A record of a file that is gone is deleted first (`labeler delete`
+does the same), so that it soon votes no more, however long the new images take. Every other record keeps its id.
 
 **A look** at the folder compares names, sizes and times of its files with those of the last embedding, and reads none.
 They are kept in `images.npy` under the site's key, so that the file names nobody: one row per file of
@@ -118,12 +118,12 @@ class ImageFolder:
 
     @property
     def is_embedded(self) -> bool:
-        """Whether it was embedded to the end at least once."""
+        """True if it was embedded to the end at least once."""
         return (self.shard / MANIFEST_NAME).is_file() and (self._home / IMAGES_FILE).is_file()
 
     @property
     def is_being_embedded(self) -> bool:
-        """Whether a process embeds it at this moment."""
+        """True while a process embeds it."""
         try:
             with (self._home / LOCK_FILE).open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

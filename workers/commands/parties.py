@@ -67,7 +67,7 @@ def agent(context: typer.Context, home: MaybeHome = None) -> None:
 def agent_run(home: Home) -> None:
     """Answer questions of the coordinator within the site's policy, until stopped.
 
-    A home that names a folder of images embeds it first, once; a later change is told, and embedded when you ask
+    A home that names a folder of images embeds it first, once; a later change is shown, and embedded when you ask
     (`labeler agent embed`, or the site's page).
 
     Example: `labeler agent run --home hospital-a`

@@ -173,7 +173,7 @@ class JobReport:
         is_seeded: True for a simulation; a reader who knows the seed can subtract its noise.
         not_covered: private records that the guarantee is not about, in a sentence.
         downloads: (name of a file in the page's folder, its content).
-        compared: report.json of jobs that asked the same by other methods, each in a folder beside the page that is
+        compared: report.json of jobs that asked the same by other methods, each in a folder next to the page that is
             named after its method.
     """
 
