@@ -84,7 +84,7 @@ def bench_embed(*, data: Path | None = None, full: bool = False, progress: Progr
     ]
     rows += rows_of(case, found, settings=settings)
     start = [
-        (f"converted {'anew' if place == 0 else 'before'}", "CPU seconds", one.cpu_seconds, None)
+        (f"converted {'again' if place == 0 else 'before'}", "CPU seconds", one.cpu_seconds, None)
         for place, one in enumerate(loads)
     ]
     return rows + rows_of("loading the default backbone", start) + _forward_rows(progress)
