@@ -39,6 +39,7 @@ PROBLEMS: dict[type[LabelerError], tuple[int, str]] = {
     errors.DamagedShard: (500, "A shard is damaged"),
     errors.MixedShards: (409, "Agents do not agree on classes or backbone"),
     errors.UnreadableImage: (422, "An image cannot be read"),
+    errors.UnreadableFile: (422, "A file cannot be read now"),
     errors.IdenticalImages: (422, "Private images are there more than once"),
     errors.JournalBroken: (503, "The journal fails verification"),
     errors.JournalBehind: (503, "The journal is older than an earlier copy of it"),

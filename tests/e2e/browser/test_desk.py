@@ -232,7 +232,7 @@ def test_the_folder_of_images_is_shown_as_it_is_and_embedded_by_a_click(
         card.get_by_role("button", name="Embed now").click()
         expect(card).to_contain_text("All of 120 files are embedded")
         shutil.rmtree(scans)
-        expect(card.get_by_role("alert")).to_contain_text("is its disk mounted?")
+        expect(card.get_by_role("alert")).to_contain_text("whether its disk is mounted")
         looked_at(visit, screenshots, "desk-missing")
         assert visit.script_errors == []
         assert visit.failed_loads == []
