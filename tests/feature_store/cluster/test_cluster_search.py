@@ -31,6 +31,7 @@ from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
 from tests.feature_store.cluster.conftest import needs_ray, processes_below, wait_until_gone
 from workers.agent.agent import InMemoryLedger
+from workers.voting import select_records
 
 CLASSES = ("healthy", "ill")
 ROWS, DIMENSION = 3000, 128
@@ -175,8 +176,7 @@ def test_once_charged_the_answer_comes_whatever_is_killed(
     def charged_and_then_harmed(**fields: Any) -> None:
         charge(**fields)
         if harm == "every worker":
-            assert agent._neighbors._index is not None
-            index = agent._neighbors._index[1]
+            index = agent._neighbors.of_records(select_records(shard, records_per_person=None))
             assert isinstance(index, ClusterIndex)
             for process in index.ready():
                 os.kill(process, signal.SIGKILL)
