@@ -31,7 +31,7 @@ No other module of the product imports faiss, but `engine_gpu`.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import faiss
 import numpy as np
@@ -85,8 +85,20 @@ class FaissBlock(NumpyBlock):
         keys = pack(similarities, self._ranks[places])
         keys[is_missing] = NO_KEY
         keys.sort(axis=1)
-        is_open = (keys[:, count - 1] >> RANK_BITS == keys[:, -1] >> RANK_BITS) & (keys[:, -1] != NO_KEY)
-        return keys[:, :count], is_open | are_all_tied()
+        return keys[:, :count], may_tie(keys, count)
+
+
+def may_tie(keys: Any, count: int) -> Any:
+    """Return which queries step 3 settles: the last key that FAISS gave is as similar as the last one kept.
+
+    Args:
+        keys: int64 (nq, count + WINDOW), ascending; an array, or a tensor of a device.
+
+    Returns:
+        bool (nq,), of the same kind.
+    """
+    kept, last = keys[:, count - 1], keys[:, -1]
+    return (kept >> RANK_BITS == last >> RANK_BITS) & (last != NO_KEY) | are_all_tied()
 
 
 class FaissEngine(Engine):

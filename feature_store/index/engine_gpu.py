@@ -50,8 +50,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feature_store.index.definition import NO_KEY, RANK_BITS
-from feature_store.index.engine_faiss import WINDOW
-from feature_store.index.exact_index import Block, Engine, EngineFault, are_all_tied
+from feature_store.index.engine_faiss import WINDOW, may_tie
+from feature_store.index.exact_index import Block, Engine, EngineFault
 from feature_store.rows import GatheredRows
 from labeler.errors import InvalidSetting
 
@@ -164,8 +164,7 @@ class FaissPart(TorchPart):
                 similarities, places = found
                 keys = pack_keys(similarities, self._ranks[places.clamp(min=0)]).masked_fill(places < 0, NO_KEY)
                 keys = torch.sort(keys, dim=1).values
-                is_open = (keys[:, count - 1] >> RANK_BITS == keys[:, -1] >> RANK_BITS) & (keys[:, -1] != NO_KEY)
-                is_open |= are_all_tied()
+                is_open = may_tie(keys, count)
                 kept = keys[:, :count].contiguous()
                 kept[is_open] = self.settle(asked[is_open], count)
                 return kept
