@@ -61,6 +61,8 @@ def test_curl_alone_prices_submits_watches_and_downloads_and_the_budget_falls_by
     assert price["affordable"] is True
     assert price["price"]["instance_epsilon"] == pytest.approx(0.5, rel=1e-3)
     assert spent(service) - before == price["price"]["instance_charge_nano"]
+    queries = json.loads((tmp_path / "queries.json").read_text())["items"]
+    assert sum(one["share_nano"] for one in queries) == price["price"]["instance_charge_nano"]
     table = pq.read_table(tmp_path / "labels.parquet")
     assert table.schema.names == IMAGE_SCHEMA.names
     assert table.num_rows == 200
