@@ -12,6 +12,13 @@ pixels, in this order, as the standard says (PS3.3 C.7.6.3, C.11.1, C.11.2):
 The result has 8 bits. A file with more than one frame is refused: its owner decides which frame is the image.
 Only what the pixels need is read of the header: no name, no date and no identifier of a patient.
 
+**Metadata** never decides whether pixels are read. A PNG is read without a text or profile that is broken, and a TIFF
+without a tag that points beyond it. An orientation that cannot be read turns nothing. Truncated or damaged pixels stay
+damage.
+
+**TIFF** says by itself what its numbers mean. Gray of 1 to 16 bits without a sign is read, black or white at zero. What
+has another range (signs, 32 bits, floats) or does not say which end is black is refused: nobody knows its white.
+
 **Warnings** of the libraries that decode quote the content of an image, as often as there are images. Each line of
 their code that warns is reported once, in our log, without what it said.
 """
@@ -21,15 +28,18 @@ from __future__ import annotations
 import io
 import logging
 import re
+import struct
 import warnings
-from contextlib import suppress
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, BinaryIO, Final, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from labeler.errors import UnreadableFile, UnreadableImage
 
@@ -39,7 +49,7 @@ MAX_PIXELS = 64_000_000
 FORMATS: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that Pillow reads here, by its names. It knows more, of which one starts another program (EPS)."""
 
-_HEAD_BYTES = 132
+HEAD_BYTES = 132
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 _BACKGROUND = (255, 255, 255)
@@ -104,19 +114,14 @@ def decode_image(data: bytes | Path, *, max_pixels: int = MAX_PIXELS) -> Image.I
     file = data if isinstance(data, Path) else io.BytesIO(data)
     try:
         with data.open("rb") if isinstance(data, Path) else io.BytesIO(data) as opened:
-            head = opened.read(_HEAD_BYTES)
+            head = opened.read(HEAD_BYTES)
         if is_dicom(head):
             return read_dicom(data, max_pixels=max_pixels).convert("RGB")
-        with _opened(file, head) as image:
-            width, height = image.size
-            if width * height > max_pixels:
-                raise UnreadableImage(f"too large: {width} x {height} pixels, the limit is {max_pixels} in all")
-            image.load()
-            return to_rgb(ImageOps.exif_transpose(image))
+        return _decoded(file, head, max_pixels)
     except UnreadableImage:
         raise
     except UnidentifiedImageError:
-        raise UnreadableImage("not an image of a known format") from None
+        raise UnreadableImage(what_it_is(head)) from None
     # Pillow has its own limit; where warnings are errors, so is its warning.
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise UnreadableImage(f"too large: more than {max_pixels} pixels") from None
@@ -127,6 +132,20 @@ def decode_image(data: bytes | Path, *, max_pixels: int = MAX_PIXELS) -> Image.I
     # Pillow's decoders raise almost anything on damaged files; all of it means the same here.
     except Exception as error:
         raise UnreadableImage(f"damaged or truncated ({type(error).__name__})") from None
+
+
+def _decoded(file: Path | io.BytesIO, head: bytes, max_pixels: int) -> Image.Image:
+    try:
+        with _opened(file, head) as image:
+            width, height = image.size
+            if width * height > max_pixels:
+                raise UnreadableImage(f"too large: {width} x {height} pixels, the limit is {max_pixels} in all")
+            image.load()
+            return to_rgb(_full_range(_upright(image), image))
+    except (ValueError, SyntaxError):  # of metadata behind the pixels
+        if (needed := _needed_chunks(file)) is None:
+            raise
+        return _decoded(needed, head, max_pixels)
 
 
 def header_pixels(data: bytes) -> int:
@@ -152,9 +171,195 @@ def _opened(file: Path | io.BytesIO, head: bytes) -> Image.Image:
 
 
 def open_image(file: Path | io.BytesIO) -> Image.Image:
-    """Read the header of an image in one of FORMATS."""
+    """Read the header of an image in one of FORMATS.
+
+    Raises:
+        UnreadableImage: a TIFF whose numbers have no known meaning.
+        UnidentifiedImageError: it is no such image.
+    """
     Image.init()
-    return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+    formats: list[str] = [name for name in FORMATS if name in Image.OPEN]
+    file = _without_broken_tags(file)
+    try:
+        image = Image.open(file, formats=formats)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise
+    except Exception:  # the parser of PNG raises almost anything for metadata
+        if (needed := _needed_chunks(file)) is None:
+            raise
+        image = Image.open(needed, formats=formats)
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        _check_tiff(image)
+    if image.mode == "L" and (factor := _OF_FEWER_BITS.get(str(image.tile[0].args))) and _has_value(image):
+        image.info["transparency"] *= factor
+    return image
+
+
+_OF_FEWER_BITS: Final = {"L;2": 85, "L;4": 17}
+"""Pillow spreads gray of 2 and 4 bits over 8, and leaves a PNG's transparent value as it was."""
+
+_PNG: Final = b"\x89PNG\r\n\x1a\n"
+_CHUNK: Final = struct.Struct(">I4s")
+_CRC_BYTES: Final = 4
+_SUBFILE_TYPE: Final = 254
+_BYTE_ORDERS: Final = {b"II*\0": "<", b"MM\0*": ">"}
+_BYTES_OF_KIND: Final = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}
+_TAGS_OF_PIXELS: Final = frozenset(
+    {256, 257, 258, 259, 262, 266, 273, 274, 277, 278, 279, 284, 292, 293, 317, 320, 322, 323, 324, 325, 332, 338, 339}
+    | {347, 529, 530, 531, 532}
+)
+
+
+def _has_value(image: Image.Image) -> bool:
+    return isinstance(image.info.get("transparency"), int)
+
+
+def _needed_chunks(file: Path | io.BytesIO) -> io.BytesIO | None:
+    """Return a PNG without the chunks that its pixels do not need; None if it has none, and for any other file.
+
+    Needed are the critical chunks, transparency, and an orientation whose checksum is right. A decoder may pass over
+    the others (PNG, third edition, 13.1).
+    """
+    with _at_start(file) as opened:
+        if opened.read(len(_PNG)) != _PNG:
+            return None
+        data = opened.read()
+    kept, end, chunks = [_PNG], 0, 1
+    while end + _CHUNK.size <= len(data):
+        start = end
+        chunks += 1
+        length, kind = _CHUNK.unpack_from(data, start)
+        end = start + _CHUNK.size + length + _CRC_BYTES
+        checked = data[start + 4 : end]
+        is_sound = zlib.crc32(checked[:-_CRC_BYTES]).to_bytes(_CRC_BYTES, "big") == checked[-_CRC_BYTES:]
+        if not kind[0] & 0x20 or kind == b"tRNS" or (kind == b"eXIf" and is_sound):
+            kept.append(data[start:end])
+    return io.BytesIO(b"".join(kept)) if len(kept) < chunks else None
+
+
+def _without_broken_tags(file: Path | io.BytesIO) -> Path | io.BytesIO:
+    """Return a TIFF without the metadata of its first page that point beyond the file; any other file as it is.
+
+    Pillow stops at the first such tag, and then misses those of the pixels that follow it.
+
+    Raises:
+        UnreadableImage: a tag that the pixels need points beyond the file.
+    """
+    with _at_start(file) as opened, suppress(struct.error):
+        order = _BYTE_ORDERS.get(opened.read(4))
+        if order is None:
+            return file
+        (start,) = struct.unpack(f"{order}I", opened.read(4))
+        opened.seek(start)
+        (count,) = struct.unpack(f"{order}H", opened.read(2))
+        entries = bytearray(opened.read(12 * count))
+        size = opened.seek(0, io.SEEK_END)
+        whole = bytes(entries)
+        for at in range(0, len(entries) - 11, 12):
+            tag, kind, number, value = struct.unpack_from(f"{order}HHII", entries, at)
+            length = _BYTES_OF_KIND.get(kind, size) * number
+            if length <= 4 or value + length <= size:
+                continue
+            if tag in _TAGS_OF_PIXELS:
+                raise UnreadableImage(f"damaged or truncated (TIFF tag {tag} points beyond the file)")
+            struct.pack_into(f"{order}HHII", entries, at, tag, 1, 1, 0)
+        if entries != whole:
+            opened.seek(0)
+            data = opened.read()
+            return io.BytesIO(data[: start + 2] + entries + data[start + 2 + len(entries) :])
+    return file
+
+
+@contextmanager
+def _at_start(file: Path | io.BytesIO) -> Iterator[BinaryIO]:
+    """A file to read from its first byte; its place is the first byte afterwards."""
+    with file.open("rb") if isinstance(file, Path) else nullcontext(file) as opened:
+        opened.seek(0)
+        try:
+            yield opened
+        finally:
+            opened.seek(0)
+
+
+def _check_tiff(image: TiffImagePlugin.TiffImageFile) -> None:
+    """Refuse a TIFF whose numbers have no known range or meaning.
+
+    Raises:
+        UnreadableImage: signed or 32-bit numbers; no photometric interpretation; a preview in place of the image.
+    """
+    tags = image.tag_v2
+    if TiffImagePlugin.PHOTOMETRIC_INTERPRETATION not in tags:
+        raise UnreadableImage("a TIFF that does not say whether 0 is black or white; save it again, or as PNG")
+    if image.mode != "F" and (2 in _samples(tags, TiffImagePlugin.SAMPLEFORMAT) or _bits(image) > 16):
+        raise UnreadableImage(
+            "a TIFF of signed or 32-bit numbers, whose range is unknown; save it with 8 or 16 bits without a sign"
+        )
+    if 1 in (one & 1 for one in _samples(tags, _SUBFILE_TYPE, default=0)):
+        raise UnreadableImage("a TIFF whose first page is a preview, as raw files of cameras have; export the image")
+
+
+def _samples(tags: Any, tag: int, *, default: int = 1) -> tuple[int, ...]:
+    value = tags.get(tag, default)
+    return tuple(value) if isinstance(value, tuple) else (value,)
+
+
+def _bits(image: TiffImagePlugin.TiffImageFile) -> int:
+    return max(_samples(image.tag_v2, TiffImagePlugin.BITSPERSAMPLE))
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Return a decoded image turned as its metadata says; as it is where they cannot be read."""
+    with suppress(Exception):  # parsers of metadata raise almost anything
+        return ImageOps.exif_transpose(image)
+    return image
+
+
+def _full_range(image: Image.Image, file: Image.Image) -> Image.Image:
+    """Return gray of more than 8 bits with black at 0, white at 65,535, and transparent pixels white.
+
+    Pillow leaves three things to its callers: fewer than 16 bits in 16, a TIFF's white at zero, and the transparent
+    value of a PNG of 16 bits.
+
+    Args:
+        image: the decoded image, turned upright.
+        file: what it was decoded from.
+    """
+    if not image.mode.startswith("I;16"):
+        return image
+    values = np.asarray(image).astype(np.uint32)
+    if isinstance(file, TiffImagePlugin.TiffImageFile):
+        most = 2 ** _bits(file) - 1
+        if file.tag_v2.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0:
+            values = most - values
+        values = values * 65_535 // most
+    elif _has_value(file):
+        values[values == file.info["transparency"]] = 65_535
+    return Image.fromarray(values.astype(np.uint16))
+
+
+_SIGNS: Final = (
+    (rb"version https://git-lfs", "a pointer of Git LFS and not the image; run `git lfs pull` in its repository"),
+    (rb"(\.\./)*(\.git/annex|/annex)/objects/", "a pointer of git-annex and not the image; run `git annex get` on it"),
+    (rb"II\*\0|MM\0\*", "a TIFF of a kind that is not read; save it with 8 or 16 bits, or as PNG"),
+    (rb"(\xef\xbb\xbf)?\s*<svg|(\xef\xbb\xbf)?\s*<\?xml", "a text of XML or SVG and no image of pixels"),
+    (rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype|html|head|!--)", "a web page and no image; a download may have failed"),
+    (rb"(\xef\xbb\xbf)?\s*[{\[]", "a text of JSON and no image; a download may have failed"),
+    (rb"%PDF", "a PDF; save its pictures as files"),
+    (rb"%!PS|\xc5\xd0\xd3\xc6", "a PostScript file, which is a program and not read"),
+    (rb"PK[\x03\x05]|\x1f\x8b|7z\xbc|Rar!", "an archive; unpack it"),
+    (rb"....ftyp(?!avi|he|mif|msf)|\x1aE\xdf\xa3|RIFF....AVI ", "a video; save the frame that is the image"),
+    (rb"\0+$", "nothing but zeros; copy it again"),
+    (rb"\x89PNG|\xff\xd8\xff|GIF8|BM|RIFF....WEBP|....ftypavi", "damaged: its header cannot be read"),
+)
+"""Beginnings of files that people take for images, and what they are."""
+
+
+def what_it_is(head: bytes) -> str:
+    """Return what a file is that no decoder knows, by its first bytes."""
+    if not head:
+        return "an empty file"
+    found = (words for sign, words in _SIGNS if re.match(sign, head, re.DOTALL))
+    return next(found, "not an image of a known format")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -41,7 +41,7 @@ from PIL import Image, UnidentifiedImageError
 
 from api.coordinator.config import LimitsTable
 from api.coordinator.parquet_reader import MAX_RATIO, SMALL_BYTES, FeatureRows, parquet_rows
-from feature_store.decode import open_image
+from feature_store.decode import HEAD_BYTES, open_image, what_it_is
 from feature_store.results.questions import job_pixels_refusal
 from feature_store.rows import on_grid, quantize
 from feature_store.shard import check_features
@@ -387,8 +387,10 @@ def look_at_header(data: bytes, *, max_pixels: int) -> tuple[str | None, int]:
             if width * height > max_pixels:
                 return f"{width} x {height} pixels, at most {max_pixels} are taken", width * height
             return "floating-point pixels, whose range is unknown" if image.mode == "F" else None, width * height
+    except UnreadableImage as error:
+        return str(error), 0
     except UnidentifiedImageError:
-        return "not an image of a known format" if data else "an empty file", 0
+        return what_it_is(data[:HEAD_BYTES]), 0
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         return f"more than {max_pixels} pixels", 0
     # Pillow's parsers raise almost any exception on damaged headers; all mean the same here.
