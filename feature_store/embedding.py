@@ -44,7 +44,7 @@ from labeler.errors import BadData, InvalidSetting, StorageFull, UnreadableFile,
 from labeler.settings import check_names_are_text, misspelt
 from labeler.system.files import PRIVATE_FILE, is_full, replace_file
 from labeler.system.process_pool import all_cores
-from labeler.system.site_key import SITE_KEY_FILE, Digests, SiteKey, as_digests, site_key
+from labeler.system.site_key import PUBLIC_KEY, SITE_KEY_FILE, Digests, SiteKey, as_digests, site_key
 
 _THUMBNAIL_PIXELS = 64
 
@@ -107,7 +107,7 @@ def load_image(
 
     Args:
         digester: makes the digest by which equal images are found; none where None.
-        known: the rows of images that are embedded already, by their digests; these are not decoded.
+        known: the rows of images that are embedded already, by their digests; these are decoded for a picture only.
         keep_thumbnail: whether to make a picture for reports; of public images only.
         must_read: refuse a file that cannot be read; a file that is read and holds no image is still left out.
 
@@ -119,14 +119,16 @@ def load_image(
         thumbnail, digest = None, b""
         if digester is not None:
             digest = digester.digest("image", (file,) if isinstance(file, bytes) else image_blocks(images, index))
-            if (row := known.get(digest)) is not None:
-                return Loaded(index, None, None, "", digest, row)
+        if (row := known.get(digest)) is not None and not keep_thumbnail:
+            return Loaded(index, None, None, "", digest, row)
         image = images.read(index) if file is None else decode_for(file, transform, max_pixels=images.max_pixels)
         if keep_thumbnail:
             picture = image
             if not isinstance(picture, Image.Image):
                 picture = Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture)
             thumbnail = png_thumbnail(picture, side=_THUMBNAIL_PIXELS)
+        if row is not None:
+            return Loaded(index, None, thumbnail, "", digest, row)
         return Loaded(index, prepare_image(image, transform), thumbnail, "", digest)
     except (UnreadableImage, BadData) as error:
         if must_read and isinstance(error, UnreadableFile):
@@ -263,8 +265,6 @@ CHECKPOINT = 32
 """Images between two checkpoints of a backbone that takes one at a time: a checkpoint is half a dozen syncs of a disk,
 however little was computed."""
 
-_COMPARED = 64  # of a shard that is there, with the images that it is said to be made of
-
 
 @dataclass(frozen=True)
 class EmbedReport:
@@ -320,13 +320,17 @@ def embed_source(
 ) -> EmbedReport:
     """Embed every image of a source into a shard.
 
-    An interrupted run leaves a hidden folder beside `out`; the same call goes on from there, and gives the same
-    features. A finished shard of the same job is left as it is and reported.
+    An interrupted run leaves a hidden folder next to `out`; the same call goes on from there, and gives the same
+    features. A finished shard of the same job is compared with its source, by the bytes of every image. If all are the
+    same, and what was left out still cannot be read, the shard is left as it is and reported. Otherwise it is brought
+    up to date, as with `update`. A private shard most of whose images are others is refused: two sites may use the same
+    names, and one of them may mistype `out`.
 
-    With `update`, a finished private shard is brought up to date with its source in one step. An image whose bytes it
-    holds, or an interrupted run embedded, is not embedded again. A record of the same image, label and person keeps its
-    id. The whole source is compared again, so the result has the records of a shard that is made from nothing. A file
-    that cannot be read ends it before anything changes: what a disk withholds must not pass for what was removed.
+    With `update`, a finished shard is brought up to date with its source in one step, whatever its source held before.
+    An image whose bytes it holds, or an interrupted run embedded, is not embedded again. A record of the same image,
+    label and person keeps its id. The whole source is compared again, so the result has the records of a shard that is
+    made from nothing. A file that cannot be read ends it before anything changes: what a disk withholds must not pass
+    for what was removed.
 
     Args:
         source: an ImageSource, or what `open_source` opens.
@@ -376,8 +380,8 @@ def embed_source(
         raise InvalidSetting(
             f"the shard is to be written to {str(path)!r}, which is there already and is no shard; name a new folder"
         )
-    if update and (public or embedder is not None):
-        raise InvalidSetting("only a private shard is brought up to date, and in one process")
+    if update and embedder is not None:
+        raise InvalidSetting("a shard is brought up to date in one process")
     keep_thumbnails = public if thumbnails is None else thumbnails
     policy: Duplicates = duplicates or ("keep-all" if public else "keep-first")
     listed = list_source(source, classes=classes, public=public, persons=persons)
@@ -385,21 +389,28 @@ def embed_source(
     network = backbone() if callable(backbone) else backbone
     passes = -(-(batch_size or (CHECKPOINT if network.batch_size == 1 else 1)) // network.batch_size)
 
-    digester = None if public else _site_key(path, key)
+    digester = PUBLIC_KEY if public else _site_key(path, key)
     sent = partial(load_image, images, transform=network.transform, keep_thumbnail=keep_thumbnails)
     known = NOTHING_KNOWN
 
     def here(indices: range) -> Generator[Embedded]:
-        one, size = partial(sent, digester=digester, known=known, must_read=update), passes * network.batch_size
+        one, size = partial(sent, digester=digester, known=known, must_read=renew), passes * network.batch_size
         with closing(loaded_batches(one, indices, batch_size=size, threads=threads or all_cores())) as batches:
             yield from embedded_batches(network, batches)
 
     people = None
-    if listed.people is not None and digester is not None:
+    if listed.people is not None:
         people = digester.digests("person", [name.encode("utf-8", "surrogateescape") for name in listed.people])
     job = _job_digest(images, network, names, labels, public=public, thumbnails=keep_thumbnails, people=people)
+    renew = update
     if path.exists() and not update:
-        return _report_finished(path, job, images, notes, policy, max_records, digester)
+        finished = _report_finished(path, job, images, notes, policy, max_records)
+        again = _compare(path, images, sent, digester, scanned)
+        if again == "same":
+            return finished
+        if again == "other":
+            raise _other_source(path)
+        renew, embedder = True, None
     with (
         while_there_is_room(path),
         ShardWriter(
@@ -410,24 +421,26 @@ def embed_source(
             public=public,
             backbone=network.spec,
             job=job,
-            site_key=None if digester is None else digester.name,
+            site_key=digester.name,
             max_records=max_records,
             attributes=isinstance(images, AttributeSource),
-            update=update,
+            update=renew,
             random_bytes=random_bytes,
         ) as writer,
     ):
-        if update:
+        if writer.position and not _is_current(writer, images, sent, digester):
+            writer.begin_again()
+        if renew:
             writer.check_replaced(knows_persons=people is not None)
-            known = writer.known_rows()
+        known = writer.known_rows() if embedder is None else NOTHING_KNOWN
         resumed_from = writer.position
         total = len(images.names)
-        if policy == "refuse" and digester is not None and not resumed_from:
+        if policy == "refuse" and not public and not resumed_from:
             refuse_same_bytes(images, labels, people, digester, scanned)
         left = range(writer.position, total)
         with closing(here(left) if embedder is None else embedder(network, sent, left)) as batches:
             for batch in batches:
-                if embedder is not None and digester is not None:
+                if embedder is not None:
                     batch = digested(images, digester, batch)
                 append_batch(writer, images, batch, labels=labels, people=people, keep_thumbnails=keep_thumbnails)
                 if progress is not None:
@@ -440,14 +453,16 @@ def embed_source(
             raise refusal(said, "they were compared by their features as well, and nothing is left to be computed")
         if first is None:
             records = writer.records
-            writer.finish()
+            unchanged = not writer.finish()
         else:
             records = int(first.keep.sum())
             if first.same:
                 replace_file(same_images_list(path), first.listed(writer.sources()), mode=PRIVATE_FILE)
             else:
                 same_images_list(path).unlink(missing_ok=True)  # of an earlier shard of this name
-            writer.finish(keep=first.keep)
+            unchanged = not writer.finish(keep=first.keep)
+    if unchanged and not update:
+        return finished
     report = EmbedReport(
         path, records, skipped, resumed_from, names, network.fingerprint, notes, said, images.passed_over
     )
@@ -600,14 +615,10 @@ def _report_finished(
     notes: tuple[str, ...],
     policy: Duplicates,
     max_records: int | None,
-    digester: SiteKey | None,
 ) -> EmbedReport:
     shard = Shard.open(path)
-    if shard.job != job or not _holds(shard, images, digester):
-        raise InvalidSetting(
-            f"{path.name!r} exists already and was made from another source, backbone or class list, or with other "
-            "people; choose another output, or delete it first"
-        )
+    if shard.job != job:
+        raise _other_source(path)
     if max_records not in (None, shard.max_records):
         raise InvalidSetting(
             f"{path.name!r} exists already, and was not declared to hold at most {max_records} records; embed into "
@@ -623,6 +634,11 @@ def _report_finished(
     if same and policy == "refuse":
         raise refusal(said, f"{path.name!r} exists already and holds them all")
     listed = same_images_list(path)
+    if shard.image_digests is None:
+        notes += (
+            "An earlier version made this shard and kept nothing to compare its images by. Move it away, and give the "
+            "same command again, if an image has changed since.",
+        )
     return EmbedReport(
         path,
         len(shard.labels),
@@ -637,17 +653,65 @@ def _report_finished(
     )
 
 
-def _holds(shard: Shard, images: ImageSource, digester: SiteKey | None) -> bool:
-    """Tell whether some of a private shard's records are still these images: two sites may use the same names."""
-    if shard.image_digests is None or digester is None or shard.site_key != digester.name:
-        return True  # it kept nothing to compare them by
+def _other_source(path: Path) -> InvalidSetting:
+    return InvalidSetting(
+        f"{path.name!r} exists already and was made from another source, backbone or class list, or with other "
+        "people; choose another output, or delete it first"
+    )
+
+
+def _compare(
+    path: Path, images: ImageSource, load: Callable[[int], Loaded], digester: SiteKey, progress: Progress | None
+) -> Literal["same", "changed", "other"]:
+    """Compare a finished shard with its source, by the bytes of every image.
+
+    Returns:
+        "same" where every image is, and what could not be read still cannot; "other" where most records of a private
+        shard are not the images of their names; else "changed".
+
+    Raises:
+        InvalidSetting: something changed, and records of the shard were deleted, which must not come back.
+    """
+    shard = Shard.open(path)
+    if shard.image_digests is None or shard.site_key != digester.name:
+        return "same"  # it kept nothing to compare them by
+    stored = {name: row.astype("<i8").tobytes() for name, row in zip(shard.sources, shard.image_digests, strict=True)}
+    known, unreadable = set(stored.values()), {one.source for one in shard.skipped}
+    others, has_changed = 0, False
+    for index, name in enumerate(images.names):
+        if name not in stored and name in unreadable:
+            has_changed |= not load(index).reason
+        else:
+            found = digest_of(images, index, digester)
+            others += name in stored and found != stored[name]
+            has_changed |= found != stored[name] if name in stored else found not in known
+        if progress is not None:
+            progress(index + 1, len(images.names))
+    if has_changed and len(shard) < len(stored):
+        raise InvalidSetting(
+            f"images of {path.name!r} changed, and records of it were deleted, which would come back; embed into "
+            "another output"
+        )
+    if not shard.is_public and 2 * others > len(stored):
+        return "other"
+    return "changed" if has_changed else "same"
+
+
+def digest_of(images: ImageSource, index: int, digester: SiteKey) -> bytes:
+    """Return the digest of one image's bytes; empty where they cannot be read."""
+    try:
+        return digester.digest("image", image_blocks(images, index))
+    except UnreadableImage:
+        return b""
+
+
+def _is_current(writer: ShardWriter, images: ImageSource, load: Callable[[int], Loaded], digester: SiteKey) -> bool:
+    """Tell whether what an interrupted writer gathered, and left out, would be the same today."""
+    digests, names = writer.gathered().image_digests, writer.sources()
     place = {name: index for index, name in enumerate(images.names)}
-    sources = shard.sources
-    for row in shard.rows[:: max(1, len(shard.rows) // _COMPARED)].tolist():
-        try:
-            found = as_digests(digester.digest("image", image_blocks(images, place[sources[row]])))
-        except (KeyError, UnreadableImage):
-            return False
-        if not np.array_equal(found.ravel(), shard.image_digests[row]):
-            return False
-    return True
+    if names and digests is None:
+        return False  # an earlier version kept nothing to compare them by
+    rows = zip(names, () if digests is None else digests.astype("<i8"), strict=True)
+    return all(digest_of(images, place[name], digester) == row.tobytes() for name, row in rows) and all(
+        load(place[one.source]).reason for one in writer.skipped() if one.source in place
+    )

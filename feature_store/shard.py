@@ -10,7 +10,7 @@ A shard is a folder:
     sources.jsonl        one JSON string per row: the image's name within its source
     skipped.jsonl        one [name, reason] per image that could not be read
     persons.npy          int64 (n, 2): digest of its person under the site's key; private shards that know persons
-    image_digests.npy    int64 (n, 2): digest of the image, likewise; private shards whose images were compared
+    image_digests.npy    int64 (n, 2): digest of the image, likewise; under a key that everybody has in public shards
     answers-for.json     private shards that answer: {"version", "agent", "journal": hash of the first entry of its
                          ledger, which is salted}
 
@@ -49,7 +49,7 @@ from feature_store.decode import Skipped
 from feature_store.rows import largest_square_length, quantize, refuse_other_probes
 from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards, OutputInUse
 from labeler.system.files import exclusive, keep_private, replace_file
-from labeler.system.site_key import DIGEST_WORDS
+from labeler.system.site_key import DIGEST_WORDS, PUBLIC_KEY
 
 _ARRAYS: dict[str, type[np.generic]] = {"features.npy": np.int16, "labels.npy": np.int16, "record_ids.npy": np.int64}
 
@@ -394,8 +394,12 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
         raise DamagedShard(f"the manifest of shard {folder.name!r} does not list {', '.join(sorted(missing))}")
     if manifest.role == "private" and "thumbnails.parquet" in manifest.files:
         raise DamagedShard(f"private shard {folder.name!r} holds pictures, which only a public shard may")
-    if manifest.role == "public" and manifest.files.keys() & set(_DIGESTS):
-        raise DamagedShard(f"public shard {folder.name!r} holds digests of persons or images, which only a private may")
+    if manifest.role == "public" and (
+        "persons.npy" in manifest.files or manifest.site_key not in (None, PUBLIC_KEY.name)
+    ):
+        raise DamagedShard(
+            f"public shard {folder.name!r} holds digests of persons or of a site, which only a private may"
+        )
     for name, stated in manifest.files.items():
         path = folder / manifest.stored(name)
         if Path(name).name != name or not path.is_file():

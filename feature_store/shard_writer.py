@@ -5,7 +5,7 @@ file are valid. A crash may leave more bytes; resuming cuts them off. `finish` t
 another hidden folder and renames that folder. So a shard is complete or absent. Only their owner can read the folders
 and files of a private shard, even half-written ones.
 
-A writer with `update` may also replace a finished private shard. Its files go into the folder of that shard under the
+A writer with `update` may also replace a finished shard. Its files go into the folder of that shard under the
 next number, and one rename of the manifest switches to them. Ids and features of images that are there
 already stay. Rows that an interrupted writer gathered of another listing are set aside and used again.
 
@@ -61,6 +61,7 @@ _OF_FEATURES = ("fingerprint", "dimension", "site_key")
 _ROWS_PER_BLOCK = 8192
 _SCANNED_BYTES = 1 << 24
 _NEWLINE = ord("\n")
+_REASONS_SHOWN, _NAMES_SHOWN = 5, 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +96,7 @@ class ShardWriter:
         site_key: name of the key that makes the digests of persons and images; required if there are any.
         max_records: a public bound on the records of a private shard; `finish` refuses more.
         attributes: True if a record may have any number of classes, False if it has exactly one.
-        update: take the place of a finished private shard of this path, if there is one.
+        update: take the place of a finished shard of this path, if there is one.
         random_bytes: source of record ids and of the order of private rows.
         records: rows appended so far, those of an interrupted writer included.
         position: how far the caller had read its source (see `append`).
@@ -174,7 +175,7 @@ class ShardWriter:
             thumbnails: PNG bytes per record; public shards only, and for all batches or none.
             persons: the person of each record, as a digest under the site's key, shape (n, 2); private shards only, and
                 for all batches or none.
-            image_digests: a digest of each image, under the same rules.
+            image_digests: a digest of each image, shape (n, 2); for all batches or none.
             skipped: images of this batch that were left out.
             position: how far the caller has read its source; a resumed writer reports it.
 
@@ -195,8 +196,8 @@ class ShardWriter:
             raise InvalidSetting("pictures are kept in public shards only; a private shard holds features and no image")
         if thumbnails is not None and len(thumbnails) != len(labels):
             raise BadData(f"found {len(thumbnails)} thumbnails for {len(labels)} records")
-        if self.public and (persons is not None or image_digests is not None):
-            raise InvalidSetting("digests of persons and images are kept in private shards only")
+        if self.public and persons is not None:
+            raise InvalidSetting("digests of persons are kept in private shards only")
         for digests in (persons, image_digests):
             if digests is not None and (digests.shape != (len(labels), DIGEST_WORDS) or digests.dtype != np.int64):
                 raise BadData(f"found digests of shape {digests.shape} for {len(labels)} records")
@@ -263,11 +264,14 @@ class ShardWriter:
                 known |= {key.tobytes(): row for key, row in zip(digests[: state.records], rows, strict=True)}
         return known
 
-    def finish(self, *, keep: NDArray[np.bool_] | None = None) -> None:
+    def finish(self, *, keep: NDArray[np.bool_] | None = None) -> bool:
         """Write the shard in one atomic step and remove the working folder.
 
         Args:
             keep: one entry per appended record, in order: True if the shard keeps it. By default it keeps all.
+
+        Returns:
+            False if the shard that is there holds all of this and nothing else; it is left as it is.
 
         Raises:
             BadData: no record was appended, or only some batches had thumbnails, persons or digests of images.
@@ -276,9 +280,7 @@ class ShardWriter:
             raise InvalidSetting("every public image is kept: a question must not vanish")
         kept = np.arange(self.records) if keep is None else np.flatnonzero(keep)
         if not len(kept):
-            raise BadData(
-                f"nothing to keep: shard {self.path.name!r} would be empty; check the source, and the skipped images"
-            )
+            raise BadData(f"nothing to keep: shard {self.path.name!r} would be empty{in_words(self.skipped())}")
         if self.max_records is not None and len(kept) > self.max_records:
             raise InvalidSetting(
                 f"shard {self.path.name!r} would hold {len(kept)} records, and was declared to hold at most "
@@ -294,6 +296,9 @@ class ShardWriter:
         # neighbors in a folder, so it is sorted by random id. Sorting lets an index read the file front to back.
         order = np.arange(len(kept)) if self.public else np.argsort(ids)
         ids, order = ids[order], kept[order]
+        if self._is_there(ids, order):
+            self._remove_work()
+            return False
         _write_features(final / "features.npy", self._features(), order)
         np.save(final / "labels.npy", self._labels()[order])
         np.save(final / "record_ids.npy", ids)
@@ -331,9 +336,36 @@ class ShardWriter:
             sync_folder(self.path.parent)
         else:
             self._take_place(self._replaced, final, manifest)
+        self._remove_work()
+        return True
+
+    def _remove_work(self) -> None:
         for folder in (self._work, *set_aside(self.path)):
             (folder / _STATE).unlink(missing_ok=True)  # first: what a kill leaves then holds no rows for anybody
             shutil.rmtree(folder)
+
+    def _is_there(self, ids: NDArray[np.int64], order: NDArray[np.int64]) -> bool:
+        """Tell whether the shard that is there holds exactly these rows, made of this listing."""
+        shard, names = self._replaced, self.sources()
+        return (
+            shard is not None
+            and shard.job == self.job
+            and len(shard) == len(shard.record_ids)
+            and np.array_equal(shard.record_ids, ids)
+            and np.array_equal(shard.labels, self._labels()[order])
+            and np.array_equal(shard.features, self._features()[order])
+            and shard.sources == [names[row] for row in order.tolist()]
+            and shard.skipped == self.skipped()
+        )
+
+    def begin_again(self) -> None:
+        """Set aside what an interrupted writer gathered: `known_rows` finds its rows by their images."""
+        number = 1 + max((int(folder.suffix[1:]) for folder in set_aside(self.path)), default=0)
+        self._work.rename(self._work.with_name(f"{self._work.name}.{number}"))
+        self._work.mkdir(mode=self._folder_mode)
+        self.records, self.position, self._sizes = 0, 0, dict.fromkeys(_PARTS, 0)
+        for part in _PARTS:
+            (self._work / part).touch(mode=self._file_mode)
 
     def _take_place(self, shard: Shard, final: Path, manifest: Manifest) -> None:
         """Move finished files into the folder of a shard, and go over to them by its manifest."""
@@ -463,9 +495,7 @@ class ShardWriter:
                     f"an interrupted job for {self.path.name!r} had another source, backbone or class list, or site "
                     f"key; finish that one, or delete the folder {self._work.name!r} and begin again"
                 )
-            number = 1 + max((int(folder.suffix[1:]) for folder in set_aside(self.path)), default=0)
-            self._work.rename(self._work.with_name(f"{self._work.name}.{number}"))
-            self._work.mkdir(mode=self._folder_mode)
+            self.begin_again()
         elif state is not None:
             self.records, self.position, self._sizes = state.records, state.position, dict(state.sizes)
         for part in _PARTS:
@@ -506,6 +536,24 @@ def _read_state(work: Path, name: str) -> _State | None:
         raise DamagedShard(
             f"the state of the interrupted output {name!r} is damaged; delete the folder {work.name!r} and begin again"
         ) from None
+
+
+def in_words(skipped: Sequence[Skipped]) -> str:
+    """Return how many images were left out for which reason, and the first names of each; "" for none.
+
+    Names of private images are their owner's: whoever logs this for others must not.
+    """
+    names: dict[str, list[str]] = {}
+    for one in skipped:
+        names.setdefault(one.reason, []).append(one.source)
+    most_first = sorted(names.items(), key=lambda item: -len(item[1]))[:_REASONS_SHOWN]
+    told = [f"{len(of)} {reason} ({_some(of)})" for reason, of in most_first]
+    return f"; {len(skipped)} images were left out: " + "; ".join(told) if told else ""
+
+
+def _some(names: Sequence[str]) -> str:
+    more = ", ..." if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(map(repr, names[:_NAMES_SHOWN])) + more
 
 
 def written_so_far(path: Path) -> int | None:

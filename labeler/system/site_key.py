@@ -75,6 +75,10 @@ class SiteKey:
         raise TypeError("a site's key is neither copied nor pickled")
 
 
+PUBLIC_KEY: Final = SiteKey(bytes(KEY_BYTES))
+"""A key that everybody has, for digests of public images."""
+
+
 def as_digests(joined: bytes) -> Digests:
     """Return concatenated digests as an array of shape (n, 2)."""
     return np.frombuffer(joined, dtype="<i8").astype(np.int64).reshape(-1, DIGEST_WORDS)

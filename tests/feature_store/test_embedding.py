@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -436,3 +437,84 @@ def test_a_shard_is_not_brought_up_to_date_under_other_settings(
     with pytest.raises(InvalidSetting, match="another backbone, class list, bound on records or site key"):
         embed_source(photos, PixelBackbone(size=change.get("size", 4)), tmp_path / "out", update=True, **settings)
     assert len(Shard.open(tmp_path / "out")) == 30
+
+
+def _embed_again(photos: Path, out: Path, **more: Any) -> EmbedReport:
+    return embed_source(photos, PixelBackbone(size=4), out, classes=["cat", "dog", "owl"], **more)
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_a_mended_image_is_embedded_by_the_next_call(photos: Path, tmp_path: Path, public: bool) -> None:
+    damaged = next(photos.rglob("*damaged*"), None) or sorted((photos / "cat").iterdir())[0]
+    damaged.write_bytes(b"no image")
+    first = _embed_again(photos, tmp_path / "out", public=public)
+    assert [one.source for one in first.skipped] == [damaged.relative_to(photos).as_posix()]
+    before = by_source(Shard.open(tmp_path / "out"))
+    Image.new("L", (9, 9), 77).save(damaged, "PNG")
+    second = _embed_again(photos, tmp_path / "out", public=public)
+    assert (second.records, second.skipped) == (first.records + 1, ())
+    after = by_source(Shard.open(tmp_path / "out"))
+    whole = _embed_again(photos, tmp_path / "whole", public=public)
+    assert whole.records == second.records
+    assert by_source(Shard.open(tmp_path / "whole")) == after
+    assert before.items() <= after.items()
+    version = Shard.open(tmp_path / "out").version
+    assert _embed_again(photos, tmp_path / "out", public=public).records == second.records
+    assert Shard.open(tmp_path / "out").version == version
+
+
+def test_public_images_that_changed_in_place_are_embedded_again_with_their_pictures(
+    photos: Path, tmp_path: Path
+) -> None:
+    _embed_again(photos, tmp_path / "out", public=True)
+    for number, file in enumerate(sorted(photos.rglob("*.png"))):
+        before = file.stat()
+        Image.new("L", (9, 9), number).save(file, "PNG")
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    _embed_again(photos, tmp_path / "out", public=True)
+    _embed_again(photos, tmp_path / "whole", public=True)
+    ours, whole = Shard.open(tmp_path / "out"), Shard.open(tmp_path / "whole")
+    assert by_source(ours) == by_source(whole)
+    assert list(ours.thumbnails(ours.record_ids).values()) == list(whole.thumbnails(whole.record_ids).values())
+
+
+def test_images_that_change_while_a_run_is_interrupted_are_embedded_as_they_are(photos: Path, tmp_path: Path) -> None:
+    calls = 0
+
+    def stop(done: int, _: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _embed_again(photos, tmp_path / "out", batch_size=5, progress=stop)
+    Image.new("L", (9, 9), 77).save(sorted((photos / "cat").iterdir())[0], "PNG")
+    _embed_again(photos, tmp_path / "out", batch_size=5)
+    _embed_again(photos, tmp_path / "whole")
+    assert by_source(Shard.open(tmp_path / "out")) == by_source(Shard.open(tmp_path / "whole"))
+
+
+def test_where_no_image_can_be_read_each_reason_is_named_and_mending_one_is_enough(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    for name in ("cat/a.png", "cat/b.png", "dog/c.png"):
+        (photos / name).parent.mkdir(parents=True, exist_ok=True)
+        (photos / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\n" if "a.png" in name else b"")
+    with pytest.raises(
+        BadData, match=r"3 images were left out: 2 an empty file \('cat/b.png', 'dog/c.png'\); 1 a pointer"
+    ):
+        _embed_again(photos, tmp_path / "out")
+    Image.new("L", (9, 9), 77).save(photos / "cat/a.png")
+    report = _embed_again(photos, tmp_path / "out")
+    assert (report.records, len(report.skipped)) == (1, 2)
+
+
+def test_a_changed_source_does_not_bring_deleted_records_back(photos: Path, tmp_path: Path) -> None:
+    _embed_again(photos, tmp_path / "out")
+    shard = Shard.open(tmp_path / "out")
+    shard.delete(shard.record_ids[:1])
+    version = shard.version
+    Image.new("L", (9, 9), 77).save(sorted((photos / "cat").iterdir())[0], "PNG")
+    with pytest.raises(InvalidSetting, match="records of it were deleted"):
+        _embed_again(photos, tmp_path / "out")
+    assert Shard.open(tmp_path / "out").version == version

@@ -25,7 +25,7 @@ from feature_store.shard import Shard
 from feature_store.shard_writer import Gathered
 from feature_store.sources import PersonColumn, open_source
 from labeler.errors import BadData, IdenticalImages, InvalidSetting, UnsafeStorage
-from labeler.system.site_key import SITE_KEY_FILE, SiteKey, site_key
+from labeler.system.site_key import PUBLIC_KEY, SITE_KEY_FILE, SiteKey, site_key
 from tests.feature_store.conftest import write_pictures
 
 CLASSES = ("cat", "dog")
@@ -363,7 +363,8 @@ def test_public_images_are_all_kept_and_only_reported(photos: Path, tmp_path: Pa
     assert report.records == 15
     assert len(report.same_images) == 2
     assert not (tmp_path / SITE_KEY_FILE).exists()
-    assert {"persons.npy", "image_digests.npy"} & {file.name for file in (tmp_path / "s").iterdir()} == set()
+    assert not (tmp_path / "s" / "persons.npy").exists()
+    assert Shard.open(tmp_path / "s").site_key == PUBLIC_KEY.name
     for changes in ({"duplicates": "refuse"}, {"duplicates": "keep-first"}, {"persons": PersonColumn(level=2)}):
         with pytest.raises(InvalidSetting, match="of public images"):
             _embed(photos, tmp_path / "t", public=True, **changes)
