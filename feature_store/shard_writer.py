@@ -21,6 +21,7 @@ import mmap
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -46,7 +47,7 @@ from feature_store.shard import (
     sum_file,
     write_manifest,
 )
-from labeler.errors import BadData, DamagedShard, InvalidSetting, OutputInUse
+from labeler.errors import BadData, DamagedShard, InvalidSetting, NoUsableImage, OutputInUse
 from labeler.system.files import PRIVATE_FILE, PRIVATE_FOLDER, exclusive, replace_file, sync_folder
 from labeler.system.site_key import DIGEST_WORDS, Digests
 from labeler.task import can_name_a_class
@@ -61,7 +62,6 @@ _OF_FEATURES = ("fingerprint", "dimension", "site_key")
 _ROWS_PER_BLOCK = 8192
 _SCANNED_BYTES = 1 << 24
 _NEWLINE = ord("\n")
-_REASONS_SHOWN, _NAMES_SHOWN = 5, 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,13 +274,22 @@ class ShardWriter:
             False if the shard that is there holds all of this and nothing else; it is left as it is.
 
         Raises:
-            BadData: no record was appended, or only some batches had thumbnails, persons or digests of images.
+            NoUsableImage: no record was appended.
+            BadData: only some batches had thumbnails, persons or digests of images.
         """
         if keep is not None and self.public:
             raise InvalidSetting("every public image is kept: a question must not vanish")
         kept = np.arange(self.records) if keep is None else np.flatnonzero(keep)
         if not len(kept):
-            raise BadData(f"nothing to keep: shard {self.path.name!r} would be empty{in_words(self.skipped())}")
+            left_out = [(one.source, one.reason) for one in self.skipped()]
+            reasons = "; ".join(
+                f"{count} {reason}" for reason, count in Counter(why for _, why in left_out).most_common(5)
+            )
+            raise NoUsableImage(
+                f"nothing to keep: shard {self.path.name!r} would be empty; {len(left_out)} images were left out"
+                + (f": {reasons}" if reasons else ""),
+                left_out=left_out,
+            )
         if self.max_records is not None and len(kept) > self.max_records:
             raise InvalidSetting(
                 f"shard {self.path.name!r} would hold {len(kept)} records, and was declared to hold at most "
@@ -536,24 +545,6 @@ def _read_state(work: Path, name: str) -> _State | None:
         raise DamagedShard(
             f"the state of the interrupted output {name!r} is damaged; delete the folder {work.name!r} and begin again"
         ) from None
-
-
-def in_words(skipped: Sequence[Skipped]) -> str:
-    """Return how many images were left out for which reason, and the first names of each; "" for none.
-
-    Names of private images are their owner's: whoever logs this for others must not.
-    """
-    names: dict[str, list[str]] = {}
-    for one in skipped:
-        names.setdefault(one.reason, []).append(one.source)
-    most_first = sorted(names.items(), key=lambda item: -len(item[1]))[:_REASONS_SHOWN]
-    told = [f"{len(of)} {reason} ({_some(of)})" for reason, of in most_first]
-    return f"; {len(skipped)} images were left out: " + "; ".join(told) if told else ""
-
-
-def _some(names: Sequence[str]) -> str:
-    more = ", ..." if len(names) > _NAMES_SHOWN else ""
-    return ", ".join(map(repr, names[:_NAMES_SHOWN])) + more
 
 
 def written_so_far(path: Path) -> int | None:

@@ -130,6 +130,19 @@ class IdenticalImages(BadData):
         self.groups = tuple(groups)
 
 
+class NoUsableImage(BadData):
+    """No image of a source can be embedded.
+
+    Attributes:
+        left_out: the name of each image and the reason. For the site's own people: the message tells the reasons and
+            their number, and no name.
+    """
+
+    def __init__(self, message: str, *, left_out: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(message)
+        self.left_out = tuple(left_out)
+
+
 class JournalBroken(BadData):
     """The journal was edited or damaged: its chain of hashes does not hold."""
 

@@ -31,7 +31,7 @@ from feature_store.rows import quantize
 from feature_store.shard import MARK_NAME, Shard, claim
 from feature_store.shard_writer import erase_deleted
 from feature_store.sources import open_source
-from labeler.errors import BadData, InvalidSetting, OutputInUse
+from labeler.errors import BadData, InvalidSetting, NoUsableImage, OutputInUse
 from labeler.system.faults import listening
 from tests.feature_store.conftest import write_pictures
 
@@ -501,9 +501,11 @@ def test_where_no_image_can_be_read_each_reason_is_named_and_mending_one_is_enou
         (photos / name).parent.mkdir(parents=True, exist_ok=True)
         (photos / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\n" if "a.png" in name else b"")
     with pytest.raises(
-        BadData, match=r"3 images were left out: 2 an empty file \('cat/b.png', 'dog/c.png'\); 1 a pointer"
-    ):
+        NoUsableImage, match="3 images were left out: 2 an empty file; 1 a pointer of Git LFS"
+    ) as caught:
         _embed_again(photos, tmp_path / "out")
+    assert [name for name, _ in caught.value.left_out] == ["cat/a.png", "cat/b.png", "dog/c.png"]
+    assert not any(name in str(caught.value) for name in ("a.png", "b.png", "c.png"))
     Image.new("L", (9, 9), 77).save(photos / "cat/a.png")
     report = _embed_again(photos, tmp_path / "out")
     assert (report.records, len(report.skipped)) == (1, 2)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 
-from labeler.errors import IdenticalImages, InvalidSetting
+from labeler.errors import IdenticalImages, InvalidSetting, NoUsableImage
 from workers.commands.console import Json, escaped, one_of, print_json, tell, tell_warning
 
 BackboneOption = Annotated[
@@ -174,7 +175,7 @@ def embed(
         | {"person-level": person_level, "ray": ray or None, "ray-address": ray_address},
     )
     try:
-        with progress_bars(quiet=as_json) as progress:
+        with naming_skipped(as_json=as_json), progress_bars(quiet=as_json) as progress:
             if features is not None:
                 column = persons or person_column
                 result = embed_features(
@@ -377,10 +378,29 @@ def _say_embed(result: dict[str, Any], backbone: str) -> None:
             if len(passed) > 1
             else f"passed over {shown}, which is no image"
         )
-    for skipped in result["skipped"]:
-        typer.echo(f"skipped {escaped(skipped['source'])}: {skipped['reason']}", err=True)
-    if result["skipped"]:
-        typer.echo(f"Images that could not be read and were skipped: {len(result['skipped'])}", err=True)
+    _list_skipped([(one["source"], one["reason"]) for one in result["skipped"]])
+
+
+@contextmanager
+def naming_skipped(*, as_json: bool) -> Iterator[None]:
+    """Print the name of each image of a source of which none can be used."""
+    try:
+        yield
+    except NoUsableImage as error:
+        if not as_json:
+            _list_skipped(error.left_out)
+            raise
+        skipped = [{"source": source, "reason": reason} for source, reason in error.left_out]
+        print_json({"error": str(error), "skipped": skipped})
+        sys.exit(error.exit_code)
+
+
+def _list_skipped(skipped: Sequence[tuple[str, str]]) -> None:
+    """Print the name of each image that was left out, and why; only the site's own people see this terminal."""
+    for source, reason in skipped:
+        typer.echo(f"skipped {escaped(source)}: {reason}", err=True)
+    if skipped:
+        typer.echo(f"Images that could not be read and were skipped: {len(skipped)}", err=True)
 
 
 _SHOWN = 5

@@ -182,7 +182,7 @@ def embed(
     Example: `labeler agent embed --home hospital-a`
     """
     from workers.agent.images import ImageFolder
-    from workers.commands.shards import print_embed
+    from workers.commands.shards import naming_skipped, print_embed
     from workers.party.home import read_agent_config
     from workers.progress import progress_bars
 
@@ -195,7 +195,7 @@ def embed(
         found = ", ".join(f"{counts[name]:,} {said}" for name, said in words.items() if counts[name])
         tell(counts, f"{folder.path}: {counts['files']:,} files; {found or 'nothing has changed'}.", as_json=as_json)
         return
-    with progress_bars(quiet=as_json) as progress:
+    with naming_skipped(as_json=as_json), progress_bars(quiet=as_json) as progress:
         result = folder.embed(progress=progress)
     if not as_json:
         typer.echo(f"Records of {folder.path}: {result['added']:,} added, {result['dropped']:,} removed")
