@@ -34,8 +34,8 @@ from feature_store.backbones.backbone import Backbone, fingerprint_of
 from feature_store.backbones.spec import Transform
 from feature_store.decode import MAX_PIXELS, Skipped
 from feature_store.embedding import Embedded, Loaded
-from feature_store.sources import row_names
 from feature_store.rows import probe_text, quantize, usable_rows
+from feature_store.sources import row_names
 from labeler.errors import BadData, InvalidSetting
 from labeler.system.files import read_named
 from labeler.untrusted import MOST_PROBE_NUMBERS
@@ -241,8 +241,8 @@ def refuse_private_probe(source: FeatureSource, probe: NDArray[np.floating]) -> 
         found |= public & {row.tobytes() for row in quantize(source.rows[start : start + _ROWS_AT_ONCE])}
     if found:
         raise BadData(
-            f"{len(found)} rows of the probe are private records of these features, and a probe is public; embed the probe "
-            "that was published, and nothing else"
+            f"{len(found)} rows of the probe are private records of these features, and a probe is public; embed the "
+            "probe that was published, and nothing else"
         )
 
 

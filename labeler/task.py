@@ -42,9 +42,8 @@ from labeler.setting import Level as Level
 from labeler.setting import Life as Life
 from labeler.setting import StatedLevel as StatedLevel
 from labeler.setting import Training as Training
-from labeler.settings import PlainNumbers
+from labeler.settings import PlainNumbers, one_spelling
 from labeler.settings import describe_validation as describe_validation
-from labeler.settings import one_spelling
 
 if TYPE_CHECKING:
     from labeler.sharing import WinnerTerms

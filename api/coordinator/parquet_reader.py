@@ -184,9 +184,10 @@ def _texts(cells: pa.Array, column: str, start: int) -> list[str]:
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
         raise InvalidSetting(f"column {column} must hold text or whole numbers, found {str(kind)[:40]}")
     if cells.null_count:
-        row = start + cells.is_null().to_pylist().index(True)
+        row = start + cells.to_pylist().index(None)
         raise InvalidSetting(
-            f"column {column} has no name in row {row}, counted from 0; every image or vector needs one"
+            f"column {column} has rows without a name, first row {row} (counted from 0); every image or vector needs "
+            "one"
         )
     return [str(value)[:MAX_NAME_CHARACTERS] for value in cells.to_pylist()]
 

@@ -544,7 +544,8 @@ def card(stamp: ImageStamp, count: int, pictures: Pictures) -> str:
     classes = "\n".join(f"          '{number}': {_quoted(name)}" for number, name in enumerate(stamp.classes))
     picture = {
         "images": "name: image\n    dtype: image",
-        "bytes": "name: image\n    struct:\n    - name: bytes\n      dtype: binary\n    - name: path\n      dtype: string",
+        "bytes": "name: image\n    struct:\n"
+        "    - name: bytes\n      dtype: binary\n    - name: path\n      dtype: string",
         "none": "name: file_name\n    dtype: string",
     }[pictures]
     undecoded = (
@@ -613,12 +614,12 @@ def _task_in_words(stamp: ImageStamp) -> str:
 
 
 def _schema(stamp: ImageStamp, pictures: Pictures) -> pa.Schema:
-    picture: dict[str, Any] = {
+    kinds: dict[Pictures, dict[str, Any]] = {
         "images": {"image": {"_type": "Image"}},
         "bytes": {"image": {"bytes": _value("binary"), "path": _value("string")}},
         "none": {"file_name": _value("string")},
-    }[pictures]
-    features = picture | {
+    }
+    features = kinds[pictures] | {
         "label": {"names": list(stamp.classes), "_type": "ClassLabel"},
         "confidence": _value("float32"),
         "origin": _value("string"),

@@ -32,7 +32,7 @@ from labeler.methods import METHODS
 from labeler.planning import Price, price
 from labeler.records import UNDECLARED_RECORDS
 from labeler.rounds.effects import StudentKind
-from labeler.settings import check_names_are_text, misspelt, same_names
+from labeler.settings import check_names_are_text, misspelt, one_spelling, same_names
 from labeler.system.files import check_folder
 from labeler.tally import QueryBatch
 from labeler.task import Level, Task, describe_validation
@@ -404,6 +404,11 @@ def _check_together(job: LabelingJob, private: Sequence[Shard], public: Sequence
         raise InvalidTask(
             "the task file lists other classes than the shards; both must name them in the same order"
             + misspelt(job.file.task.classes, classes)
+        )
+    if job.test is not None and {*map(one_spelling, classes)}.isdisjoint(map(one_spelling, public[-1].classes)):
+        raise MixedShards(
+            f"{job.test} and the shards have different class lists, with no name in common, so no student can be "
+            "scored on it" + misspelt(public[-1].classes, classes)
         )
     if job.test is not None and private[0].has_attributes and not public[-1].has_attributes:
         raise MixedShards(
