@@ -525,7 +525,9 @@ class AttributeSource(FolderSource):
             raise BadData(f"folder {images.name!r} holds a table of attributes and no image")
         if split is not None:
             belongs = _read_split(table.with_name(CELEBA_SPLITS), split)
-            everything = [name for name in everything if name in belongs]
+            image_of = image_finder(everything)
+            chosen = {image_of(name) for name in belongs}
+            everything = [name for name in everything if name in chosen]
             if not everything:
                 raise BadData(f"no image of folder {images.name!r} is in the split {split!r} of {CELEBA_SPLITS}")
         self.names = everything
@@ -583,7 +585,7 @@ def read_attributes(path: Path, wanted: frozenset[str]) -> AttributeTable:
     """
     lines = _csv_lines(path) if path.suffix.lower() == ".csv" else _celeba_lines(path)
     _, heading = next(lines)
-    names = tuple(heading)
+    names, image_of = tuple(heading), image_finder(sorted(wanted))
     if not names or any(not name for name in names) or len(set(map(one_spelling, names))) != len(names):
         raise BadData(f"{path.name!r} needs a heading for each attribute, all different; found {len(names)} of them")
     rows: dict[str, NDArray[np.int8]] = {}
@@ -598,8 +600,10 @@ def read_attributes(path: Path, wanted: frozenset[str]) -> AttributeTable:
         written |= set(said)
         if not written <= {"1", "0"} and not written <= {"1", "-1"}:
             raise BadData(f"{where}: attributes are written 1 and 0, or 1 and -1, and one way in the whole file")
-        if name in wanted:
-            rows[name] = np.array([value == "1" for value in said], dtype=np.int8)
+        if (image := image_of(name)) is not None:
+            if image in rows:
+                raise BadData(f"{where}: an image that another line is about already, composed differently in Unicode")
+            rows[image] = np.array([value == "1" for value in said], dtype=np.int8)
     return AttributeTable(names, rows)
 
 
@@ -663,6 +667,18 @@ def _text(path: Path) -> str:
         raise InvalidSetting(f"{path.name!r} cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise BadData(f"{path.name!r} is no text in UTF-8") from None
+
+
+def image_finder(names: Sequence[str]) -> Callable[[str], str | None]:
+    """Return what finds an image by a name of a table: letter for letter, or else however its letters are composed.
+
+    None where there is no such image, or where only the composition tells two of them apart.
+    """
+    exact, spelled = frozenset(names), dict[str, str | None]()
+    for name in names:
+        key = one_spelling(name)
+        spelled[key] = None if key in spelled else name
+    return lambda name: name if name in exact else spelled.get(one_spelling(name))
 
 
 FILE_COLUMN, PERSON_COLUMN = "file", "person"
@@ -735,7 +751,7 @@ def _from_folders(images: ImageSource, level: int) -> list[str]:
 
 
 def _from_table(images: ImageSource, path: Path) -> list[str]:
-    wanted = set(images.names)
+    image_of = image_finder(images.names)
     found: dict[str, str] = {}
     # A quoted field may hold the end of a line.
     rows = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
@@ -746,9 +762,9 @@ def _from_table(images: ImageSource, path: Path) -> list[str]:
                 f"{len(rows.fieldnames or ())} others"
             )
         for row in rows:
-            name, person = row[FILE_COLUMN], one_name(row[PERSON_COLUMN] or "")
+            name, person = image_of(row[FILE_COLUMN] or ""), one_name(row[PERSON_COLUMN] or "")
             # Rows about images that are not here are another source's.
-            if name not in wanted:
+            if name is None:
                 continue
             if found.setdefault(name, person) != person:
                 raise BadData(f"{path.name!r} gives the image {name!r} to two people; keep one of the two rows")

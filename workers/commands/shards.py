@@ -353,13 +353,13 @@ def names_of(classes: str | None) -> tuple[str, ...] | None:
     if classes is None:
         return None
     try:
-        (names,) = csv.reader([classes], skipinitialspace=True, strict=True)
+        ((first, *more),) = csv.reader([classes], skipinitialspace=True, strict=True)
     except (csv.Error, ValueError):
         raise InvalidSetting(
             "--classes takes names separated by commas; a name with a comma stands in double quotes: "
             "--classes '\"Adenocarcinoma, NOS\",normal'"
         ) from None
-    return tuple(name.strip() for name in names)
+    return tuple(name.strip() for name in (first, *more))
 
 
 def print_embed(result: dict[str, Any], backbone: str, *, as_json: bool) -> None:
