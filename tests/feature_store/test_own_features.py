@@ -342,6 +342,6 @@ def test_a_file_of_features_is_held_once_while_it_is_read_and_digested(tmp_path:
     finally:
         tracemalloc.stop()
     assert np.array_equal(source.rows, x)
-    # The rows once, a mask of a byte for each number, a block in transit, and the row's name; then 4,096 rows in float64.
+    # The rows once, a mask of a byte for each number, a block in transit and names; then 4,096 rows in float64.
     assert read_bytes < 1.5 * x.nbytes + 150 * len(x), read_bytes / x.nbytes
     assert peak_bytes < read_bytes + 4 * 8 * x.shape[1] * 4096, peak_bytes / x.nbytes
