@@ -41,7 +41,7 @@ from feature_store.shard import MANIFEST_NAME, Shard
 from feature_store.shard_writer import ShardWriter
 from feature_store.sources import AttributeSource, ImageSource, PersonColumn, image_blocks, open_source, source_digest
 from labeler.errors import BadData, InvalidSetting, StorageFull, UnreadableFile, UnreadableImage
-from labeler.settings import check_names_are_text, misspelt
+from labeler.settings import check_names_are_text, misspelt, one_spelling
 from labeler.system.files import PRIVATE_FILE, is_full, replace_file
 from labeler.system.process_pool import all_cores
 from labeler.system.site_key import PUBLIC_KEY, SITE_KEY_FILE, Digests, SiteKey, as_digests, site_key
@@ -521,7 +521,8 @@ def same_images_list(shard: Path) -> Path:
 def match_labels(images: ImageSource, classes: tuple[str, ...], *, public: bool) -> NDArray[np.int16]:
     """Translate the source's labels to places in the class list, -1 where there is none; of attributes to 1 and 0.
 
-    Labels are matched by name; a source whose names are all numbers may use them as places in the list.
+    Labels are matched by name. A number is a name like any other, unless the source says that its numbers are places
+    (`labels_are_places`): classes called 1 and 2 need not be the second and third of a list.
 
     Returns:
         Shape (images,), or (images, classes) of a source of attributes.
@@ -532,10 +533,13 @@ def match_labels(images: ImageSource, classes: tuple[str, ...], *, public: bool)
     """
     if isinstance(images, AttributeSource):
         return images.columns(classes, public=public)
-    place = {name: index for index, name in enumerate(classes)}
-    known = images.label_names
-    if known and not any(name in place for name in known) and all(name.isdecimal() for name in known):
+    place = {one_spelling(name): index for index, name in enumerate(classes)}
+    known = list(map(one_spelling, images.label_names))
+    are_numbers = _are_other_numbers(known, place)
+    if are_numbers and images.labels_are_places:
         place = {str(index): index for index in range(len(classes))}
+    if len(set(known)) != len(known):
+        raise BadData("two labels of this source are one name, composed differently in Unicode; rename one")
     table = np.array([place.get(name, -1) for name in known] + [-1], dtype=np.int16)
     labels = table[np.array([-1 if label is None else label for label in images.labels], dtype=np.int64)]
     missing = int((labels < 0).sum())
@@ -544,13 +548,37 @@ def match_labels(images: ImageSource, classes: tuple[str, ...], *, public: bool)
             "these images carry no labels; put private images into one folder per class (or a Parquet file with a "
             "column label), or pass --public if they are public"
         )
+    if missing and not public and are_numbers and not images.labels_are_places:
+        raise BadData(f"the labels of these private images are numbers, and no name of the class list is one{NUMBERS}")
     if missing and not public:
+        silent = [row for row, label in enumerate(images.labels) if label is None]
+        more = ", ..." if len(silent) > _SHOWN else ""
+        rows = ", ".join(map(str, silent[:_SHOWN])) + more
         raise BadData(
             f"{missing} of {len(labels)} private images have no label in the class list of {len(classes)} names; "
-            "labels are matched by name, so check the list's spelling, or take those images out"
-            + misspelt(classes, known)
+            + (f"{len(silent)} have none at all (row {rows}, counted from 0); " if silent else "")
+            + "labels are matched by name, so check the list's spelling, or take those images out"
+            + misspelt(classes, images.label_names)
         )
     return labels
+
+
+NUMBERS: Final = (
+    ". A number is no place in the list, because some count from 0 and some from 1. Write the names of the classes for "
+    "them: as names of folders, or as text in the column label; or list the numbers as names (--classes 1,2)"
+)
+_SHOWN: Final = 5
+
+
+def _are_other_numbers(known: Sequence[str], place: Mapping[str, int]) -> bool:
+    """Return whether all labels of a source are numbers, and none is a name of the list."""
+    return bool(known) and all(name.isdecimal() for name in known) and not any(name in place for name in known)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names of a list, for people."""
+    shown = ", ".join(name if name.isprintable() else ascii(name) for name in names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _site_key(out: Path, key: SiteKey | Path | None) -> SiteKey:
@@ -596,15 +624,30 @@ def _job_digest(
 
 def _notes(images: ImageSource, classes: tuple[str, ...], *, given: bool, public: bool) -> tuple[str, ...]:
     notes = []
-    if not given and classes:
+    if not given and classes and not public:
         notes.append(
-            f"The class list ({len(classes)} names) was taken from the source. It becomes public: name it yourself "
+            f"The class list was taken from the source: {_listed(classes)}. It becomes public: name it yourself "
             "if which classes are present is private, or if other parties hold more."
         )
-    if public and given and (hint := misspelt(classes, images.label_names)):
-        notes.append(f"Some labels of these images are not in the class list, and will not be scored{hint}")
-    if public and images.label_names:
-        notes.append("Labels of these public images are kept for scoring only; no vote and no query sees them.")
+    place = {one_spelling(name): index for index, name in enumerate(classes)}
+    are_numbers = not isinstance(images, AttributeSource) and _are_other_numbers(images.label_names, place)
+    if are_numbers and images.labels_are_places:
+        said = [f"{number} is {name}" for number, name in enumerate(classes)]
+        notes.append(f"Numbers as labels were taken as places in the class list, counted from 0: {_listed(said)}.")
+    elif public and images.label_names:
+        other = [name for name in images.label_names if one_spelling(name) not in place]
+        if other:
+            notes.append(
+                f"These public images have labels outside the class list, which score nothing: {_listed(other)}"
+                + (NUMBERS if are_numbers else misspelt(classes, other)).rstrip(".")
+                + "."
+            )
+        if len(other) < len(images.label_names):
+            taken = [name for name in images.label_names if one_spelling(name) in place]
+            notes.append(
+                f"Labels of these public images are {_listed(taken)}. They only score tasks that have classes of these "
+                "names; no vote and no query sees them."
+            )
     return tuple(notes)
 
 

@@ -35,6 +35,7 @@ from feature_store.backbones.spec import Transform
 from feature_store.decode import MAX_PIXELS, Skipped
 from feature_store.embedding import Embedded, Loaded
 from feature_store.rows import probe_text, quantize, usable_rows
+from feature_store.sources import row_names
 from labeler.errors import BadData, InvalidSetting
 from labeler.system.files import read_named
 from labeler.untrusted import MOST_PROBE_NUMBERS
@@ -137,14 +138,13 @@ class FeatureSource:
             for column, what in ((ids, "ids"), (labels, "labels"), (persons, "persons"))
         )
         count = len(self.rows)
-        self.names = [f"{name}#{row}" for row in range(count)] if ids is None else [_text(one) for one in ids]
-        seen: dict[str, int] = {}
-        for row, one in enumerate(self.names):
-            if not one or seen.setdefault(one, row) != row:
-                twice = f"row {row} has the id of row {seen[one]}" if one else f"row {row} has an empty id"
-                raise BadData(f"{name!r}: {twice}; every record needs an id of its own, counted from row 0")
+        self.names = [f"{name}#{row}" for row in range(count)]
+        if ids is not None:
+            self.names = row_names([_decoded(one) for one in ids], name)
         said = [None] * count if labels is None else [_label(one, name) for one in labels]
         present = {one for one in said if one is not None}
+        # Numbers of an array are places, as in every tool that makes such arrays; numbers written as text are names.
+        self.labels_are_places = labels is not None and not any(isinstance(one, str | bytes) for one in labels)
         order = sorted(present, key=int) if all(one.isdecimal() for one in present) else sorted(present)
         place = {one: number for number, one in enumerate(order)}
         self.label_names = tuple(order)
@@ -167,7 +167,7 @@ class FeatureSource:
     @property
     def rows_digest(self) -> str:
         """SHA-256 of the rows, so that changed features under the same ids are another source."""
-        return hashlib.sha256(np.ascontiguousarray(self.rows, dtype="<f4").tobytes()).hexdigest()
+        return hashlib.sha256(np.ascontiguousarray(self.rows, dtype="<f4").data).hexdigest()
 
     @property
     def has_persons(self) -> bool:
@@ -236,12 +236,13 @@ def refuse_private_probe(source: FeatureSource, probe: NDArray[np.floating]) -> 
     Raises:
         BadData: one is.
     """
-    private = {row.tobytes() for row in quantize(source.rows)}
-    found = sum(row.tobytes() in private for row in quantize(probe))
+    public, found = {row.tobytes() for row in quantize(probe)}, set[bytes]()
+    for start in range(0, len(source.rows), _ROWS_AT_ONCE):
+        found |= public & {row.tobytes() for row in quantize(source.rows[start : start + _ROWS_AT_ONCE])}
     if found:
         raise BadData(
-            f"{found} rows of the probe are private records of these features, and a probe is public; embed the probe "
-            "that was published, and nothing else"
+            f"{len(found)} rows of the probe are private records of these features, and a probe is public; embed the "
+            "probe that was published, and nothing else"
         )
 
 
@@ -261,7 +262,7 @@ def as_rows(rows: NDArray[Any], name: str) -> NDArray[np.float32]:
         )
     try:
         with np.errstate(over="ignore"):
-            floats = found.astype(np.float32)
+            floats = found.astype(np.float32, copy=False)
         usable = usable_rows(floats)
     except MemoryError:
         raise BadData(
@@ -305,8 +306,11 @@ def _is_text(value: str) -> bool:
 
 
 def _text(value: Any) -> str:
-    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-    return "" if value is None else text.strip()
+    return "" if value is None else str(_decoded(value)).strip()
+
+
+def _decoded(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def _label(value: Any, name: str) -> str | None:

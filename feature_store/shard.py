@@ -48,6 +48,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from feature_store.decode import Skipped
 from feature_store.rows import largest_square_length, quantize, refuse_other_probes
 from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards, OutputInUse
+from labeler.settings import one_spelling, same_names
 from labeler.system.files import exclusive, keep_private, replace_file
 from labeler.system.site_key import DIGEST_WORDS, PUBLIC_KEY
 
@@ -182,6 +183,23 @@ class Shard:
     def rows(self) -> NDArray[np.int64]:
         """Row numbers that are not deleted, ascending."""
         return np.flatnonzero(self.alive)
+
+    def labels_as(self, classes: Sequence[str]) -> NDArray[np.int16]:
+        """Return the labels of all rows as places in another class list, matched by name; -1 where it has none.
+
+        Returns:
+            Shape (n,); of attributes (n, len(classes)), all unknown unless the shard has each of these attributes.
+        """
+        labels = np.asarray(self.labels)
+        if same_names(classes, self.classes):
+            return labels
+        names, wanted = list(map(one_spelling, self.classes)), list(map(one_spelling, classes))
+        if not self.has_attributes:
+            places = [wanted.index(name) if name in wanted else -1 for name in names]
+            return np.array([*places, -1], dtype=np.int16)[labels]
+        if not set(wanted) <= set(names):
+            return np.full((len(labels), len(wanted)), -1, dtype=np.int16)
+        return labels[:, [names.index(name) for name in wanted]]
 
     @cached_property
     def sources(self) -> list[str]:
@@ -355,7 +373,8 @@ def check_compatible(shards: Sequence[Shard]) -> None:
     first = shards[0]
     private = [shard for shard in shards if not shard.is_public]
     has_attributes = any(shard.has_attributes for shard in private or shards)
-    named = next((shard for shard in shards if shard.classes), first)
+    # The labels of public images only score. They are matched by name (`labels_as`), so their list may be another one.
+    named = next((shard for shard in private if shard.classes), first)
     for shard in shards:
         # Public images without attributes can be asked about, only not scored.
         if shard.has_attributes != has_attributes and (shard.has_attributes or not shard.is_public):
@@ -376,7 +395,7 @@ def check_compatible(shards: Sequence[Shard]) -> None:
             )
         if shard.dimension != first.dimension:
             raise MixedShards(f"{pair} have different dimensions: {first.dimension} and {shard.dimension}")
-        if shard.classes and shard.classes != named.classes:
+        if not shard.is_public and shard.classes and not same_names(shard.classes, named.classes):
             raise MixedShards(
                 f"shards {named.path.name!r} and {shard.path.name!r} have different class lists "
                 f"({len(named.classes)} and {len(shard.classes)} names, or another order); embed both with one list"

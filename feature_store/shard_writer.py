@@ -48,6 +48,7 @@ from feature_store.shard import (
     write_manifest,
 )
 from labeler.errors import BadData, DamagedShard, InvalidSetting, NoUsableImage, OutputInUse
+from labeler.settings import one_spelling
 from labeler.system.files import PRIVATE_FILE, PRIVATE_FOLDER, exclusive, replace_file, sync_folder
 from labeler.system.site_key import DIGEST_WORDS, Digests
 from labeler.task import can_name_a_class
@@ -672,7 +673,7 @@ def _write_features(path: Path, features: NDArray[np.int16], order: NDArray[np.i
 
 def check_classes(classes: tuple[str, ...], *, public: bool) -> None:
     """Refuse a class list that no shard may have; a private one needs two names that a task can ask about."""
-    if len(set(classes)) != len(classes) or any(not name for name in classes):
+    if len(set(map(one_spelling, classes))) != len(classes) or any(not name for name in classes):
         raise InvalidSetting("class names must be different from each other and not empty")
     # Checked before anything is embedded, because a task takes its classes from the shards that answer it.
     unfit = [] if public else [name for name in classes if not can_name_a_class(name)]

@@ -37,7 +37,6 @@ import io
 import json
 import os
 import threading
-import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -55,7 +54,7 @@ from PIL import Image
 from feature_store.decode import MAX_PIXELS, Skipped, decode_image, to_rgb
 from feature_store.results.image_labels import FILE_HEADINGS
 from labeler.errors import BadData, InvalidSetting, LabelerError, UnreadableFile, UnreadableImage
-from labeler.settings import misspelt
+from labeler.settings import misspelt, one_spelling
 from labeler.system.files import open_regular, read_named
 
 _READ_BYTES = 1 << 20
@@ -73,6 +72,7 @@ class ImageSource(Protocol):
         label_names: names of the labels the source knows, in the source's order; empty without labels.
         names_are_declared: whether the source itself lists label_names (folders, metadata). Names collected from the
             labels of its records would change when a record does.
+        labels_are_places: whether label_names are only numbers that stand for places in the class list, from 0.
         max_pixels: most width times height of an image.
         left_out: entries of the source that are no image of it.
         passed_over: names of files that are certainly no images; reported to people.
@@ -89,6 +89,9 @@ class ImageSource(Protocol):
 
     @property
     def names_are_declared(self) -> bool: ...
+
+    @property
+    def labels_are_places(self) -> bool: ...
 
     @property
     def left_out(self) -> tuple[Skipped, ...]: ...
@@ -147,6 +150,8 @@ class FolderSource:
     other file is tried; `read` reports one that is no image. Files outside the class folders are left out, and so is
     what is no file: reading a pipe could wait without end. A link to a file is the file, in any place.
     """
+
+    labels_are_places = False
 
     def __init__(self, path: Path, *, max_pixels: int = MAX_PIXELS) -> None:
         self._path = path.resolve()
@@ -227,9 +232,11 @@ class ParquetSource:
     """A Parquet file with a column `image` (the bytes of an image file, or a struct with them in `bytes`).
 
     Optional columns: `label` (text, or whole numbers: names from the data set's own metadata where it has them, else
-    the numbers) and `id` (names of the images). One row group is kept in memory.
+    the numbers; no label where it is missing, empty, or -1, which is how `datasets` writes none) and `id` (names of the
+    images, all different). One row group is kept in memory.
     """
 
+    labels_are_places = False
     left_out: tuple[Skipped, ...] = ()
     passed_over: tuple[str, ...] = ()
 
@@ -268,7 +275,10 @@ class ParquetSource:
         self._starts = np.concatenate([[0], np.cumsum(groups)])
         self.names = [f"{path.name}#{row}" for row in range(metadata.num_rows)]
         if "id" in schema.names:
-            self.names = [str(name) for name in self._file.read(columns=["id"])["id"].to_pylist()]
+            kind = schema.field("id").type
+            if not _is_text_or_integer(kind):
+                raise BadData(f"column id of {path.name!r} must hold text or whole numbers, found {kind}")
+            self.names = row_names(self._file.read(columns=["id"])["id"].to_pylist(), path.name)
         self.labels, self.label_names = self._read_labels(path, schema)
         self.names_are_declared = bool(_metadata_label_names(schema))
 
@@ -282,7 +292,11 @@ class ParquetSource:
         kind = schema.field("label").type
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
-        values = self._file.read(columns=["label"])["label"].to_pylist()
+        if not _is_text_or_integer(kind):
+            raise BadData(f"column label of {path.name!r} must hold text or whole numbers, found {kind}")
+        none = -1 if pa.types.is_integer(kind) else ""
+        cells = self._file.read(columns=["label"])["label"].to_pylist()
+        values = [None if value == none else value for value in cells]
         present = {value for value in values if value is not None}
         if pa.types.is_integer(kind):
             names = _metadata_label_names(schema)
@@ -290,8 +304,6 @@ class ParquetSource:
                 raise BadData(f"{path.name!r} holds labels outside the {len(names)} names in its own metadata")
             if names:
                 return values, names
-        elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise BadData(f"column label of {path.name!r} must hold text or whole numbers, found {kind}")
         ordered = sorted(present)
         index = {value: place for place, value in enumerate(ordered)}
         return [None if value is None else index[value] for value in values], tuple(str(value) for value in ordered)
@@ -306,8 +318,7 @@ class ParquetSource:
         if name not in schema.names:
             raise InvalidSetting(f"there is no column {name!r}; the file's columns are {', '.join(schema.names)}")
         kind = schema.field(name).type
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
+        if not _is_text_or_integer(kind):
             raise InvalidSetting(f"column {name!r} must hold text or whole numbers, found {kind}")
         with self._reading():
             values = self._file.read(columns=[name])[name].to_pylist()
@@ -326,6 +337,30 @@ class ParquetSource:
 
     def read(self, index: int) -> Image.Image:
         return decode_image(self.file(index), max_pixels=self.max_pixels)
+
+
+def row_names(names: Sequence[Any], table: str) -> list[str]:
+    """Return the names of a table's rows as text, letter for letter as they are written there.
+
+    Args:
+        names: texts, numbers and None, one for each row.
+        table: name of the file, for messages.
+
+    Raises:
+        BadData: a row has no name, or that of another row; both are named by their numbers.
+    """
+    found = ["" if name is None else str(name) for name in names]
+    seen: dict[str, int] = {}
+    for row, one in enumerate(found):
+        if not one.strip() or seen.setdefault(one, row) != row:
+            twice = f"row {row} has the id of row {seen[one]}" if one.strip() else f"row {row} has an empty id"
+            raise BadData(f"{table!r}: {twice}; every record needs an id of its own, counted from row 0")
+    return found
+
+
+def _is_text_or_integer(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind))
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:
@@ -381,6 +416,7 @@ class TorchvisionSource:
         self.names = [f"{name}/{self._split}/{row}" for row in range(count)]
         self.label_names = tuple(str(label) for label in getattr(self._data, "classes", ()))
         self.names_are_declared = bool(self.label_names)
+        self.labels_are_places = not self.label_names
         self.labels = self._read_labels(count)
 
     def __reduce__(self) -> tuple[type[TorchvisionSource], tuple[str]]:
@@ -489,7 +525,9 @@ class AttributeSource(FolderSource):
             raise BadData(f"folder {images.name!r} holds a table of attributes and no image")
         if split is not None:
             belongs = _read_split(table.with_name(CELEBA_SPLITS), split)
-            everything = [name for name in everything if name in belongs]
+            image_of = image_finder(everything)
+            chosen = {image_of(name) for name in belongs}
+            everything = [name for name in everything if name in chosen]
             if not everything:
                 raise BadData(f"no image of folder {images.name!r} is in the split {split!r} of {CELEBA_SPLITS}")
         self.names = everything
@@ -505,14 +543,14 @@ class AttributeSource(FolderSource):
         Raises:
             BadData: the table has no such attribute, or private images are not in the table.
         """
-        place = {name: number for number, name in enumerate(self.label_names)}
-        missing = [name for name in classes if name not in place]
+        place = {one_spelling(name): number for number, name in enumerate(self.label_names)}
+        missing = [name for name in classes if one_spelling(name) not in place]
         if missing:
             raise BadData(
                 f"the table has no attribute {missing[0]!r}; its {len(place)} attributes are matched by name, so check "
                 f"the spelling in --classes{misspelt(classes, self.label_names)}"
             )
-        chosen = self.attributes[:, [place[name] for name in classes]]
+        chosen = self.attributes[:, [place[one_spelling(name)] for name in classes]]
         silent = int((chosen == UNKNOWN).any(axis=1).sum())
         if silent and not public:
             raise BadData(
@@ -547,8 +585,8 @@ def read_attributes(path: Path, wanted: frozenset[str]) -> AttributeTable:
     """
     lines = _csv_lines(path) if path.suffix.lower() == ".csv" else _celeba_lines(path)
     _, heading = next(lines)
-    names = tuple(heading)
-    if not names or any(not name for name in names) or len(set(names)) != len(names):
+    names, image_of = tuple(heading), image_finder(sorted(wanted))
+    if not names or any(not name for name in names) or len(set(map(one_spelling, names))) != len(names):
         raise BadData(f"{path.name!r} needs a heading for each attribute, all different; found {len(names)} of them")
     rows: dict[str, NDArray[np.int8]] = {}
     seen: dict[str, int] = {}
@@ -562,8 +600,10 @@ def read_attributes(path: Path, wanted: frozenset[str]) -> AttributeTable:
         written |= set(said)
         if not written <= {"1", "0"} and not written <= {"1", "-1"}:
             raise BadData(f"{where}: attributes are written 1 and 0, or 1 and -1, and one way in the whole file")
-        if name in wanted:
-            rows[name] = np.array([value == "1" for value in said], dtype=np.int8)
+        if (image := image_of(name)) is not None:
+            if image in rows:
+                raise BadData(f"{where}: an image that another line is about already, composed differently in Unicode")
+            rows[image] = np.array([value == "1" for value in said], dtype=np.int8)
     return AttributeTable(names, rows)
 
 
@@ -627,6 +667,18 @@ def _text(path: Path) -> str:
         raise InvalidSetting(f"{path.name!r} cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise BadData(f"{path.name!r} is no text in UTF-8") from None
+
+
+def image_finder(names: Sequence[str]) -> Callable[[str], str | None]:
+    """Return what finds an image by a name of a table: letter for letter, or else however its letters are composed.
+
+    None where there is no such image, or where only the composition tells two of them apart.
+    """
+    exact, spelled = frozenset(names), dict[str, str | None]()
+    for name in names:
+        key = one_spelling(name)
+        spelled[key] = None if key in spelled else name
+    return lambda name: name if name in exact else spelled.get(one_spelling(name))
 
 
 FILE_COLUMN, PERSON_COLUMN = "file", "person"
@@ -699,7 +751,7 @@ def _from_folders(images: ImageSource, level: int) -> list[str]:
 
 
 def _from_table(images: ImageSource, path: Path) -> list[str]:
-    wanted = set(images.names)
+    image_of = image_finder(images.names)
     found: dict[str, str] = {}
     # A quoted field may hold the end of a line.
     rows = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
@@ -710,9 +762,9 @@ def _from_table(images: ImageSource, path: Path) -> list[str]:
                 f"{len(rows.fieldnames or ())} others"
             )
         for row in rows:
-            name, person = row[FILE_COLUMN], one_name(row[PERSON_COLUMN] or "")
+            name, person = image_of(row[FILE_COLUMN] or ""), one_name(row[PERSON_COLUMN] or "")
             # Rows about images that are not here are another source's.
-            if name not in wanted:
+            if name is None:
                 continue
             if found.setdefault(name, person) != person:
                 raise BadData(f"{path.name!r} gives the image {name!r} to two people; keep one of the two rows")
@@ -734,7 +786,7 @@ def _complete(images: ImageSource, persons: Sequence[str | None], where: str) ->
 
 def one_name(person: str) -> str:
     """A person's name in the one spelling that is digested."""
-    return unicodedata.normalize("NFC", person).strip()
+    return one_spelling(person).strip()
 
 
 def _some(names: list[str]) -> str:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -123,9 +124,24 @@ def nearest(word: str, known: Sequence[str]) -> str | None:
     return close[0] if close else None
 
 
+def one_spelling(name: str) -> str:
+    """Return a name as names are compared: in Unicode's NFC, for systems compose the same letters differently.
+
+    For comparisons only: a name is stored, shown and sent as people wrote it.
+    """
+    return unicodedata.normalize("NFC", name)
+
+
+def same_names(some: Iterable[str], others: Iterable[str]) -> bool:
+    """Return whether two lists hold the same names in the same order, however their letters are composed."""
+    return list(map(one_spelling, some)) == list(map(one_spelling, others))
+
+
 def misspelt(words: Collection[str], known: Collection[str]) -> str:
     """Return a hint for the end of a refusal: the known word that the first misspelt one resembles; "" if none does."""
-    found = ((word, nearest(word, [one for one in known if one not in words])) for word in words if word not in known)
+    given, there = set(map(one_spelling, words)), set(map(one_spelling, known))
+    free = [one for one in known if one_spelling(one) not in given]
+    found = ((word, nearest(word, free)) for word in words if one_spelling(word) not in there)
     return next((f"; did you mean {near!r} by {word!r}?" for word, near in found if near is not None), "")
 
 

@@ -42,7 +42,7 @@ from labeler.setting import Level as Level
 from labeler.setting import Life as Life
 from labeler.setting import StatedLevel as StatedLevel
 from labeler.setting import Training as Training
-from labeler.settings import PlainNumbers
+from labeler.settings import PlainNumbers, one_spelling
 from labeler.settings import describe_validation as describe_validation
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Task(PlainNumbers):
     def _check(self) -> Task:
         if self.sigma_votes < LEAST_SIGMA_VOTES:
             raise ValueError(f"sigma_votes must be at least {LEAST_SIGMA_VOTES:g} votes, found {self.sigma_votes:g}")
-        if len(set(self.classes)) != len(self.classes):
+        if len(set(map(one_spelling, self.classes))) != len(self.classes):
             raise ValueError("classes must be different from each other")
         if any(not name for name in self.classes):
             raise ValueError("a class name must not be empty")

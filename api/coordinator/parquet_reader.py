@@ -110,7 +110,7 @@ def read_rows(
             row = 0
             for batch in parquet.iter_batches(batch_size=step, columns=columns, use_threads=False):
                 numbered = [f"upload.parquet#{number}" for number in range(row, row + len(batch))]
-                names = numbered if named is None else _texts(batch.column(named), named)
+                names = numbered if named is None else _texts(batch.column(named), named, row)
                 row += len(batch)
                 cells = batch.column(column)
                 if column == "image":
@@ -179,9 +179,16 @@ def _bytes(cell: pa.Scalar, limits: RowLimits) -> bytes:
     return data
 
 
-def _texts(cells: pa.Array, column: str) -> list[str]:
+def _texts(cells: pa.Array, column: str, start: int) -> list[str]:
+    kind = cells.type.value_type if pa.types.is_dictionary(cells.type) else cells.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
+        raise InvalidSetting(f"column {column} must hold text or whole numbers, found {str(kind)[:40]}")
     if cells.null_count:
-        raise InvalidSetting(f"column {column} has rows without a name; every image or vector needs one")
+        row = start + cells.to_pylist().index(None)
+        raise InvalidSetting(
+            f"column {column} has rows without a name, first row {row} (counted from 0); every image or vector needs "
+            "one"
+        )
     return [str(value)[:MAX_NAME_CHARACTERS] for value in cells.to_pylist()]
 
 

@@ -20,7 +20,7 @@ from labeler.errors import InvalidTask
 from labeler.ledger.parties import PartyRecord, PartyStore
 from labeler.ledger.tasks import TaskRecord
 from labeler.methods import METHODS
-from labeler.settings import misspelt
+from labeler.settings import misspelt, same_names
 from labeler.task import Task
 
 Fact = TypeVar("Fact")
@@ -158,7 +158,7 @@ def _participants(request: TaskRequest, parties: PartyStore) -> list[PartyRecord
 def _classes(request: TaskRequest, config: CoordinatorConfig, agents: Sequence[PartyRecord]) -> tuple[str, ...]:
     reported = {agent.party_id: told for agent in agents if (told := facts_of(agent.facts).classes)}
     chosen = request.classes or config.classes or _first("classes", reported, agents)
-    different = [name for name, classes in reported.items() if classes != chosen]
+    different = [name for name, classes in reported.items() if not same_names(classes, chosen)]
     if different:
         raise InvalidTask(
             f"classes: agents {listed(different)} have other classes, or the same in another order, than the task "

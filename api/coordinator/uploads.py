@@ -23,7 +23,6 @@ import os
 import stat
 import struct
 import tempfile
-import unicodedata
 import zipfile
 import zlib
 from collections import Counter
@@ -46,6 +45,7 @@ from feature_store.results.questions import job_pixels_refusal
 from feature_store.rows import on_grid, quantize
 from feature_store.shard import check_features
 from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady, TooLarge, Unavailable, UnreadableImage
+from labeler.settings import one_spelling
 from labeler.system.files import is_full, storage_full, sync_folder
 
 MAX_NAME_LENGTH = 500
@@ -55,10 +55,12 @@ _NOWHERE = ("", ".", "..")
 def tidy_name(name: str) -> str:
     """Reduce a file name to a safe one: no parent folders, no backslashes, only printable characters.
 
+    Letters stay composed or decomposed as they came: labels are found by the names of the requester's files.
+
     Raises:
         InvalidSetting: nothing remains, or it is too long.
     """
-    written = unicodedata.normalize("NFC", name).replace("\\", "/")
+    written = name.replace("\\", "/")
     parts = [part for part in written.split("/") if part.strip() not in _NOWHERE]
     tidied = "".join(letter if letter.isprintable() else "_" for letter in "/".join(parts))
     if not tidied or len(tidied) > MAX_NAME_LENGTH:
@@ -338,9 +340,10 @@ class UploadWriter:
 
     def _count_in(self, names: list[str], size: int) -> None:
         """Count tidy names and their bytes against the limits."""
-        new = set(names)
+        spelled = list(map(one_spelling, names))
+        new = set(spelled)
         if len(new) != len(names) or not self._names.isdisjoint(new):
-            repeated = [name for name, count in Counter(names).items() if count > 1 or name in self._names]
+            repeated = [name for name, count in Counter(spelled).items() if count > 1 or name in self._names]
             raise InvalidSetting(
                 f"two images or vectors are called {repeated[0][:100]!r}; labels are matched by name, so rename one"
             )

@@ -23,11 +23,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, Literal
+from urllib.parse import quote, urlsplit
 from xml.etree import ElementTree
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from PIL import Image
 
 from feature_store.results import EXPORT_FORMATS, ExportFormat
 from feature_store.results.image_labels import FILE_HEADINGS, LABEL, SEVERAL, ImageStamp, are_attributes, stamp_of
@@ -47,7 +49,7 @@ class Wanted:
         table: labels of every image.
         out: the folder or file to write.
         images: the folder that was embedded, whose names the table has; needed where pictures are linked or carried.
-        image_root: put before each name where a tool fetches images itself (Label Studio).
+        image_root: put before each name, percent-encoded, where a tool fetches images itself (Label Studio).
         copy: copy pictures into class folders instead of linking them.
     """
 
@@ -273,8 +275,26 @@ def _key(name: str) -> str:
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
 
 
+_STORES: Final = ("s3", "gs", "azure-blob")
+"""Schemes of stores whose keys Label Studio takes letter for letter."""
+
+
+def image_address(source: str, *, image_root: str) -> str:
+    """Return the address at which Label Studio finds an image.
+
+    Label Studio fetches it as a URL, and the server that serves local files (`?d=`) decodes a query, in which "+" is a
+    space. So every letter of a name that means something in a URL is percent-encoded. Keys of object stores are no
+    part of a URL and stay as they are.
+    """
+    root = image_root if not image_root or image_root.endswith(("/", "=")) else image_root + "/"
+    return root + (source if urlsplit(root).scheme in _STORES else quote(source))
+
+
 def label_studio_task(row: Mapping[str, Any], task_name: str, *, image_root: str = "") -> dict[str, Any]:
-    """Return a row of labels as a task of Label Studio: its names are a prediction; an unanswered query has none."""
+    """Return a row of labels as a task of Label Studio: its names are a prediction; an unanswered query has none.
+
+    `data.image` is an address, and `data.source` the name of the image as it was given.
+    """
     score = {"score": round(row["confidence"], 4)} if "confidence" in row else {}
     names = row[SEVERAL] if SEVERAL in row else [row["label_name"]] if row["label_name"] is not None else None
     predictions = []
@@ -287,8 +307,8 @@ def label_studio_task(row: Mapping[str, Any], task_name: str, *, image_root: str
         }
         named = {"model_version": f"private-labeler {row['job_id']}", "result": [choice | score]}
         predictions.append(named | score)
-    root = image_root if not image_root or image_root.endswith(("/", "=")) else image_root + "/"
-    data = {"image": root + (row["source"] or row["query_id"])}
+    source = row["source"] or row["query_id"]
+    data = {"image": image_address(source, image_root=image_root), "source": source}
     data |= {field: row[field] for field in ("query_id", "status", "origin") if field in row}
     return {"data": data | {"task": task_name, "task_digest": row["task_digest"]}, "predictions": predictions}
 
@@ -485,7 +505,9 @@ def write_data_set(wanted: Wanted) -> Path:
     data.mkdir(parents=True, exist_ok=True)
     count = len(names)
     files = max(1, -(-count // ROWS_PER_FILE))
-    schema = _schema(stamp, with_pictures=found is not None)
+    # `datasets` decodes a column of type Image with Pillow alone, and fails on the first row that Pillow cannot read.
+    kind: Pictures = "none" if found is None else "images" if all(map(_is_of_pillow, found)) else "bytes"
+    schema = _schema(stamp, kind)
     for number in range(files):
         start, stop = number * count // files, (number + 1) * count // files
         path = data / f"train-{number:05d}-of-{files:05d}.parquet"
@@ -497,15 +519,41 @@ def write_data_set(wanted: Wanted) -> Path:
             for rows in _groups(wanted, found, start, stop, schema):
                 writer.write_table(rows)
     sync_folder(data)
-    replace_file(wanted.out / "README.md", card(stamp, count, with_pictures=found is not None).encode())
+    replace_file(wanted.out / "README.md", card(stamp, count, kind).encode())
     return wanted.out
 
 
-def card(stamp: ImageStamp, count: int, *, with_pictures: bool) -> str:
+Pictures = Literal["images", "bytes", "none"]
+"""The pictures of a data set: as images, as bytes because Pillow cannot read some of them, or only their names."""
+
+
+def _is_of_pillow(path: Path) -> bool:
+    """Return whether Pillow by itself knows a picture by its first bytes."""
+    try:
+        with Image.open(path) as image:
+            return image.format not in _OF_PLUGINS
+    except Exception:  # Pillow raises almost anything on a file that it does not know
+        return False
+
+
+_OF_PLUGINS: Final = frozenset({"HEIF"})
+
+
+def card(stamp: ImageStamp, count: int, pictures: Pictures) -> str:
     """The README card: YAML that the hub reads (JSON strings are YAML too), then words for people."""
     classes = "\n".join(f"          '{number}': {_quoted(name)}" for number, name in enumerate(stamp.classes))
-    picture = "image" if with_pictures else "file_name"
-    kind = "image" if with_pictures else "string"
+    picture = {
+        "images": "name: image\n    dtype: image",
+        "bytes": "name: image\n    struct:\n"
+        "    - name: bytes\n      dtype: binary\n    - name: path\n      dtype: string",
+        "none": "name: file_name\n    dtype: string",
+    }[pictures]
+    undecoded = (
+        "\nThe column `image` holds the bytes of each file and its name, undecoded: some files are of formats that "
+        "`datasets` cannot decode, such as DICOM. Read those with pydicom, for example.\n"
+        if pictures == "bytes"
+        else ""
+    )
     guarantee, epsilon = stamp.privacy, _epsilon(stamp)
     said = "no bound" if epsilon is None else f"epsilon {short_epsilon(epsilon, digits=4)}"
     # A name from elsewhere inside a table of Markdown, in which it marks nothing up.
@@ -522,8 +570,7 @@ tags:
 - pseudo-labels
 dataset_info:
   features:
-  - name: {picture}
-    dtype: {kind}
+  - {picture}
   - name: label
     dtype:
       class_label:
@@ -548,7 +595,7 @@ configs:
 {count} public images, labelled with the private images of several owners, none of which is in here. `confidence` is
 the calibrated probability that `label` is right; `origin` says whether an image was asked about itself or its label
 follows from other answers.
-
+{undecoded}
 **What the labels reveal at most**: {said} per private image at delta {guarantee.get("delta")}, for the integer noise
 that ran (differential privacy). {guarantee.get("holds_against", "")}
 
@@ -566,15 +613,19 @@ def _task_in_words(stamp: ImageStamp) -> str:
     return f"task {stamp.task_name} ({stamp.task_digest[:12]})" if stamp.task_name else f"task {stamp.task_digest}"
 
 
-def _schema(stamp: ImageStamp, *, with_pictures: bool) -> pa.Schema:
-    picture: dict[str, Any] = {"image": {"_type": "Image"}} if with_pictures else {"file_name": _value("string")}
-    features = picture | {
+def _schema(stamp: ImageStamp, pictures: Pictures) -> pa.Schema:
+    kinds: dict[Pictures, dict[str, Any]] = {
+        "images": {"image": {"_type": "Image"}},
+        "bytes": {"image": {"bytes": _value("binary"), "path": _value("string")}},
+        "none": {"file_name": _value("string")},
+    }
+    features = kinds[pictures] | {
         "label": {"names": list(stamp.classes), "_type": "ClassLabel"},
         "confidence": _value("float32"),
         "origin": _value("string"),
     }
     metadata = stamp.metadata() | {"huggingface": json.dumps({"info": {"features": features}}, ensure_ascii=False)}
-    first = pa.field("image", _PICTURE) if with_pictures else pa.field("file_name", pa.string())
+    first = pa.field("file_name", pa.string()) if pictures == "none" else pa.field("image", _PICTURE)
     fields = [first, ("label", pa.int64()), ("confidence", pa.float32()), ("origin", pa.string())]
     return pa.schema(fields, metadata=metadata)
 

@@ -36,7 +36,7 @@ from labeler.methods.federated import StepTerms
 from labeler.privacy_card import dearer_card
 from labeler.release import arrays_from_bytes, arrays_to_bytes
 from labeler.setting import LEAST, Training
-from labeler.settings import is_deep
+from labeler.settings import is_deep, same_names
 from labeler.steady import MOST, is_steady, steady_arrays
 from labeler.system.files import read_named, replace_file, replacing
 
@@ -208,7 +208,7 @@ class StoredModel:
             MixedShards: it is of other classes, another backbone or dimension, or of attributes; or it holds a number
                 that is not steady (`labeler.steady`).
         """
-        if tuple(self.classes) != tuple(classes):
+        if not same_names(self.classes, classes):
             its, ours = (", ".join(names[:8]) + ", ..." * (len(names) > 8) for names in (self.classes, classes))
             raise MixedShards(
                 f"the model that is evaluated has other classes ({its}) than are asked for here ({ours}); name those "

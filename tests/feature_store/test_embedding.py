@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import os
 import shutil
 import signal
@@ -28,7 +30,7 @@ from feature_store.backbones.network import NetworkBackbone, load_timm
 from feature_store.decode import Skipped
 from feature_store.embedding import EmbedReport, Loaded, embed_source, loaded_batches
 from feature_store.rows import quantize
-from feature_store.shard import MARK_NAME, Shard, claim
+from feature_store.shard import MARK_NAME, Shard, check_compatible, claim
 from feature_store.shard_writer import erase_deleted
 from feature_store.sources import open_source
 from labeler.errors import BadData, InvalidSetting, NoUsableImage, OutputInUse
@@ -88,7 +90,11 @@ def test_public_images_keep_order_pictures_and_truth_where_known(photos: Path, t
     assert shard.sources == list(open_source(photos).names)
     assert np.asarray(shard.labels).tolist() == [1] * 10 + [0] * 10 + [-1] * 10
     assert all(png.startswith(b"\x89PNG") for png in shard.thumbnails(shard.record_ids).values())
-    assert "for scoring only" in report.notes[-1]
+    assert report.notes == (
+        "These public images have labels outside the class list, which score nothing: owl.",
+        "Labels of these public images are cat, dog. They only score tasks that have classes of these names; no vote "
+        "and no query sees them.",
+    )
 
 
 def test_unreadable_images_are_listed_and_skipped(photos: Path, tmp_path: Path) -> None:
@@ -122,18 +128,96 @@ def test_public_images_whose_names_are_no_text_are_refused_and_private_ones_are_
     assert embed_source(photos, backbone, tmp_path / "own", classes=["cat", "dog", "owl"]).records == 30
 
 
-def test_numbered_labels_are_places_in_the_class_list(tmp_path: Path) -> None:
-    image = tmp_path / "one.png"
-    Image.new("RGB", (2, 2), (9, 9, 9)).save(image)
-    pq.write_table(pa.table({"image": [image.read_bytes()] * 3, "label": [2, 0, 2]}), tmp_path / "set.parquet")
-    embed_source(
-        tmp_path / "set.parquet",
-        PixelBackbone(size=4),
-        tmp_path / "out",
-        classes=["a", "b", "c"],
-        duplicates="keep-all",
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_numbers_as_labels_are_never_taken_for_places_in_the_class_list(tmp_path: Path, is_folder: bool) -> None:
+    source = tmp_path / "set" if is_folder else tmp_path / "set.parquet"
+    if is_folder:
+        for number, label in enumerate((1, 2, 2)):
+            (source / str(label)).mkdir(parents=True, exist_ok=True)
+            (source / str(label) / f"{number}.png").write_bytes(_png(number))
+    else:
+        pq.write_table(pa.table({"image": [_png(0), _png(1), _png(2)], "label": [1, 2, 2]}), source)
+    with pytest.raises(BadData, match=r"A number is no place in the list.*--classes 1,2"):
+        embed_source(source, PixelBackbone(size=4), tmp_path / "out", classes=["benign", "malignant", "normal"])
+    assert not (tmp_path / "out").exists()
+    embed_source(source, PixelBackbone(size=4), tmp_path / "named", classes=["1", "2", "3"], duplicates="keep-all")
+    assert sorted(np.asarray(Shard.open(tmp_path / "named").labels)) == [0, 1, 1]
+    report = embed_source(source, PixelBackbone(size=4), tmp_path / "p", classes=["benign", "ill"], public=True)
+    assert set(np.asarray(Shard.open(tmp_path / "p").labels).tolist()) == {-1}
+    assert "score nothing: 1, 2. A number is no place" in report.notes[0]
+
+
+def _png(number: int) -> bytes:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, format="PNG")
+    return file.getvalue()
+
+
+def test_minus_one_of_hugging_face_is_no_label(tmp_path: Path) -> None:
+    features = {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    schema = pa.schema(
+        [("image", pa.binary()), ("label", pa.int64())],
+        metadata={"huggingface": json.dumps({"info": {"features": features}})},
     )
-    assert sorted(np.asarray(Shard.open(tmp_path / "out").labels)) == [0, 2, 2]
+    columns = [[_png(0), _png(1), _png(2)], [-1, 1, -1]]
+    pq.write_table(pa.table(columns, schema=schema), tmp_path / "hf.parquet")
+    embed_source(tmp_path / "hf.parquet", PixelBackbone(size=4), tmp_path / "p", public=True)
+    assert np.asarray(Shard.open(tmp_path / "p").labels).tolist() == [-1, 1, -1]
+    with pytest.raises(BadData, match=r"2 of 3 private .* 2 have none at all \(row 0, 2, counted from 0\)"):
+        embed_source(tmp_path / "hf.parquet", PixelBackbone(size=4), tmp_path / "out", classes=["cat", "dog"])
+
+
+COMPOSED, DECOMPOSED = "m\u00e9lanome", "me\u0301lanome"
+
+
+@pytest.mark.parametrize(("folder", "name"), [(COMPOSED, DECOMPOSED), (DECOMPOSED, COMPOSED)])
+def test_a_class_is_one_however_its_letters_are_composed_and_is_written_as_given(
+    tmp_path: Path, folder: str, name: str
+) -> None:
+    for place, label in enumerate((folder, "nevus")):
+        (tmp_path / "set" / label).mkdir(parents=True)
+        (tmp_path / "set" / label / "1.png").write_bytes(_png(place))
+    embed_source(tmp_path / "set", PixelBackbone(size=4), tmp_path / "out", classes=["nevus", name])
+    shard = Shard.open(tmp_path / "out")
+    assert shard.classes == ("nevus", name)
+    found = dict(zip(shard.sources, np.asarray(shard.labels).tolist(), strict=True))
+    assert found == {f"{folder}/1.png": 1, "nevus/1.png": 0}
+    # Shards of two sites that wrote the list differently go together; a list of both forms is no list.
+    embed_source(tmp_path / "set", PixelBackbone(size=4), tmp_path / "other", classes=["nevus", folder])
+    check_compatible([shard, Shard.open(tmp_path / "other")])
+    with pytest.raises(InvalidSetting, match="different from each other"):
+        embed_source(tmp_path / "set", PixelBackbone(size=4), tmp_path / "no", classes=["nevus", name, folder])
+
+
+def test_folders_of_public_images_are_no_class_list_and_score_by_their_names(tmp_path: Path) -> None:
+    for place, label in enumerate(("2019", COMPOSED, "nevus")):
+        (tmp_path / "set" / label).mkdir(parents=True)
+        (tmp_path / "set" / label / "1.png").write_bytes(_png(place))
+    embed_source(tmp_path / "set", PixelBackbone(size=4), tmp_path / "public", public=True)
+    private = tmp_path / "set"
+    (private / "2019" / "1.png").unlink()
+    (private / "2019").rmdir()
+    embed_source(private, PixelBackbone(size=4), tmp_path / "out", classes=["nevus", DECOMPOSED])
+    public = Shard.open(tmp_path / "public")
+    check_compatible([Shard.open(tmp_path / "out"), public])
+    assert public.labels_as(["nevus", DECOMPOSED]).tolist() == [-1, 1, 0]
+    assert public.labels_as(["flu", "cold"]).tolist() == [-1, -1, -1]
+
+
+def test_an_id_that_is_missing_or_there_twice_is_refused_by_its_row(tmp_path: Path) -> None:
+    for ids, said in (
+        (["a", "b", "a"], "row 2 has the id of row 0"),
+        (["a", None, "c"], "row 1 has an empty id"),
+        (["a", "", "c"], "row 1 has an empty id"),
+        ([b"a", b"b", b"c"], "must hold text or whole numbers"),
+    ):
+        pq.write_table(pa.table({"image": [_png(0), _png(1), _png(2)], "id": ids}), tmp_path / "x.parquet")
+        with pytest.raises(BadData, match=said):
+            open_source(tmp_path / "x.parquet")
+    names = [" a#1 ", DECOMPOSED, "c+%.png"]
+    pq.write_table(pa.table({"image": [_png(0), _png(1), _png(2)], "id": names}), tmp_path / "y.parquet")
+    assert list(open_source(tmp_path / "y.parquet").names) == names
 
 
 def test_a_killed_run_goes_on_and_gives_the_same_features(photos: Path, tmp_path: Path) -> None:

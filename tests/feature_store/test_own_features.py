@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 import labeler
+from feature_store.own_features import read_features, refuse_private_probe
 from feature_store.rows import PROBE_SLACK, probe_rows, probe_text, quantize, refuse_other_probe
 from feature_store.shard import OF_OTHER_RECORDS, Shard, check_compatible, check_served
 from feature_store.sources import PersonColumn
@@ -319,3 +321,27 @@ def test_a_table_whose_rows_differ_in_width_names_the_row(tmp_path: Path, wrong:
     pq.write_table(pa.table({"features": features, "labels": NAMES}), tmp_path / "x.parquet")
     with pytest.raises(BadData, match=f"'x.parquet', features: row 0 has 12 numbers, {has}"):
         labeler.embed(features=tmp_path / "x.parquet", probe=PROBE, classes=CLASSES, **DECLARED)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".npz"])
+def test_a_file_of_features_is_held_once_while_it_is_read_and_digested(tmp_path: Path, suffix: str) -> None:
+    x = np.random.default_rng(5).standard_normal((20_000, 256), dtype=np.float32)
+    path = tmp_path / f"x{suffix}"
+    if suffix == ".npz":
+        np.savez(path, features=x)
+    else:
+        cells = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), x.shape[1])
+        pq.write_table(pa.table({"features": cells.cast(pa.list_(pa.float32()))}), path)
+    tracemalloc.start()
+    try:
+        source = read_features(path)
+        _, read_bytes = tracemalloc.get_traced_memory()
+        assert source.rows_digest
+        refuse_private_probe(source, np.eye(4, x.shape[1]))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(source.rows, x)
+    # The rows once, a mask of a byte for each number, a block in transit and names; then 4,096 rows in float64.
+    assert read_bytes < 1.5 * x.nbytes + 150 * len(x), read_bytes / x.nbytes
+    assert peak_bytes < read_bytes + 4 * 8 * x.shape[1] * 4096, peak_bytes / x.nbytes

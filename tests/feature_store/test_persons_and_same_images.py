@@ -429,3 +429,16 @@ def test_a_key_does_not_print_and_kinds_of_digests_never_meet() -> None:
     assert key.digests("person", [b"x"]).tolist() != key.digests("image", [b"x"]).tolist()
     whole, parts = key.digest("image", [b"abcdef"]), key.digest("image", [b"ab", b"", b"cdef"])
     assert whole == parts
+
+
+def test_a_table_of_persons_finds_images_however_their_letters_are_composed(tmp_path: Path) -> None:
+    composed, decomposed = "m\u00e9lanome", "me\u0301lanome"
+    photos = write_pictures(tmp_path / "photos", [f"{label}/{decomposed} {n}.png" for label in CLASSES for n in (1, 2)])
+    rows = "".join(f"{label}/{composed} {n}.png,{label}\n" for label in CLASSES for n in (1, 2))
+    (tmp_path / "people.csv").write_text("file,person\n" + rows, encoding="utf-8")
+    images = open_source(photos)
+    assert PersonColumn(table=tmp_path / "people.csv").of(images) == [name.split("/")[0] for name in images.names]
+    # Where only the composition tells two images apart, a row is about the one that it names letter for letter.
+    write_pictures(photos, [f"{CLASSES[0]}/{composed} 1.png"])
+    with pytest.raises(BadData, match="names nobody for 1 of 5 images"):
+        PersonColumn(table=tmp_path / "people.csv").of(open_source(photos))

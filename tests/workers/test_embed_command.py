@@ -22,6 +22,7 @@ from feature_store.sources import PersonColumn
 from labeler.errors import BadData, InvalidSetting, LabelerError, StorageFull
 from labeler.system.faults import listening
 from tests.command_line import Labeler
+from workers.commands.shards import names_of
 from workers.embedder.shards import delete_records, embed_images, lines_of
 
 
@@ -363,3 +364,11 @@ def test_names_come_from_a_file_or_the_standard_input_and_from_no_argument(
             (tmp_path / "odd.txt").write_bytes(content)
         with pytest.raises(InvalidSetting, match="cannot be read as names"):
             lines_of(tmp_path / "odd.txt")
+
+
+def test_a_class_name_with_a_comma_stands_in_quotes() -> None:
+    assert names_of('"Adenocarcinoma, NOS", normal,5" nail') == ("Adenocarcinoma, NOS", "normal", '5" nail')
+    assert names_of(None) is None
+    for wrong in ('"Adenocarcinoma, NOS', '"a"b,c', "a\nb", ""):
+        with pytest.raises(InvalidSetting, match="double quotes"):
+            names_of(wrong)

@@ -33,6 +33,7 @@ from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.records import ModelStore, Records
 from labeler.release import input_shares
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, IN_PROCESS, Recipients
+from labeler.settings import same_names
 from labeler.tally import InputShare, QueryBatch, Round, round_of
 from labeler.task import Level, Task
 from workers.learning.learner import Trainer
@@ -299,7 +300,7 @@ class Agent:
             self._spends.check(None if self._shard.image_digests is None else self._shard.site_key)
         check_bound(task, self._shard)
         check_labels_fit(task, self._shard)
-        if tuple(task.classes) != tuple(self._shard.classes):
+        if not same_names(task.classes, self._shard.classes):
             raise MixedShards(f"agent {self.agent_id}: the task's classes are not those of its shard")
         if task.backbone_fingerprint != self._shard.fingerprint:
             raise MixedShards(

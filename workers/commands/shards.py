@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,11 @@ ArchitectureOption = Annotated[
     typer.Option(help="timm architecture of the weights, where --backbone is a safetensors file of them."),
 ]
 ClassesOption = Annotated[
-    str | None, typer.Option(help="Public class names, comma separated, in label order. Default: folder names.")
+    str | None,
+    typer.Option(
+        help="Public class names, comma separated, in label order. A name with a comma stands in double quotes. "
+        "Default: folder names."
+    ),
 ]
 PersonLevelOption = Annotated[
     int | None,
@@ -341,8 +346,21 @@ def pretrain(
 
 
 def names_of(classes: str | None) -> tuple[str, ...] | None:
-    """Return the names of a class list as people write it, separated by commas."""
-    return None if classes is None else tuple(name.strip() for name in classes.split(","))
+    """Return the names of a class list as people write it: a line of CSV, where quotes hold a comma.
+
+    Raises:
+        InvalidSetting: a quote is not closed, or there are several lines.
+    """
+    if classes is None:
+        return None
+    try:
+        ((first, *more),) = csv.reader([classes], skipinitialspace=True, strict=True)
+    except (csv.Error, ValueError):
+        raise InvalidSetting(
+            "--classes takes names separated by commas; a name with a comma stands in double quotes: "
+            "--classes '\"Adenocarcinoma, NOS\",normal'"
+        ) from None
+    return tuple(name.strip() for name in (first, *more))
 
 
 def print_embed(result: dict[str, Any], backbone: str, *, as_json: bool) -> None:

@@ -44,6 +44,7 @@ from feature_store.sources import (
     ImageSource,
     PersonColumn,
     celeba_source,
+    image_finder,
     is_celeba,
     one_name,
     open_source,
@@ -435,8 +436,8 @@ def _of_persons(shard: Shard, persons: Sequence[str], key: Path | None) -> NDArr
 
 def _of_images(shard: Shard, images: Sequence[str]) -> NDArray[np.bool_]:
     held = shard.sources if images else []
-    known = set(held)
-    unknown = [number for number, name in enumerate(images, 1) if name not in known]
+    found = list(map(image_finder(held), images))
+    unknown = [number for number, name in enumerate(found, 1) if name is None]
     if unknown:
         # Named by its position: a folder is often named after a person.
         raise BadData(
@@ -444,5 +445,5 @@ def _of_images(shard: Shard, images: Sequence[str]) -> NDArray[np.bool_]:
             f"named at place {unknown[0]}; nothing was deleted. Instead of a copy that was left out, name the file "
             "that was kept"
         )
-    wanted = set(images)
+    wanted = set(found)
     return np.array([name in wanted for name in held] if images else [False] * len(shard.record_ids), dtype=np.bool_)

@@ -32,7 +32,7 @@ from labeler.methods import METHODS
 from labeler.planning import Price, price
 from labeler.records import UNDECLARED_RECORDS
 from labeler.rounds.effects import StudentKind
-from labeler.settings import check_names_are_text, misspelt
+from labeler.settings import check_names_are_text, misspelt, one_spelling, same_names
 from labeler.system.files import check_folder
 from labeler.tally import QueryBatch
 from labeler.task import Level, Task, describe_validation
@@ -79,21 +79,23 @@ class PublicImages:
     Attributes:
         shard: their source; its deleted rows are not seen here.
         rows: which of its rows, shape (n,).
+        classes: the task's class list, in which `labels` are places.
     """
 
     shard: Shard
     rows: NDArray[np.int64]
+    classes: tuple[str, ...]
 
     @classmethod
-    def of(cls, shard: Shard) -> PublicImages:
+    def of(cls, shard: Shard, classes: Sequence[str]) -> PublicImages:
         """Return all images of a shard."""
-        return cls(shard, shard.rows)
+        return cls(shard, shard.rows, tuple(classes))
 
     @classmethod
-    def labelled(cls, shard: Shard) -> PublicImages:
+    def labelled(cls, shard: Shard, classes: Sequence[str]) -> PublicImages:
         """Return the images of a shard whose truth is known, to score on."""
-        labels = np.asarray(shard.labels)[shard.rows]
-        return cls(shard, shard.rows[(labels[:, 0] if shard.has_attributes else labels) >= 0])
+        labels = shard.labels_as(classes)[shard.rows]
+        return cls(shard, shard.rows[(labels[:, 0] if shard.has_attributes else labels) >= 0], tuple(classes))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -106,7 +108,7 @@ class PublicImages:
     @cached_property
     def labels(self) -> NDArray[np.int16]:
         """True classes for scoring, -1 where unknown; shape (n,), or (n, C) of attributes."""
-        return np.asarray(self.shard.labels)[self.rows]
+        return self.shard.labels_as(self.classes)[self.rows]
 
     @cached_property
     def sources(self) -> list[str]:
@@ -273,11 +275,11 @@ def prepare(job: LabelingJob, folder: JobFolder, *, progress: ProgressCallback =
         asked = embed_queries(job.queries, str(job.backbone), place, classes=shards[0].classes, progress=progress)
         _check_together(job, shards, [asked, *scored])
     _check_no_record_twice(job, shards)
-    public = PublicImages.of(asked)
+    public = PublicImages.of(asked, shards[0].classes)
     check_names_are_text(asked.sources)
-    test = PublicImages.labelled(scored[0]) if scored else None
+    test = PublicImages.labelled(scored[0], shards[0].classes) if scored else None
     if test is not None and not len(test):
-        raise BadData(f"no image of {job.test} has a known label, so no student can be scored on it")
+        raise BadData(f"no image of {job.test} has a label of the task's classes, so no student can be scored on it")
     selection, is_model = job.file.queries, METHODS[job.file.task.method].asks_for_a_model
     queries = select_queries(
         public.features,
@@ -397,11 +399,16 @@ def _check_together(job: LabelingJob, private: Sequence[Shard], public: Sequence
                 f"{'public' if should_be_public else 'private'} one; "
                 + ("private images must never be asked about" if should_be_public else "embed it without --public")
             )
-    classes = next((shard.classes for shard in [*private, *public] if shard.classes), ())
-    if job.file.task.classes is not None and tuple(job.file.task.classes) != tuple(classes):
+    classes = next((shard.classes for shard in private if shard.classes), ())
+    if job.file.task.classes is not None and not same_names(job.file.task.classes, classes):
         raise InvalidTask(
             "the task file lists other classes than the shards; both must name them in the same order"
             + misspelt(job.file.task.classes, classes)
+        )
+    if job.test is not None and {*map(one_spelling, classes)}.isdisjoint(map(one_spelling, public[-1].classes)):
+        raise MixedShards(
+            f"{job.test} and the shards have different class lists, with no name in common, so no student can be "
+            "scored on it" + misspelt(public[-1].classes, classes)
         )
     if job.test is not None and private[0].has_attributes and not public[-1].has_attributes:
         raise MixedShards(

@@ -361,13 +361,12 @@ def _answered_queries(
 def _shown_labels(prepared: PreparedJob, labels: pa.Table) -> ImageLabels:
     """Return the student's labels of every public image, with the truth where the requester knows it."""
     public = prepared.public
-    has_truth = public.shard.classes == prepared.task.classes
     found = ImageLabels(
         sources=labels["source"].to_pylist(),
         labels=labels["label"].to_numpy(),
         confidences=np.clip(labels["confidence"].to_numpy().astype(np.float64), 0.0, 1.0),
         asked=np.asarray(labels["origin"].to_numpy(zero_copy_only=False) == str(Origin.ASKED)),
-        truth=public.labels if has_truth else np.full(len(public), -1, dtype=np.int16),
+        truth=public.labels,
     )
     return replace(found, thumbnails=public.thumbnails(found.numbers_to_show()))
 
@@ -377,7 +376,7 @@ def _truths(prepared: PreparedJob) -> list[int | None]:
     images.
     """
     public, queries, task = prepared.public, prepared.queries, prepared.task
-    if public.shard.classes != task.classes or task.attributes_per_record is not None:
+    if task.attributes_per_record is not None:
         return [None] * len(queries.rows)
     if not prepared.asks_clusters:
         return [label if label >= 0 else None for label in public.labels[prepared.query_rows].tolist()]
@@ -449,7 +448,7 @@ def _attribute_report(prepared: PreparedJob, labelled: LabeledAttributes) -> Att
     has = labelled.probabilities >= ON
     sure = np.where(has, labelled.probabilities, 1 - labelled.probabilities)
     truth: NDArray[np.int16] | None = None
-    if public.shard.has_attributes and public.shard.classes == names and (public.labels >= 0).any():
+    if public.shard.has_attributes and (public.labels >= 0).any():
         truth = public.labels
     known = np.zeros(len(public), dtype=np.bool_) if truth is None else truth[:, 0] >= 0
     outcomes = []

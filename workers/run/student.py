@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -78,7 +79,7 @@ def read_job(folder: Path) -> FinishedJob:
         )
     left = read_for_students(folder)
     shard = Shard.open(left.public_shard)
-    public = PublicImages.of(shard)
+    public = PublicImages.of(shard, task.classes)
     if shard.fingerprint != task.backbone_fingerprint or len(public) != len(left.assignment):
         raise BadData(f"public shard {shard.path.name!r} has changed since the job; run the job again")
     answers = answers_of(table, features=left.features, assignment=left.assignment)
@@ -125,7 +126,7 @@ def train_student(
     if test is not None:
         shard = Shard.open(test)
         check_compatible([job.public.shard, shard])
-        scored = _truth(shard, test)
+        scored = _truth(shard, test, job.task.classes)
     student = fit_student(kind, job.answers, job.public.features, num_classes=job.task.num_classes, seed=seed)
     path = folder / f"student-{kind}.safetensors"
     not_covered = job.public.shard.not_covered
@@ -154,7 +155,7 @@ def score_student(path: Path, *, test: Path | None) -> dict[str, Any]:
         return result
     shard = Shard.open(test)
     _check_shard(model, shard)
-    scored = _truth(shard, test)
+    scored = _truth(shard, test, model.classes)
     said = model.own_probabilities(scored.features)
     if (model.kind == ATTRIBUTES) != shard.has_attributes:
         raise MixedShards(f"one of the student and {test} is of attributes, any number per image; the other of classes")
@@ -170,12 +171,12 @@ def _scored(truth: NDArray[np.integer], probabilities: NDArray[np.float64], clas
     return scores.to_json() | {"test_images": scores.checked}
 
 
-def _truth(shard: Shard, path: Path) -> PublicImages:
+def _truth(shard: Shard, path: Path, classes: Sequence[str]) -> PublicImages:
     if not shard.is_public:
         raise InvalidSetting(f"{path} cannot be scored on: truth that may be read off an accuracy must be public")
-    scored = PublicImages.labelled(shard)
+    scored = PublicImages.labelled(shard, classes)
     if not len(scored):
-        raise BadData(f"no image of {path} has a known label, so no student can be scored on it")
+        raise BadData(f"no image of {path} has a label of the classes, so no student can be scored on it")
     return scored
 
 
@@ -308,7 +309,7 @@ def _predict(
     model: StoredModel, shard: Shard, skipped: tuple[Skipped, ...], preference: Preference | None, like: Path | None
 ) -> Prediction:
     _check_shard(model, shard)
-    images = PublicImages.of(shard)
+    images = PublicImages.of(shard, model.classes)
     if not len(images):
         raise BadData("there is no image that can be read, so there is nothing to label")
     own = model.own_probabilities(images.features)
@@ -343,7 +344,7 @@ def _predict(
         labels, threshold = prefer(own, place, least), (model.classes[place], least)
     table = image_label_table(stamp, sources=images.sources, probabilities=probabilities, asked=asked, labels=labels)
     counts = np.bincount(labels, minlength=len(model.classes)).tolist()
-    has_truth = shard.classes == model.classes and not shard.has_attributes
+    has_truth = not shard.has_attributes and bool((images.labels >= 0).any())
     scores = score(images.labels, labels, own[:, -1], model.classes) if has_truth else None
     return Prediction(table, dict(zip(model.classes, counts, strict=True)), skipped, scores, threshold)
 
@@ -352,9 +353,7 @@ def _of_class(model: StoredModel, like: Path, place: int) -> NDArray[np.float64]
     """The model's own probability of a class, of labeled public images of it."""
     shard = Shard.open(like)
     _check_shard(model, shard)
-    if shard.classes != model.classes:
-        raise MixedShards(f"{like} has other classes than the model; embed it with --classes {','.join(model.classes)}")
-    labeled = _truth(shard, like)
+    labeled = _truth(shard, like, model.classes)
     return model.own_probabilities(labeled.features[labeled.labels == place])[:, place]
 
 

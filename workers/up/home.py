@@ -45,7 +45,7 @@ from labeler.ledger.parties import PartyStore, Role
 from labeler.ledger.tokens import TokenStore
 from labeler.methods import DEFAULT_METHOD, METHODS
 from labeler.setting import DEFAULT_DELTA
-from labeler.settings import describe_validation
+from labeler.settings import describe_validation, same_names
 from labeler.system.files import replace_file
 from labeler.system.keys import PartyKeys, PublicKeys
 from workers.agent.policy import AllowTable, BudgetTable, CoordinatorTable, Policy, toml_value
@@ -439,7 +439,7 @@ def bring_shards(paths: Sequence[Path], backbone: str | None, *, coordinator: Pa
     for shard in shards:
         check_served(shard)
     for path, shard in zip(paths[1:], shards[1:], strict=True):
-        if (shard.fingerprint, shard.classes) != (shards[0].fingerprint, shards[0].classes):
+        if shard.fingerprint != shards[0].fingerprint or not same_names(shard.classes, shards[0].classes):
             raise MixedShards(f"{path} and {paths[0]} differ in backbone or class list; embed them alike")
     if shards[0].probe is not None and backbone is None:  # requesters bring features, too
         paths = tuple(path.resolve() for path in paths)

@@ -171,7 +171,11 @@ def test_names_are_only_names(tmp_path: Path) -> None:
     assert tidy_name("../../etc/passwd") == "etc/passwd"
     assert tidy_name("\\\\host\\dir\\.\\x.png") == "host/dir/x.png"
     assert tidy_name("a\nb\x00.png") == "a_b_.png"
-    assert tidy_name("caf\u0065\u0301.png") == "caf\u00e9.png"
+    assert tidy_name("caf\u0065\u0301.png") == "caf\u0065\u0301.png"  # as it came: its label is found by this name
+    with UploadWriter(tmp_path, LimitsTable()) as writer:
+        writer.add_image("caf\u0065\u0301.png", png())
+        with pytest.raises(InvalidSetting, match="rename one"):
+            writer.add_image("caf\u00e9.png", png())
     upload = uploaded(tmp_path, lambda writer: writer.add_zip(zipped({"../up.png": png(), "/root.png": png()})))
     assert [row["name"] for row in rows(upload)] == ["up.png", "root.png"]
     assert not (tmp_path.parent / "up.png").exists()

@@ -67,7 +67,8 @@ def test_label_studio_gets_a_prediction_only_where_there_is_an_answer() -> None:
     tasks = json.loads(b"".join(label_studio(make_table(COUNT))))
     assert len(tasks) == COUNT
     assert tasks[0]["predictions"] == []
-    assert tasks[1]["data"]["image"] == "folder/photo 1.jpg"
+    assert tasks[1]["data"]["image"] == "folder/photo%201.jpg"
+    assert tasks[1]["data"]["source"] == "folder/photo 1.jpg"
     assert tasks[1]["predictions"][0]["result"][0] == {
         "from_name": "label",
         "to_name": "image",

@@ -6,6 +6,7 @@ import csv
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 from xml.etree import ElementTree
 
 import numpy as np
@@ -20,6 +21,10 @@ from feature_store.results.image_labels import BUDGET_FIELDS, IMAGE_SCHEMA, Imag
 from labeler.errors import BadData, InvalidSetting
 
 CLASSES = ("healthy", "ill: “stage 1”", "# größer/kleiner")
+NASTY = (
+    "a+b.png", "scans.parquet#7.png", "x&y=z.png", "100%.png", "%41.png", "a b?.png", "me\u0301lanome.png",
+    "m\u00e9lanome.png", 'quote " and \'.png', "semi;colon, comma.png", "雀.png", " edges .png",
+)  # fmt: skip
 COUNT = 25
 
 
@@ -104,6 +109,30 @@ def test_without_pictures_the_data_set_names_them(table: pa.Table, tmp_path: Pat
     assert "'1': \"ill: “stage 1”\"" in card
 
 
+def test_pictures_that_pillow_cannot_read_are_bytes_and_the_card_says_so(table: pa.Table, tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    for name in _names():
+        (images / name).parent.mkdir(parents=True, exist_ok=True)
+        (images / name).write_bytes(bytes(128) + b"DICM" + name.encode())
+    out = export_images("hf", Wanted(table, tmp_path / "set", images))
+    written = pq.read_table(next((out / "data").iterdir()))
+    assert written["image"].to_pylist() == [{"bytes": (images / name).read_bytes(), "path": name} for name in _names()]
+    features = json.loads(written.schema.metadata[b"huggingface"])["info"]["features"]
+    assert features["image"] == {
+        "bytes": {"dtype": "binary", "_type": "Value"},
+        "path": {"dtype": "string", "_type": "Value"},
+    }
+    card = (out / "README.md").read_text()
+    assert "undecoded" in card
+    assert "dtype: image" not in card
+
+
+def test_keys_of_an_object_store_stay_letter_for_letter(table: pa.Table, tmp_path: Path) -> None:
+    out = export_images("label-studio", Wanted(table, tmp_path / "tasks.json", image_root="s3://bucket/scans"))
+    found = {task["data"]["image"] for task in json.loads(out.read_bytes())}
+    assert found == {f"s3://bucket/scans/{name}" for name in _names()}
+
+
 @pytest.mark.long
 @pytest.mark.filterwarnings("default")
 def test_croissant_is_valid_and_its_records_can_be_read(table: pa.Table, tmp_path: Path) -> None:
@@ -128,7 +157,10 @@ def test_label_studio_gets_predictions_with_scores_the_least_certain_first(table
     tasks = json.loads(out.read_bytes())
     scores = [task["predictions"][0]["score"] for task in tasks]
     assert scores == sorted(scores)
-    assert {task["data"]["image"] for task in tasks} == {f"/data/local-files/?d=scans/{name}" for name in _names()}
+    # As Django, on which Label Studio stands, reads the query of local files.
+    found = [parse_qs(urlsplit(task["data"]["image"]).query)["d"] for task in tasks]
+    assert sorted(found) == [[f"scans/{name}"] for name in sorted(_names())]
+    assert {task["data"]["source"] for task in tasks} == set(_names())
     chosen = {task["predictions"][0]["result"][0]["value"]["choices"][0] for task in tasks}
     assert chosen == set(table["label_name"].to_pylist())
 
@@ -173,6 +205,15 @@ def test_torchvision_reads_the_folders(table: pa.Table, images: Path, tmp_path: 
     counts = {name: table["label_name"].to_pylist().count(name) for name in CLASSES}
     found = {name: len(list((out / name.replace("/", "_")).iterdir())) for name in CLASSES}
     assert found == counts
+    with (out / "labels.csv").open(newline="", encoding="utf-8") as file:
+        rows = {row["file_name"]: row for row in csv.DictReader(file)}
+    # Each file that torchvision finds is one image of the table, with its label and its pixels.
+    read = [(rows[str(Path(path).relative_to(out))], path) for path, _ in data.samples]
+    assert sorted(row["source"] for row, _ in read) == sorted(_names())
+    assert {row["source"]: row["label"] for row, _ in read} == dict(
+        zip(_names(), table["label_name"].to_pylist(), strict=True)
+    )
+    assert all(Path(path).read_bytes() == (images / row["source"]).read_bytes() for row, path in read)
     copied = export_images("image-folder", Wanted(table, tmp_path / "copied", images, copy=True))
     assert not any(path.is_symlink() for path in copied.rglob("*"))
 
@@ -182,11 +223,13 @@ def test_every_table_reader_reads_the_csv_and_the_labels(table: pa.Table, tmp_pa
     with out.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["label"] for row in rows] == table["label_name"].to_pylist()
+    assert [row["file_name"] for row in rows] == _names()
     pq.write_table(table, tmp_path / "labels.parquet")
     names = table["label_name"].to_pylist()
     parquet = str(tmp_path / "labels.parquet")
     pandas = pytest.importorskip("pandas")
     assert pandas.read_csv(out)["label"].tolist() == pandas.read_parquet(parquet)["label_name"].tolist() == names
+    assert pandas.read_csv(out)["file_name"].tolist() == pandas.read_parquet(parquet)["source"].tolist() == _names()
 
 
 @pytest.mark.parametrize("format", EXPORT_FORMATS)
@@ -216,7 +259,8 @@ def test_a_name_that_leaves_the_folder_is_refused(table: pa.Table, images: Path,
 
 
 def _names() -> list[str]:
-    return [f"ward {number % 2}/{number // 2:03d}.png" for number in range(COUNT)]
+    plain = [f"ward {number % 2}/{number // 2:03d}.png" for number in range(COUNT - len(NASTY))]
+    return [*plain, *(f"ward 0/{name}" for name in NASTY)]
 
 
 def _text(value: object) -> str:
