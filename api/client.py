@@ -16,6 +16,7 @@ import re
 import secrets
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -26,17 +27,17 @@ from urllib.parse import quote
 from pydantic import BaseModel, ValidationError
 
 from api.client_http import (
-    IMAGE_SUFFIXES,
     MAX_ANSWER_BYTES,
     Connection,
+    FilesLeftOut,
     FormBody,
     Part,
     ServiceBusy,
     ServiceProblem,
     image_parts,
-    images_in,
     is_shard,
     lines,
+    not_sent,
     parquet_of,
     public_shard,
     vectors_of,
@@ -81,6 +82,7 @@ from api.schema import (
     TokenView,
     WithdrawnView,
 )
+from feature_store.image_files import in_words
 from labeler.errors import InvalidSetting, TooLarge
 from labeler.expectation import RECORDS_EACH
 from labeler.methods.evaluate import DEFAULT_EPSILON, Layout
@@ -91,13 +93,13 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 __all__ = [
-    "IMAGE_SUFFIXES",
     "Client",
+    "FilesLeftOut",
     "ServiceBusy",
     "ServiceProblem",
     "image_parts",
-    "images_in",
     "is_shard",
+    "not_sent",
     "public_shard",
 ]
 
@@ -255,7 +257,7 @@ class Client:
         )
         key = _key(idempotency_key)
         if images is not None:
-            beside = image_parts(images, leave_out)
+            beside = _parts_of(images, leave_out)
         elif as_json:
             return self._post(JobView, "/v1/jobs", request, headers=key)
         else:
@@ -278,7 +280,7 @@ class Client:
             InvalidSetting: there is no image, or more than 64, or an archive.
             ServiceProblem: the service refused, for example because an image cannot be read. Nothing was charged.
         """
-        parts = image_parts(images, ())
+        parts = _parts_of(images, ())
         if len(parts) > MAX_SYNCHRONOUS_QUERIES or {part.field for part in parts} != {"images"}:
             raise InvalidSetting(
                 f"label takes up to {MAX_SYNCHRONOUS_QUERIES} image files in one call; found {len(parts)}, of kind "
@@ -664,6 +666,13 @@ class Client:
                 elif not line and data:
                     yield identity, JobView.model_validate_json(data)
                     data = ""
+
+
+def _parts_of(images: Path | Sequence[Path], leave_out: Collection[str]) -> list[Part]:
+    """Make the parts of a form, and warn of what is no image before anything is sent."""
+    if files := not_sent(images):
+        warnings.warn(f"not sent, or passed over: {in_words(files)}", FilesLeftOut, stacklevel=3)
+    return image_parts(images, leave_out)
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,6 @@ import logging
 import re
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -31,16 +30,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from feature_store.image_files import FORMATS, is_dicom, is_heic
+from feature_store.image_files import Skipped as Skipped
 from labeler.errors import UnreadableFile, UnreadableImage
 
 MAX_PIXELS = 64_000_000
 """Larger images are refused before they are decoded: a small file can unpack to gigabytes."""
 
-FORMATS: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+_PILLOW: Final = tuple(one.pillow for one in FORMATS if one.pillow)
 """Formats that Pillow reads here, by its names. It knows more, of which one starts another program (EPS)."""
 
 _HEAD_BYTES = 132
-_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 _BACKGROUND = (255, 255, 255)
 
@@ -77,19 +77,6 @@ def _tell_warnings_once() -> None:
 
 
 _tell_warnings_once()
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """An image that was left out, and why.
-
-    Attributes:
-        source: its name within the source.
-        reason: a short sentence.
-    """
-
-    source: str
-    reason: str
 
 
 def decode_image(data: bytes | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -142,7 +129,7 @@ def header_pixels(data: bytes) -> int:
 
 def _opened(file: Path | io.BytesIO, head: bytes) -> Image.Image:
     """An image of which the header was read, and nothing more."""
-    if head[4:8] != b"ftyp" or head[8:12] not in _HEIC_BRANDS:
+    if not is_heic(head):
         return open_image(file)
     try:
         from pillow_heif import HeifImageFile
@@ -152,9 +139,9 @@ def _opened(file: Path | io.BytesIO, head: bytes) -> Image.Image:
 
 
 def open_image(file: Path | io.BytesIO) -> Image.Image:
-    """Read the header of an image in one of FORMATS."""
+    """Read the header of an image in one of the formats that Pillow reads."""
     Image.init()
-    return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+    return Image.open(file, formats=[name for name in _PILLOW if name in Image.OPEN])
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -189,8 +176,6 @@ def png_thumbnail(image: Image.Image, *, side: int = 64) -> bytes:
 
 EXTRA = "dicom"
 
-_PREAMBLE = 128
-_MAGIC = b"DICM"
 _TAGS = (
     "Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration", "BitsAllocated",
     "BitsStored", "HighBit", "PixelRepresentation", "NumberOfFrames", "PixelData", "FloatPixelData",
@@ -200,11 +185,6 @@ _TAGS = (
     "RedPaletteColorLookupTableData", "GreenPaletteColorLookupTableData", "BluePaletteColorLookupTableData",
     "SmallestImagePixelValue", "LargestImagePixelValue", "PaletteColorLookupTableUID", "PixelPaddingValue",
 )  # fmt: skip
-
-
-def is_dicom(head: bytes) -> bool:
-    """Tell whether the first 132 bytes are those of a DICOM file."""
-    return head[_PREAMBLE : _PREAMBLE + len(_MAGIC)] == _MAGIC
 
 
 def read_dicom(data: bytes | Path, *, max_pixels: int) -> Image.Image:

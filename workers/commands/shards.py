@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from feature_store.image_files import Skipped, in_words
 from labeler.errors import IdenticalImages, InvalidSetting
 from workers.commands.console import Json, escaped, one_of, print_json, tell, tell_warning
 
@@ -371,19 +372,12 @@ def _say_embed(result: dict[str, Any], backbone: str) -> None:
     for note in result["notes"]:
         typer.echo(note)
     if passed := result["passed_over"]:
-        shown = ", ".join(passed[:_SHOWN]) + (f" and {len(passed) - _SHOWN} more" if len(passed) > _SHOWN else "")
-        tell_warning(
-            f"passed over {len(passed)} files that are no images: {shown}"
-            if len(passed) > 1
-            else f"passed over {shown}, which is no image"
-        )
+        shown = in_words([Skipped(**one) for one in passed])
+        tell_warning(f"passed over {len(passed)} {'file' if len(passed) == 1 else 'files'} of no image: {shown}")
     for skipped in result["skipped"]:
         typer.echo(f"skipped {escaped(skipped['source'])}: {skipped['reason']}", err=True)
     if result["skipped"]:
         typer.echo(f"Images that could not be read and were skipped: {len(result['skipped'])}", err=True)
-
-
-_SHOWN = 5
 
 
 def _list_duplicates(groups: list[dict[str, Any]]) -> None:

@@ -85,9 +85,9 @@ def embed_images(
         ray: embed by the workers of a Ray cluster: host:port of one that this party runs, or "" for one of our own.
 
     Returns:
-        {"out", "records", "resumed_from", "classes", "fingerprint", "skipped": [{"source", "reason"}], "passed_over",
-        "notes", "duplicates": [{"sources", "contradiction"}], "copies", "contradictions", "shared", "listed"}; see
-        feature_store.embedding.EmbedReport.
+        {"out", "records", "resumed_from", "classes", "fingerprint", "skipped": [{"source", "reason"}],
+        "passed_over": the same, "notes", "duplicates": [{"sources", "contradiction"}], "copies", "contradictions",
+        "shared", "listed"}; see feature_store.embedding.EmbedReport.
     """
     recipe = backbone_recipe(backbone, architecture=architecture, device=device, batch_size=batch_size)
     check_folder(out)
@@ -207,8 +207,10 @@ def told_of(report: EmbedReport) -> dict[str, Any]:
         "resumed_from": report.resumed_from,
         "classes": list(report.classes),
         "fingerprint": report.fingerprint,
-        "skipped": [{"source": skipped.source, "reason": skipped.reason} for skipped in report.skipped],
-        "passed_over": list(report.passed_over),
+        **{
+            what: [{"source": one.source, "reason": one.reason} for one in files]
+            for what, files in (("skipped", report.skipped), ("passed_over", report.passed_over))
+        },
         "notes": list(report.notes),
         "duplicates": told(report.same_images),
         "copies": report.copies,
