@@ -214,7 +214,8 @@ def leftover(name: str) -> NoImage | None:
 
 def leftover_row(name: str) -> NoImage | None:
     """Return what `leftover` returns of a row of a table whose name is a path; other names are ids, and say nothing."""
-    return leftover(name) if "/" in name or "." in name[1:] else None
+    is_path = "/" in name or "." in name[1:] or name.lower() in (_LEFTOVER | _HIDDEN)
+    return leftover(name) if is_path else None
 
 
 def _left_by(part: str) -> str:

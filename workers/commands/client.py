@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from feature_store.image_files import in_words, list_images
+from feature_store.image_files import Skipped, in_words, list_images
 from feature_store.results import EXPORT_FORMATS, FOLDER_FORMATS
 from labeler.accounting.events import NANO
 from labeler.budget import short_epsilon
@@ -105,6 +105,9 @@ def submit(
         asked: dict[str, Any] = {"images": images, "selection": selection, "name": name}
         asked |= {"idempotency_key": key, "leave_out": skipped}
         job = _submit(service, task_id, asked, is_task_new=task != task_id)
+        if job.passed_over and not left_out:  # the service looked into a file that this command did not open
+            files = [Skipped(one.source, one.reason) for one in job.passed_over_files]
+            tell_warning(f"{job.passed_over} files are no images, and are not labeled: {in_words(files)}")
         if wait or out is not None:
             job = wait_for(service, job, quiet=as_json)
             if job.state == "completed" and out is not None:
