@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import re
 import secrets
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -29,7 +29,6 @@ from pydantic import BaseModel, ValidationError
 from api.client_http import (
     MAX_ANSWER_BYTES,
     Connection,
-    FilesLeftOut,
     FormBody,
     Part,
     ServiceBusy,
@@ -94,7 +93,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Client",
-    "FilesLeftOut",
     "ServiceBusy",
     "ServiceProblem",
     "image_parts",
@@ -102,6 +100,8 @@ __all__ = [
     "not_sent",
     "public_shard",
 ]
+
+log = logging.getLogger(__name__)
 
 MAX_NUMBERS_AS_JSON = 200_000
 """As JSON text a number takes up to 25 bytes, and the service accepts 16 MiB of JSON. Above this count, Parquet is also
@@ -227,7 +227,8 @@ class Client:
             name: for people.
             deadline_s: seconds until the job expires; the service's default when None.
             idempotency_key: give one to make a script safe to run twice; a random one when None.
-            leave_out: names of images in the folder that are not sent.
+            leave_out: names of images in the folder that are not sent. What is no image is not sent either, and the
+                log names it (feature_store.image_files).
 
         Raises:
             InvalidSetting: not exactly one of images and features was given; there is no image; the vectors are not
@@ -669,9 +670,9 @@ class Client:
 
 
 def _parts_of(images: Path | Sequence[Path], leave_out: Collection[str]) -> list[Part]:
-    """Make the parts of a form, and warn of what is no image before anything is sent."""
-    if files := not_sent(images):
-        warnings.warn(f"not sent, or passed over: {in_words(files)}", FilesLeftOut, stacklevel=3)
+    """Make the parts of a form, and name what is no image before anything is sent; `leave_out` needs no naming."""
+    if files := [one for one in not_sent(images) if one.source not in leave_out]:
+        log.warning("%d files are no images, and are not labeled: %s", len(files), in_words(files))
     return image_parts(images, leave_out)
 
 

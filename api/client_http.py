@@ -469,10 +469,6 @@ def _short(features: NDArray[np.float64]) -> NDArray[np.float64 | np.int16]:
     return features
 
 
-class FilesLeftOut(UserWarning):
-    """Files of a folder that are not sent, because they are no images."""
-
-
 def not_sent(images: Path | Sequence[Path]) -> tuple[Skipped, ...]:
     """List what of a folder is not sent and what of a zip is passed over, with reasons; nothing of other files.
 

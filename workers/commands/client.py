@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC
@@ -88,7 +87,7 @@ def submit(
 
     Example: `labeler submit scans/ --task task.toml --url https://labels.example.org --wait --out labels.parquet`
     """
-    from api.client import FilesLeftOut, is_shard, not_sent
+    from api.client import is_shard, not_sent
 
     check_file(out)
     left_out = () if is_shard(images) else not_sent(images)
@@ -97,13 +96,12 @@ def submit(
     skipped = unreadable_images(images) if skip_unreadable else {}
     for one, reason in skipped.items():
         typer.echo(f"not sent: {escaped(one)}: {escaped(reason)}", err=True)
-    warnings.simplefilter("ignore", FilesLeftOut)  # they were named
     with connect(url, token, ca_file) as service:
         chosen = {"strategy": strategy, "count": count, "seed": seed}
         task_id, selection = _task(service, task, images, chosen, left_out=skipped)
         _warn_of_noise(service, task_id, selection)
         asked: dict[str, Any] = {"images": images, "selection": selection, "name": name}
-        asked |= {"idempotency_key": key, "leave_out": skipped}
+        asked |= {"idempotency_key": key, "leave_out": {*skipped, *(one.source for one in left_out)}}
         job = _submit(service, task_id, asked, is_task_new=task != task_id)
         if job.passed_over and not left_out:  # the service looked into a file that this command did not open
             files = [Skipped(one.source, one.reason) for one in job.passed_over_files]
