@@ -30,6 +30,7 @@ from feature_store.sources import FolderSource, ParquetSource
 from labeler.errors import BadData, InvalidSetting, UnreadableFile, UnreadableImage
 from tests.feature_store.test_dicom import RAMP, dicom, heic
 from workers.embedder.image_count import count_images
+from workers.embedder.shards import embed_queries
 
 ROOT = Path(__file__).parents[2]
 LIMITS = LimitsTable(max_images=500, max_upload_bytes=10 * 2**20, max_image_bytes=2**20, max_pixels=10_000)
@@ -199,6 +200,17 @@ def test_a_text_is_passed_over_and_what_may_be_an_image_is_not(tmp_path: Path) -
         uploaded(tmp_path, lambda writer: writer.add_zip(archive))
     with pytest.raises(InvalidSetting, match=r"without images.*it came with labels.csv \(a text\)"):
         uploaded(tmp_path, lambda writer: writer.add_image("labels.csv", b"file,label\n"))
+
+
+def test_images_that_are_embedded_to_be_asked_about_pass_over_the_same_and_say_so(tmp_path: Path) -> None:
+    files = {f"{number}.JFIF": encoded("JPEG", number) for number in range(3)}
+    left = {"@eaDir/0.JFIF/THUMB.jpg": encoded("JPEG"), "notes.txt": b"three"}
+    said: list[str] = []
+    folder = written(tmp_path / "images", files | left)
+    shard = embed_queries(folder, "pixels", tmp_path / "queries", classes=("cat", "dog"), warn=said.append)
+    assert sorted(shard.sources) == sorted(files)
+    listed = "@eaDir/ (a Synology disk station keeps it), notes.txt (a text)"
+    assert said == [f"2 files are no images, and are not asked about: {listed}"]
 
 
 def test_what_was_not_taken_is_named_up_to_a_bound() -> None:

@@ -25,6 +25,7 @@ from feature_store.backbones import Backbone, load_backbone
 from feature_store.cluster.driver import Driver
 from feature_store.cluster.embedding import cluster_embedder
 from feature_store.embedding import Duplicates, EmbedReport, embed_source, same_images_list
+from feature_store.image_files import Skipped, in_words
 from feature_store.own_features import (
     Column,
     DeclaredBackbone,
@@ -263,8 +264,9 @@ def embed_queries(
     *,
     classes: tuple[str, ...],
     progress: ProgressCallback = silent,
+    warn: Callable[[str], None],
 ) -> Shard:
-    """Embed public images to ask about, once.
+    """Embed public images to ask about, once; warn of files that are no images.
 
     Folder names outside the task's classes say nothing about the truth.
 
@@ -278,6 +280,8 @@ def embed_queries(
             f"{len(result['skipped'])} of the public images cannot be asked about, first {first['source']!r}: "
             f"{first['reason']}. Take them out, or embed the rest first with `labeler embed --public`"
         )
+    if passed := [Skipped(**one) for one in result["passed_over"]]:
+        warn(f"{len(passed)} files are no images, and are not asked about: {in_words(passed)}")
     return Shard.open(out)
 
 
@@ -309,6 +313,11 @@ def pretrain_backbone(
         UnreadableImage: some are no images.
     """
     images = open_source(source)
+    if images.left_out:
+        raise UnreadableImage(
+            f"{len(images.left_out)} of the public images cannot be trained on: {in_words(images.left_out)}. Take them "
+            "out and try again"
+        )
     check_folder(out.parent)
     from feature_store.backbones.simclr import SimCLRConfig, pretrain
 
