@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import re
 import secrets
 import tempfile
@@ -26,7 +27,6 @@ from urllib.parse import quote
 from pydantic import BaseModel, ValidationError
 
 from api.client_http import (
-    IMAGE_SUFFIXES,
     MAX_ANSWER_BYTES,
     Connection,
     FormBody,
@@ -34,9 +34,9 @@ from api.client_http import (
     ServiceBusy,
     ServiceProblem,
     image_parts,
-    images_in,
     is_shard,
     lines,
+    not_sent,
     parquet_of,
     public_shard,
     vectors_of,
@@ -81,6 +81,7 @@ from api.schema import (
     TokenView,
     WithdrawnView,
 )
+from feature_store.image_files import in_words
 from labeler.errors import InvalidSetting, TooLarge
 from labeler.expectation import RECORDS_EACH
 from labeler.methods.evaluate import DEFAULT_EPSILON, Layout
@@ -91,15 +92,16 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 __all__ = [
-    "IMAGE_SUFFIXES",
     "Client",
     "ServiceBusy",
     "ServiceProblem",
     "image_parts",
-    "images_in",
     "is_shard",
+    "not_sent",
     "public_shard",
 ]
+
+log = logging.getLogger(__name__)
 
 MAX_NUMBERS_AS_JSON = 200_000
 """As JSON text a number takes up to 25 bytes, and the service accepts 16 MiB of JSON. Above this count, Parquet is also
@@ -225,7 +227,8 @@ class Client:
             name: for people.
             deadline_s: seconds until the job expires; the service's default when None.
             idempotency_key: give one to make a script safe to run twice; a random one when None.
-            leave_out: names of images in the folder that are not sent.
+            leave_out: names of images in the folder that are not sent. What is no image is not sent either, and the
+                log names it (feature_store.image_files).
 
         Raises:
             InvalidSetting: not exactly one of images and features was given; there is no image; the vectors are not
@@ -255,7 +258,7 @@ class Client:
         )
         key = _key(idempotency_key)
         if images is not None:
-            beside = image_parts(images, leave_out)
+            beside = _parts_of(images, leave_out)
         elif as_json:
             return self._post(JobView, "/v1/jobs", request, headers=key)
         else:
@@ -278,7 +281,7 @@ class Client:
             InvalidSetting: there is no image, or more than 64, or an archive.
             ServiceProblem: the service refused, for example because an image cannot be read. Nothing was charged.
         """
-        parts = image_parts(images, ())
+        parts = _parts_of(images, ())
         if len(parts) > MAX_SYNCHRONOUS_QUERIES or {part.field for part in parts} != {"images"}:
             raise InvalidSetting(
                 f"label takes up to {MAX_SYNCHRONOUS_QUERIES} image files in one call; found {len(parts)}, of kind "
@@ -664,6 +667,13 @@ class Client:
                 elif not line and data:
                     yield identity, JobView.model_validate_json(data)
                     data = ""
+
+
+def _parts_of(images: Path | Sequence[Path], leave_out: Collection[str]) -> list[Part]:
+    """Make the parts of a form, and name what is no image before anything is sent; `leave_out` needs no naming."""
+    if files := [one for one in not_sent(images) if one.source not in leave_out]:
+        log.warning("%d files are no images, and are not labeled: %s", len(files), in_words(files))
+    return image_parts(images, leave_out)
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import re
 import secrets
 import ssl
 import time
+import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx2
 
 from api.schema import Problem
+from feature_store.image_files import ENDINGS, Skipped, list_images, zip_members
 from labeler.errors import InvalidSetting, LabelerError, TooLarge, TryAgain
 from labeler.settings import check_names_are_text
 from labeler.system.http_client import http_client, is_loopback, read_parts, read_whole
@@ -388,8 +390,6 @@ def _quoted(name: str) -> str:
     return quoted.replace("\r", "%0D").replace("\n", "%0A")
 
 
-IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
-
 BYTES_OF_A_GROUP = 8 * 1024 * 1024
 _ROWS_LOOKED_AT = 4096
 
@@ -469,10 +469,24 @@ def _short(features: NDArray[np.float64]) -> NDArray[np.float64 | np.int16]:
     return features
 
 
-def images_in(folder: Path) -> list[str]:
-    """List the images in a folder and below it, by their names at the service."""
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
-    return [path.relative_to(folder).as_posix() for path in found]
+def not_sent(images: Path | Sequence[Path]) -> tuple[Skipped, ...]:
+    """List what of a folder is not sent and what of a zip is passed over, with reasons; nothing of other files.
+
+    Raises:
+        UnreadableFile: folders or links in the folder cannot be read or followed.
+    """
+    if not isinstance(images, Path):
+        return ()
+    if images.is_dir():
+        found = list_images(images)
+        return found.passed_over + found.left_out
+    if images.suffix.lower() != ".zip" or not images.is_file():
+        return ()
+    # zipfile raises many exceptions on damaged files; the service names what is wrong with one.
+    with suppress(Exception), zipfile.ZipFile(images) as archive:
+        no_images = [one.no_image(archive) for one in zip_members(archive)]
+        return tuple(dict.fromkeys(one for one in no_images if one is not None and one.is_passed_over))
+    return ()
 
 
 def image_parts(images: Path | Sequence[Path], leave_out: Collection[str]) -> list[Part]:
@@ -480,6 +494,7 @@ def image_parts(images: Path | Sequence[Path], leave_out: Collection[str]) -> li
 
     Raises:
         InvalidSetting: there is no image, or two share a name.
+        UnreadableFile: folders or links in the folder cannot be read or followed.
     """
     if not isinstance(images, Path):
         if wrong := [one for one in images if not isinstance(one, Path)]:
@@ -490,7 +505,7 @@ def image_parts(images: Path | Sequence[Path], leave_out: Collection[str]) -> li
             raise InvalidSetting(f"there is no file {wrong_kind[0].name!r}")
         return parts
     if images.is_dir():
-        return _parts([(images / name, name) for name in images_in(images) if name not in leave_out])
+        return _parts([(images / name, name) for name in list_images(images).images if name not in leave_out])
     if not images.is_file():
         raise InvalidSetting(f"there is no file or folder {images.name!r}")
     field = {".zip": "archive", ".parquet": "parquet"}.get(images.suffix.lower(), "images")
@@ -499,7 +514,7 @@ def image_parts(images: Path | Sequence[Path], leave_out: Collection[str]) -> li
 
 def _parts(files: list[tuple[Path, str]]) -> list[Part]:
     if not files:
-        raise InvalidSetting(f"there is no image to send; known endings are {', '.join(sorted(IMAGE_SUFFIXES))}")
+        raise InvalidSetting(f"there is no image to send; known endings are {', '.join(sorted(ENDINGS))}")
     names = [name for _, name in files]
     check_names_are_text(names)
     if len(set(names)) != len(names):

@@ -279,6 +279,13 @@ class CostView(View):
     """About one agent's whole collection."""
 
 
+class PassedOver(View):
+    """A file of an upload that is no image, and why; a whole folder ends with a slash."""
+
+    source: str
+    reason: str
+
+
 class JobView(View):
     """A job and how far it has come."""
 
@@ -318,6 +325,10 @@ class JobView(View):
     version: int
     forgotten_at: datetime | None = None
     """When its images, questions and labels were deleted for good."""
+    passed_over: int = 0
+    """How many files of the upload are no images: leftovers of systems, and texts. In the answer to it alone."""
+    passed_over_files: tuple[PassedOver, ...] = ()
+    """The first of them."""
 
 
 class InlineImage(Request):
@@ -414,6 +425,9 @@ class LabelsView(View):
     state: JobState
     price: PriceView
     labels: tuple[LabelRow, ...] = ()
+    passed_over: int = 0
+    passed_over_files: tuple[PassedOver, ...] = ()
+    """As of a job."""
 
 
 class BalanceView(View):

@@ -33,7 +33,6 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TextIO
 
@@ -41,16 +40,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
+from feature_store.image_files import FORMATS, HEAD_BYTES, is_dicom, is_heic, what_it_is
+from feature_store.image_files import Skipped as Skipped
 from labeler.errors import UnreadableFile, UnreadableImage
 
 MAX_PIXELS = 64_000_000
 """Larger images are refused before they are decoded: a small file can unpack to gigabytes."""
 
-FORMATS: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+_PILLOW: Final = tuple(one.pillow for one in FORMATS if one.pillow)
 """Formats that Pillow reads here, by its names. It knows more, of which one starts another program (EPS)."""
 
-HEAD_BYTES = 132
-_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 _BACKGROUND = (255, 255, 255)
 
@@ -87,19 +86,6 @@ def _tell_warnings_once() -> None:
 
 
 _tell_warnings_once()
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """An image that was left out, and why.
-
-    Attributes:
-        source: its name within the source.
-        reason: a short sentence.
-    """
-
-    source: str
-    reason: str
 
 
 def decode_image(data: bytes | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -161,7 +147,7 @@ def header_pixels(data: bytes) -> int:
 
 def _opened(file: Path | io.BytesIO, head: bytes) -> Image.Image:
     """An image of which the header was read, and nothing more."""
-    if head[4:8] != b"ftyp" or head[8:12] not in _HEIC_BRANDS:
+    if not is_heic(head):
         return open_image(file)
     try:
         from pillow_heif import HeifImageFile
@@ -171,14 +157,14 @@ def _opened(file: Path | io.BytesIO, head: bytes) -> Image.Image:
 
 
 def open_image(file: Path | io.BytesIO) -> Image.Image:
-    """Read the header of an image in one of FORMATS.
+    """Read the header of an image in one of the formats that Pillow reads.
 
     Raises:
         UnreadableImage: a TIFF whose numbers have no known meaning.
         UnidentifiedImageError: it is no such image.
     """
     Image.init()
-    formats: list[str] = [name for name in FORMATS if name in Image.OPEN]
+    formats: list[str] = [name for name in _PILLOW if name in Image.OPEN]
     file = _without_broken_tags(file)
     try:
         image = Image.open(file, formats=formats)
@@ -337,31 +323,6 @@ def _full_range(image: Image.Image, file: Image.Image) -> Image.Image:
     return Image.fromarray(values.astype(np.uint16))
 
 
-_SIGNS: Final = (
-    (rb"version https://git-lfs", "a pointer of Git LFS and not the image; run `git lfs pull` in its repository"),
-    (rb"(\.\./)*(\.git/annex|/annex)/objects/", "a pointer of git-annex and not the image; run `git annex get` on it"),
-    (rb"II\*\0|MM\0\*", "a TIFF of a kind that is not read; save it with 8 or 16 bits, or as PNG"),
-    (rb"(\xef\xbb\xbf)?\s*<svg|(\xef\xbb\xbf)?\s*<\?xml", "a text of XML or SVG and no image of pixels"),
-    (rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype|html|head|!--)", "a web page and no image; a download may have failed"),
-    (rb"(\xef\xbb\xbf)?\s*[{\[]", "a text of JSON and no image; a download may have failed"),
-    (rb"%PDF", "a PDF; save its pictures as files"),
-    (rb"%!PS|\xc5\xd0\xd3\xc6", "a PostScript file, which is a program and not read"),
-    (rb"PK[\x03\x05]|\x1f\x8b|7z\xbc|Rar!", "an archive; unpack it"),
-    (rb"....ftyp(?!avi|he|mif|msf)|\x1aE\xdf\xa3|RIFF....AVI ", "a video; save the frame that is the image"),
-    (rb"\0+$", "nothing but zeros; copy it again"),
-    (rb"\x89PNG|\xff\xd8\xff|GIF8|BM|RIFF....WEBP|....ftypavi", "damaged: its header cannot be read"),
-)
-"""Beginnings of files that people take for images, and what they are."""
-
-
-def what_it_is(head: bytes) -> str:
-    """Return what a file is that no decoder knows, by its first bytes."""
-    if not head:
-        return "an empty file"
-    found = (words for sign, words in _SIGNS if re.match(sign, head, re.DOTALL))
-    return next(found, "not an image of a known format")
-
-
 def to_rgb(image: Image.Image) -> Image.Image:
     """An RGB image with the same look, whatever the mode.
 
@@ -394,8 +355,6 @@ def png_thumbnail(image: Image.Image, *, side: int = 64) -> bytes:
 
 EXTRA = "dicom"
 
-_PREAMBLE = 128
-_MAGIC = b"DICM"
 _TAGS = (
     "Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration", "BitsAllocated",
     "BitsStored", "HighBit", "PixelRepresentation", "NumberOfFrames", "PixelData", "FloatPixelData",
@@ -405,11 +364,6 @@ _TAGS = (
     "RedPaletteColorLookupTableData", "GreenPaletteColorLookupTableData", "BluePaletteColorLookupTableData",
     "SmallestImagePixelValue", "LargestImagePixelValue", "PaletteColorLookupTableUID", "PixelPaddingValue",
 )  # fmt: skip
-
-
-def is_dicom(head: bytes) -> bool:
-    """Tell whether the first 132 bytes are those of a DICOM file."""
-    return head[_PREAMBLE : _PREAMBLE + len(_MAGIC)] == _MAGIC
 
 
 def read_dicom(data: bytes | Path, *, max_pixels: int) -> Image.Image:

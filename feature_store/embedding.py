@@ -278,7 +278,7 @@ class EmbedReport:
         notes: sentences a person should read, for example where the class list came from.
         same_images: images that are there more than once: the names of their files, and how they contradict themselves
             ("" where they do not). Those under different labels come first. For the site's own people.
-        passed_over: files that are certainly no images (feature_store.sources).
+        passed_over: files that are certainly no images (feature_store.image_files).
         copies, contradictions, shared: how many private images were left out, and why (feature_store.same_images).
         listed: the table of them next to the shard; None where there is none.
     """
@@ -291,7 +291,7 @@ class EmbedReport:
     fingerprint: str
     notes: tuple[str, ...]
     same_images: tuple[tuple[tuple[str, ...], str], ...] = ()
-    passed_over: tuple[str, ...] = ()
+    passed_over: tuple[Skipped, ...] = ()
     copies: int = 0
     contradictions: int = 0
     shared: int = 0

@@ -121,7 +121,7 @@ class FeatureSource:
     names_are_declared = False
     max_pixels = MAX_PIXELS
     left_out: tuple[Skipped, ...] = ()
-    passed_over: tuple[str, ...] = ()
+    passed_over: tuple[Skipped, ...] = ()
 
     def __init__(
         self,

@@ -51,7 +51,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
-from feature_store.decode import MAX_PIXELS, Skipped, decode_image, to_rgb
+from feature_store.decode import MAX_PIXELS, decode_image, to_rgb
+from feature_store.image_files import Skipped, in_words, leftover_row, list_images
 from feature_store.results.image_labels import FILE_HEADINGS
 from labeler.errors import BadData, InvalidSetting, LabelerError, UnreadableFile, UnreadableImage
 from labeler.settings import misspelt, one_spelling
@@ -75,7 +76,7 @@ class ImageSource(Protocol):
         labels_are_places: whether label_names are only numbers that stand for places in the class list, from 0.
         max_pixels: most width times height of an image.
         left_out: entries of the source that are no image of it.
-        passed_over: names of files that are certainly no images; reported to people.
+        passed_over: files that are certainly no images (feature_store.image_files); reported to people.
     """
 
     @property
@@ -97,7 +98,7 @@ class ImageSource(Protocol):
     def left_out(self) -> tuple[Skipped, ...]: ...
 
     @property
-    def passed_over(self) -> tuple[str, ...]: ...
+    def passed_over(self) -> tuple[Skipped, ...]: ...
 
     @property
     def max_pixels(self) -> int: ...
@@ -146,9 +147,11 @@ def source_digest(source: ImageSource) -> str:
 class FolderSource:
     """CLASS/anything/file for labeled images, or files alone for unlabeled ones; names in sorted order.
 
-    Hidden files (a leading dot), files that systems put into folders by themselves, and texts are passed over. Every
-    other file is tried; `read` reports one that is no image. Files outside the class folders are left out, and so is
-    what is no file: reading a pipe could wait without end. A link to a file is the file, in any place.
+    `feature_store.image_files` says which files are images. Image files outside the class folders are left out.
+
+    Raises:
+        UnreadableFile: the folder, or folders or links in it, cannot be read or followed.
+        BadData: it holds no image.
     """
 
     labels_are_places = False
@@ -156,40 +159,23 @@ class FolderSource:
     def __init__(self, path: Path, *, max_pixels: int = MAX_PIXELS) -> None:
         self._path = path.resolve()
         self.max_pixels = max_pixels
-        folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-        passed_over: list[str] = []
-        no_files: list[Skipped] = []
-
-        def images(folder: Path, found: Iterator[Path]) -> Iterator[Path]:
-            for file in sorted(one for one in found if not one.is_dir()):
-                name = file.relative_to(path).as_posix()
-                is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-                if not is_hidden and not file.is_file():
-                    no_files.append(Skipped(name, "is no file, but a pipe, a socket, a device or a link to nothing"))
-                elif _is_no_image(file, hidden_below=folder):
-                    passed_over.append(name)
-                else:
-                    yield file
-
-        files = list(images(path, path.iterdir()))
-        self.label_names = tuple(folder.name for folder in folders)
+        self._listing = found = list_images(path)
+        self.label_names = found.folders
         self.names_are_declared = True
-        self.left_out: tuple[Skipped, ...] = ()
-        labelled: list[tuple[Path, int | None]] = [(file, None) for file in files]
-        if folders:
-            self.left_out = tuple(
-                Skipped(file.name, "lies beside the class folders, in none of them") for file in files
-            )
-            labelled = [
-                (file, label) for label, folder in enumerate(folders) for file in images(folder, folder.rglob("*"))
-            ]
-        self.passed_over = tuple(passed_over)
-        self._no_files = tuple(no_files)
+        self.passed_over = found.passed_over
+        place = {name: label for label, name in enumerate(found.folders)}
+        labelled = [(name, place.get(name.split("/")[0]) if "/" in name else None) for name in found.images]
+        beside = [name for name, label in labelled if label is None] if place else []
+        self.left_out = (
+            *(Skipped(name, "lies beside the class folders, in none of them") for name in beside),
+            *found.left_out,
+        )
+        if place:
+            labelled = [(name, label) for name, label in labelled if label is not None]
         if not labelled:
-            raise BadData(f"folder {path.name!r} holds no image: put images in it, or in one folder per class")
-        self.names = [file.relative_to(path).as_posix() for file, _ in labelled]
+            raise BadData(f"folder {path.name!r} holds no image: {_advice(self)}")
+        self.names = [name for name, _ in labelled]
         self.labels = [label for _, label in labelled]
-        self.left_out += self._no_files
 
     def read(self, index: int) -> Image.Image:
         return decode_image(self._path / self.names[index], max_pixels=self.max_pixels)
@@ -207,25 +193,10 @@ class FolderSource:
             raise UnreadableFile(f"the file cannot be read ({error.strerror})") from None
 
 
-_OF_SYSTEMS: Final = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
-_HEAD_BYTES: Final = 4096
-_NO_TEXT: Final = frozenset(range(32)) - frozenset(b"\t\n\f\r")
-_WIDE_TEXT: Final = (b"\xff\xfe", b"\xfe\xff")  # a text in UTF-16 begins with one of them
-_MORE_ENDINGS: Final = frozenset({".dcm", ".dicom", ".heic", ".heif"})  # read by other libraries than Pillow
-
-
-def _is_no_image(file: Path, *, hidden_below: Path) -> bool:
-    """Tell whether a file is certainly no image: hidden, a system's own, or a text. A damaged image is one."""
-    if any(part.startswith(".") for part in file.relative_to(hidden_below).parts) or file.name.lower() in _OF_SYSTEMS:
-        return True
-    if (ending := file.suffix.lower()) in Image.registered_extensions() or ending in _MORE_ENDINGS:
-        return False
-    try:
-        with file.open("rb") as opened:
-            head = opened.read(_HEAD_BYTES)
-    except OSError:
-        return False
-    return head.startswith(_WIDE_TEXT) or _NO_TEXT.isdisjoint(head)
+def _advice(source: FolderSource) -> str:
+    if files := (*source.left_out, *source.passed_over):
+        return f"it holds {in_words(files)}"
+    return "put images in it, or in one folder per class"
 
 
 class ParquetSource:
@@ -238,7 +209,7 @@ class ParquetSource:
 
     labels_are_places = False
     left_out: tuple[Skipped, ...] = ()
-    passed_over: tuple[str, ...] = ()
+    passed_over: tuple[Skipped, ...] = ()
 
     def __init__(self, path: Path, *, max_pixels: int = MAX_PIXELS) -> None:
         self.max_pixels = max_pixels
@@ -247,6 +218,7 @@ class ParquetSource:
             # Not mapped into memory: a file that somebody cuts short would end this process.
             self._file = pq.ParquetFile(path)
             self._list(path)
+        self._pass_over_leftovers()
         self._lock = threading.Lock()
         self._group: tuple[int, list[Any]] = (-1, [])
 
@@ -281,6 +253,15 @@ class ParquetSource:
             self.names = row_names(self._file.read(columns=["id"])["id"].to_pylist(), path.name)
         self.labels, self.label_names = self._read_labels(path, schema)
         self.names_are_declared = bool(_metadata_label_names(schema))
+
+    def _pass_over_leftovers(self) -> None:
+        """Take out rows whose names are paths of what a system left behind."""
+        found = [leftover_row(name) for name in self.names]
+        self._rows = [row for row, left in enumerate(found) if left is None]
+        if len(self._rows) < len(found):
+            self.passed_over = tuple(dict.fromkeys(left for left in found if left is not None))
+            self.names = [self.names[row] for row in self._rows]
+            self.labels = [self.labels[row] for row in self._rows]
 
     def __reduce__(self) -> tuple[Callable[..., ParquetSource], tuple[Path]]:
         """For another process, which opens the file itself."""
@@ -322,9 +303,10 @@ class ParquetSource:
             raise InvalidSetting(f"column {name!r} must hold text or whole numbers, found {kind}")
         with self._reading():
             values = self._file.read(columns=[name])[name].to_pylist()
-        return [None if value is None else str(value).strip() for value in values]
+        return [None if values[row] is None else str(values[row]).strip() for row in self._rows]
 
     def file(self, index: int) -> bytes:
+        index = self._rows[index]
         group = int(np.searchsorted(self._starts, index, side="right")) - 1
         with self._lock, self._reading():
             if self._group[0] != group:
@@ -387,7 +369,7 @@ class TorchvisionSource:
     """
 
     left_out: tuple[Skipped, ...] = ()
-    passed_over: tuple[str, ...] = ()
+    passed_over: tuple[Skipped, ...] = ()
     max_pixels = MAX_PIXELS
 
     def __init__(self, address: str) -> None:
@@ -513,14 +495,13 @@ class AttributeSource(FolderSource):
     def __init__(self, images: Path, table: Path, *, split: str | None = None, max_pixels: int = MAX_PIXELS) -> None:
         super().__init__(images, max_pixels=max_pixels)
         # Every file counts here, in whatever folder: a label comes from the table.
-        beside_folders = self.left_out[: len(self.left_out) - len(self._no_files)]
-        everything = sorted([*self.names, *(skipped.source for skipped in beside_folders)])
-        self.left_out = self._no_files
+        everything = sorted(self._listing.images)
         # A table among the images is none of them.
         tables = (one.resolve() for one in (table, table.with_name(CELEBA_SPLITS)))
         beside = {one.relative_to(self._path).as_posix() for one in tables if one.is_relative_to(self._path)}
         everything = [name for name in everything if name not in beside]
-        self.passed_over = tuple(name for name in self.passed_over if name not in beside)
+        self.left_out = tuple(one for one in self._listing.left_out if one.source not in beside)
+        self.passed_over = tuple(one for one in self.passed_over if one.source not in beside)
         if not everything:
             raise BadData(f"folder {images.name!r} holds a table of attributes and no image")
         if split is not None:

@@ -29,7 +29,8 @@ from api.coordinator.uploads import Upload, upload_of_features
 from api.coordinator.views import read_view, read_views
 from api.limits import TooManyRequests
 from api.problems import KeptRefusal, problem_of
-from api.schema import FINISHED, JobRequest, JobView, Selection
+from api.schema import FINISHED, JobRequest, JobView, PassedOver, Selection
+from feature_store.image_files import SHOWN
 from feature_store.results.evaluations import released_model
 from feature_store.results.job_process import given_features
 from feature_store.rows import refuse_other_probes
@@ -112,9 +113,9 @@ class Submissions:
             # A known key is looked up before the upload is moved.
             taken = _known(order, self.stores) or self._take(order, upload)
             if isinstance(taken, Idempotency):
-                return _again(taken, self.stores)
+                return _with_passed_over(_again(taken, self.stores), upload)
             self.on_taken(taken.job_id, reader.token_id)
-            return taken
+            return _with_passed_over(taken, upload)
         finally:
             if upload is not None:
                 upload.discard()
@@ -241,6 +242,11 @@ def request_digest(request: JobRequest, upload: Upload) -> str:
     fields = request.model_dump(mode="json", exclude={"features", "query_ids"})
     text = json.dumps({"request": fields, "upload": upload.digest}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(b"labeler-job-request/1\n" + text.encode()).hexdigest()
+
+
+def _with_passed_over(view: JobView, upload: Upload) -> JobView:
+    files = tuple(PassedOver(source=one.source, reason=one.reason) for one in upload.passed_over[:SHOWN])
+    return view.model_copy(update={"passed_over": len(upload.passed_over), "passed_over_files": files})
 
 
 def _only_upload(request: JobRequest, upload: Upload | None, config: CoordinatorConfig) -> Upload:

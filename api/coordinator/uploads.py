@@ -40,7 +40,20 @@ from PIL import Image, UnidentifiedImageError
 
 from api.coordinator.config import LimitsTable
 from api.coordinator.parquet_reader import MAX_RATIO, SMALL_BYTES, FeatureRows, parquet_rows
-from feature_store.decode import HEAD_BYTES, open_image, what_it_is
+from feature_store.decode import open_image
+from feature_store.image_files import (
+    HEAD_BYTES,
+    Member,
+    NoImage,
+    Skipped,
+    format_of,
+    in_words,
+    leftover,
+    leftover_row,
+    no_image,
+    what_it_is,
+    zip_members,
+)
 from feature_store.results.questions import job_pixels_refusal
 from feature_store.rows import on_grid, quantize
 from feature_store.shard import check_features
@@ -88,6 +101,7 @@ class Upload:
         path: its present file, which the owner of this object moves or discards.
         digest: SHA-256 of names and content, in hexadecimal.
         dimension: entries of a feature vector; None for images.
+        passed_over: files that came and are no images.
     """
 
     path: Path
@@ -95,6 +109,7 @@ class Upload:
     source: Source
     digest: str
     dimension: int | None = None
+    passed_over: tuple[Skipped, ...] = ()
 
     def move_to(self, target: Path) -> None:
         """Move it durably to its final place."""
@@ -135,6 +150,7 @@ class UploadWriter:
         self._total_bytes = 0
         self._total_pixels = 0
         self._bad: list[str] = []
+        self._passed_over: dict[NoImage, None] = {}
         self._sha256 = hashlib.sha256(b"labeler-upload/1\n")
         self._ended = False
 
@@ -159,7 +175,7 @@ class UploadWriter:
             UnreadableImage: this is the tenth bad image. If there are fewer, `finish` names them together.
         """
         with self._refusing():
-            self._take_image(name, data)
+            self._take_file(name, data)
 
     def add_base64(self, name: str, text: str) -> None:
         """Take one image file that came as base64; raises as `add_image`."""
@@ -172,17 +188,17 @@ class UploadWriter:
                 self._begin("images", None)
                 self._note_bad(name, "its data is not base64 with padding, without line breaks and without a prefix")
             else:
-                self._take_image(name, data)
+                self._take_file(name, data)
 
     def add_zip(self, file: BinaryIO) -> None:
-        """Take every image file of a zip; hidden files are skipped, and a nested zip is not an image.
+        """Take every image file of a zip; a nested zip is not an image.
 
         Raises:
             As `add_image`; BadData: not a zip, damaged, encrypted, or a decompression bomb.
         """
         with self._refusing():
             for name, data in zip_images(file, self._limits):
-                self._take_image(name, data)
+                self._take_file(name, data)
 
     def add_parquet(self, file: BinaryIO) -> None:
         """Take every row of a Parquet file, which has a column `image` (bytes, or a struct with them) or `feature`.
@@ -197,7 +213,10 @@ class UploadWriter:
                     self._take_features(rows.names, rows.features)
                 else:
                     for image_name, data in rows.images:
-                        self._take_image(image_name, data)
+                        if left := leftover_row(image_name):
+                            self._passed_over[left] = None
+                        else:
+                            self._take_image(image_name, data)
 
     def add_features(self, features: Sequence[Sequence[float]], ids: Sequence[str] | None = None) -> None:
         """Take the feature vectors of a request, and quantize those that `quantize` has not made already.
@@ -232,8 +251,9 @@ class UploadWriter:
             if self._bad:
                 raise self._unreadable()
             if self._source is None or not self._names:
+                no_images = f"; it came with {in_words(list(self._passed_over))}" if self._passed_over else ""
                 raise InvalidSetting(
-                    "the job came without images: send files, a zip, a Parquet file, or feature vectors"
+                    f"the job came without images: send files, a zip, a Parquet file, or feature vectors{no_images}"
                 )
             self._flush()
             if self._writer is not None:
@@ -242,7 +262,8 @@ class UploadWriter:
             with self._path.open("rb") as file:
                 os.fsync(file.fileno())
             self._ended = True
-            return Upload(self._path, self.count, self._source, self._sha256.hexdigest(), self._dimension)
+            digest, passed_over = self._sha256.hexdigest(), tuple(self._passed_over)
+            return Upload(self._path, self.count, self._source, digest, self._dimension, passed_over)
 
     def discard(self) -> None:
         """Abandon the upload and remove its file."""
@@ -270,6 +291,17 @@ class UploadWriter:
                     "and tell the operator if that does not help"
                 ) from error
             raise
+
+    def _take_file(self, name: str, data: bytes) -> None:
+        """Take an image, or pass over what a system left behind, and a text."""
+        found = no_image(name.replace("\\", "/"), lambda: data[:HEAD_BYTES])
+        if found is not None and found.is_passed_over:
+            self._passed_over[found] = None
+        elif found is None or len(data) > self._limits.max_image_bytes:
+            self._take_image(name, data)
+        else:
+            self._begin("images", None)
+            self._note_bad(name, found.reason)
 
     def _take_image(self, name: str, data: bytes) -> None:
         if len(data) > self._limits.max_image_bytes:
@@ -384,6 +416,10 @@ class UploadWriter:
 
 def look_at_header(data: bytes, *, max_pixels: int) -> tuple[str | None, int]:
     """Return the reason to refuse a file as an image (None if it is accepted), and its number of pixels."""
+    kind = format_of(data[:HEAD_BYTES])
+    if kind is not None and kind.extra:
+        # Its pixels are counted by the process that decodes it, in bounded memory: its header alone can unpack to much.
+        return kind.missing(), 0
     try:
         with open_image(io.BytesIO(data)) as image:
             width, height = image.size
@@ -425,11 +461,9 @@ _DAMAGE = (
 )  # fmt: skip
 """Exceptions that zipfile raises on damaged files; found by damaging many files."""
 
-_HIDDEN = ("__MACOSX", "Thumbs.db", "desktop.ini")
-
 
 def zip_images(file: BinaryIO, limits: LimitsTable) -> Iterator[tuple[str, bytes]]:
-    """Yield the name and the bytes of every file in a zip, in the zip's order.
+    """Yield the name and the bytes of every file in a zip, in the zip's order; of a leftover no bytes.
 
     Raises:
         BadData: not a zip, damaged, encrypted, of an unsupported compression, or a decompression bomb.
@@ -440,14 +474,17 @@ def zip_images(file: BinaryIO, limits: LimitsTable) -> Iterator[tuple[str, bytes
     try:
         with zipfile.ZipFile(gauge) as archive:
             gauge.limit = None
-            members = [info for info in archive.infolist() if not info.is_dir() and not _is_hidden(info.filename)]
-            _check_members(members, limits)
-            for info in members:
-                with archive.open(info) as member:
+            members = zip_members(archive)
+            _check_members([one for one in members if leftover(one.name) is None], limits)
+            for one in members:
+                if leftover(one.name):
+                    yield one.name, b""
+                    continue
+                with archive.open(one.info) as member:
                     data = member.read(limits.max_image_bytes + 1)
                 if len(data) > limits.max_image_bytes:
-                    raise _too_large(info.filename, limits)
-                yield info.filename, data
+                    raise _too_large(one.name, limits)
+                yield one.name, data
     except LabelerError:
         raise
     except _DAMAGE as error:
@@ -483,15 +520,15 @@ class _Gauge:
         """Do nothing: the file belongs to the caller."""
 
 
-def _check_members(members: list[zipfile.ZipInfo], limits: LimitsTable) -> None:
+def _check_members(members: list[Member], limits: LimitsTable) -> None:
     if not members:
-        raise InvalidSetting("the zip holds no file")
+        raise InvalidSetting("the zip holds no file to label")
     if len(members) > limits.max_images:
         raise TooLarge(f"the zip holds {len(members)} files; one job takes at most {limits.max_images} images")
-    if sum(info.file_size for info in members) > limits.max_upload_bytes:
+    if sum(one.info.file_size for one in members) > limits.max_upload_bytes:
         raise TooLarge(f"the zip unpacks to more than the {limits.max_upload_bytes} bytes that one job takes")
-    for info in members:
-        shown = info.filename[:100]
+    for one in members:
+        info, shown = one.info, one.name[:100]
         if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
             raise BadData(f"{shown!r} in the zip is a link or a device, and no file; send the file itself")
         if info.flag_bits & 1:
@@ -499,7 +536,7 @@ def _check_members(members: list[zipfile.ZipInfo], limits: LimitsTable) -> None:
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise BadData(f"{shown!r} in the zip is compressed by an unsupported method; use deflate")
         if info.file_size > limits.max_image_bytes:
-            raise _too_large(info.filename, limits)
+            raise _too_large(one.name, limits)
         if info.file_size > max(SMALL_BYTES, MAX_RATIO * info.compress_size):
             raise BadData(
                 f"{shown!r} unpacks from {info.compress_size} to {info.file_size} bytes, over {MAX_RATIO} times as "
@@ -509,7 +546,3 @@ def _check_members(members: list[zipfile.ZipInfo], limits: LimitsTable) -> None:
 
 def _too_large(name: str, limits: LimitsTable) -> TooLarge:
     return TooLarge(f"{name[:100]!r} in the zip has more than the {limits.max_image_bytes} bytes one image may have")
-
-
-def _is_hidden(name: str) -> bool:
-    return any((part.startswith(".") and part not in (".", "..")) or part in _HIDDEN for part in name.split("/"))

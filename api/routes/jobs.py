@@ -452,10 +452,15 @@ def label_routes(coordinator: Coordinator) -> APIRouter:
             response.status_code = 202
             response.headers["Location"] = f"/v1/jobs/{view.job_id}"
             response.headers["Retry-After"] = "1"
-            return LabelsView(job_id=view.job_id, state=view.state, price=view.price)
-        return LabelsView(job_id=view.job_id, state=view.state, price=view.price, labels=rows)
+            return _labels_view(view, ())
+        return _labels_view(view, rows)
 
     return router
+
+
+def _labels_view(view: JobView, rows: tuple[LabelRow, ...]) -> LabelsView:
+    shared = view.model_dump(include={"job_id", "state", "price", "passed_over", "passed_over_files"})
+    return LabelsView.model_validate({**shared, "labels": rows})
 
 
 async def _rows(

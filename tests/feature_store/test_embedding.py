@@ -104,7 +104,7 @@ def test_unreadable_images_are_listed_and_skipped(photos: Path, tmp_path: Path) 
     report = embed_source(photos, PixelBackbone(size=4), tmp_path / "out", batch_size=4)
     assert report.records == 28
     assert [each.source for each in report.skipped] == ["cat/3.png", "dog/9.png"]
-    assert report.passed_over == ("readme.txt",)
+    assert [(one.source, one.reason) for one in report.passed_over] == [("readme.txt", "a text")]
     assert Skipped("cat/3.png", "not an image of a known format") in report.skipped
     assert Shard.open(tmp_path / "out").skipped == report.skipped
 

@@ -367,10 +367,24 @@ def test_a_folder_that_cannot_be_read_does_not_pass_for_an_empty_one(
         return walk(path)
 
     monkeypatch.setattr(os, "scandir", denied)
-    with pytest.raises(InvalidSetting, match=r"cannot be read \(Permission denied\)") as refused:
+    with pytest.raises(InvalidSetting, match="a link in it, cannot be read") as refused:
         folder_of(home).embed()
     assert "P-1" not in str(refused.value)
     assert len(ids_of(home)) == 40
+
+
+def test_a_class_folder_that_is_a_link_keeps_its_records_while_its_disk_is_not_mounted(
+    home: Path, scans: Path, tmp_path: Path
+) -> None:
+    (scans / "well").rename(tmp_path / "disk")
+    (scans / "well").symlink_to(tmp_path / "disk")
+    folder_of(home).embed()
+    before = ids_of(home)
+    assert before.keys() == set(FILES)
+    (tmp_path / "disk").rename(tmp_path / "not mounted")
+    with pytest.raises(InvalidSetting, match="a link in it, cannot be read"):
+        folder_of(home).embed()
+    assert ids_of(home) == before
 
 
 def test_other_settings_than_those_it_was_embedded_with_are_refused(home: Path, scans: Path) -> None:

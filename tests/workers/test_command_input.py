@@ -92,7 +92,7 @@ def test_a_damaged_zip_of_images_is_counted_or_a_sentence(tmp_path: Path) -> Non
     for place in range(start, len(whole)):
         path.write_bytes(whole[:place] + b"\xff" + whole[place + 1 :])
         with suppress(LabelerError):
-            count_images(path, endings=())
+            count_images(path)
 
 
 def test_a_named_file_is_read_whole_up_to_its_bound(tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ def test_embed_says_what_it_left_out_and_where_the_list_is(labeler: Labeler, sca
     ]
     assert "ill/P-23" not in done.out + done.err
     assert done.err.strip().endswith(
-        "Warning: passed over 3 files that are no images: Thumbs.db, well/.DS_Store, well/P-17/notes.txt."
+        "Warning: passed over 3 files of no image: Thumbs.db (Windows keeps it), well/.DS_Store (macOS keeps it), "
+        "well/P-17/notes.txt (a text)."
     )
     (scans / "ill/P-17/cut.png").write_bytes((scans / "ill/P-17/1.png").read_bytes()[:40])
     done = labeler("embed", scans, *options, "--out", tmp_path / "b.shard", "--json")

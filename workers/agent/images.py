@@ -252,17 +252,14 @@ class ImageFolder:
                 f"there is no folder of images {self.path}: check the path, and whether its disk is mounted; if it has "
                 "moved, correct its line in agent.toml"
             )
-
-        def refuse(error: OSError) -> None:
+        try:
+            source = source_of(self.path, self._attributes(), self._settings.split)
+            return open_source(source) if isinstance(source, str | Path) else source
+        except UnreadableFile:  # it names folders, and a log may hold this sentence
             raise InvalidSetting(
-                f"the folder of images {self.path}, or a folder in it, cannot be read ({error.strerror}); let the user "
-                "that runs this agent read all of it"
-            )
-
-        for _ in os.walk(self.path, onerror=refuse):
-            pass  # what cannot be read must not pass for what was removed
-        source = source_of(self.path, self._attributes(), self._settings.split)
-        return open_source(source) if isinstance(source, str | Path) else source
+                f"the folder of images {self.path}, or a folder or a link in it, cannot be read; `find FOLDER -xtype l "
+                "-o ! -readable` names it. Mount what is missing, and let the user that runs this agent read all of it"
+            ) from None
 
     def _stamps(self, names: Sequence[str], key: SiteKey) -> NDArray[np.int64]:
         tables = {"\0attributes": self._settings.attributes, "\0persons": self._settings.persons}

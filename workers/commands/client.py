@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from feature_store.image_files import Skipped, in_words, list_images
 from feature_store.results import EXPORT_FORMATS, FOLDER_FORMATS
 from labeler.accounting.events import NANO
 from labeler.budget import short_epsilon
@@ -86,7 +87,12 @@ def submit(
 
     Example: `labeler submit scans/ --task task.toml --url https://labels.example.org --wait --out labels.parquet`
     """
+    from api.client import is_shard, not_sent
+
     check_file(out)
+    left_out = () if is_shard(images) else not_sent(images)
+    if left_out:
+        tell_warning(f"{len(left_out)} files are no images, and are not labeled: {in_words(left_out)}")
     skipped = unreadable_images(images) if skip_unreadable else {}
     for one, reason in skipped.items():
         typer.echo(f"not sent: {escaped(one)}: {escaped(reason)}", err=True)
@@ -95,8 +101,11 @@ def submit(
         task_id, selection = _task(service, task, images, chosen, left_out=skipped)
         _warn_of_noise(service, task_id, selection)
         asked: dict[str, Any] = {"images": images, "selection": selection, "name": name}
-        asked |= {"idempotency_key": key, "leave_out": skipped}
+        asked |= {"idempotency_key": key, "leave_out": {*skipped, *(one.source for one in left_out)}}
         job = _submit(service, task_id, asked, is_task_new=task != task_id)
+        if job.passed_over and not left_out:  # the service looked into a file that this command did not open
+            files = [Skipped(one.source, one.reason) for one in job.passed_over_files]
+            tell_warning(f"{job.passed_over} files are no images, and are not labeled: {in_words(files)}")
         if wait or out is not None:
             job = wait_for(service, job, quiet=as_json)
             if job.state == "completed" and out is not None:
@@ -414,12 +423,12 @@ def _are_equal(one: TaskView, other: TaskView) -> bool:
 
 def _count(images: Path) -> int:
     """Count the questions if every image is asked about."""
-    from api.client import IMAGE_SUFFIXES, is_shard, public_shard
+    from api.client import is_shard, public_shard
     from workers.embedder.image_count import count_images
 
     if is_shard(images):
         return len(public_shard(images))
-    return count_images(images, endings=IMAGE_SUFFIXES)
+    return count_images(images)
 
 
 def _tell_job(job: JobView, *, out: Path | None, as_json: bool, skipped: Mapping[str, str] | None = None) -> None:
@@ -534,14 +543,13 @@ def unreadable_images(folder: Path) -> dict[str, str]:
     Raises:
         InvalidSetting: not a folder, or none of its images can be read.
     """
-    from api.client import images_in
     from feature_store.decode import decode_image
 
     if not folder.is_dir():
         raise InvalidSetting(
             f"--skip-unreadable needs a folder of images, and {folder.name!r} is not one; unpack it first"
         )
-    names, found = images_in(folder), {}
+    names, found = list_images(folder).images, {}
     for name in names:
         try:
             decode_image(folder / name).close()

@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from feature_store.image_files import Skipped, in_words
 from labeler.errors import IdenticalImages, InvalidSetting, NoUsableImage
 from workers.commands.console import Json, escaped, one_of, print_json, tell, tell_warning
 
@@ -390,12 +391,8 @@ def _say_embed(result: dict[str, Any], backbone: str) -> None:
     for note in result["notes"]:
         typer.echo(note)
     if passed := result["passed_over"]:
-        shown = ", ".join(passed[:_SHOWN]) + (f" and {len(passed) - _SHOWN} more" if len(passed) > _SHOWN else "")
-        tell_warning(
-            f"passed over {len(passed)} files that are no images: {shown}"
-            if len(passed) > 1
-            else f"passed over {shown}, which is no image"
-        )
+        shown = in_words([Skipped(**one) for one in passed])
+        tell_warning(f"passed over {len(passed)} {'file' if len(passed) == 1 else 'files'} of no image: {shown}")
     _list_skipped([(one["source"], one["reason"]) for one in result["skipped"]])
 
 
@@ -419,9 +416,6 @@ def _list_skipped(skipped: Sequence[tuple[str, str]]) -> None:
         typer.echo(f"skipped {escaped(source)}: {reason}", err=True)
     if skipped:
         typer.echo(f"Images that could not be read and were skipped: {len(skipped)}", err=True)
-
-
-_SHOWN = 5
 
 
 def _list_duplicates(groups: list[dict[str, Any]]) -> None:

@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Collection
 from pathlib import Path
-from typing import Final
 
+from feature_store.image_files import leftover_row, list_images, zip_members
 from labeler.errors import InvalidSetting
 
-_NOT_IMAGES: Final = frozenset({"__MACOSX", "Thumbs.db", "desktop.ini"})
-"""Files that systems put into archives by themselves; a service skips them, and names that begin with a dot."""
 
-
-def count_images(images: Path, *, endings: Collection[str]) -> int:
+def count_images(images: Path) -> int:
     """Count images in a folder, a zip or a Parquet file; 1 for a file of another kind.
-
-    Args:
-        endings: of image files in a folder, lower case, with the dot.
 
     Raises:
         InvalidSetting: it cannot be read, or there is no image in it.
+        UnreadableFile: folders or links in it cannot be read or followed.
     """
-    count = _count(images, endings)
+    count = _count(images)
     if not count:
         raise InvalidSetting(f"there is no image in {images}")
     return count
 
 
-def _count(images: Path, endings: Collection[str]) -> int:
+def _count(images: Path) -> int:
     if images.is_dir():
-        return sum(path.suffix.lower() in endings and path.is_file() for path in images.rglob("*"))
+        return len(list_images(images).images)
     if not images.is_file():
         raise InvalidSetting(f"there is no file or folder {images}")
     if images.suffix.lower() == ".zip":
         try:
             with zipfile.ZipFile(images) as archive:
-                return sum(not one.is_dir() and _is_shown(one.filename) for one in archive.infolist())
+                found = (one.no_image(archive) for one in zip_members(archive))
+                return sum(one is None or not one.is_passed_over for one in found)
         # zipfile raises many exceptions on damaged files.
         except Exception:
             raise InvalidSetting(f"{images} is not a readable zip file") from None
@@ -45,11 +40,11 @@ def _count(images: Path, endings: Collection[str]) -> int:
         from pyarrow import ArrowException
 
         try:
-            return int(pq.read_metadata(images).num_rows)
+            with pq.ParquetFile(images) as file:
+                named = next((one for one in ("name", "id") if one in file.schema_arrow.names), None)
+                if named is None:
+                    return int(file.metadata.num_rows)
+                return sum(leftover_row(str(one)) is None for one in file.read(columns=[named])[named].to_pylist())
         except (OSError, ArrowException):
             raise InvalidSetting(f"{images} is not a readable Parquet file") from None
     return 1
-
-
-def _is_shown(name: str) -> bool:
-    return not any(part.startswith(".") or part in _NOT_IMAGES for part in name.split("/"))

@@ -25,6 +25,7 @@ from feature_store.backbones import Backbone, load_backbone
 from feature_store.cluster.driver import Driver
 from feature_store.cluster.embedding import cluster_embedder
 from feature_store.embedding import Duplicates, EmbedReport, embed_source, same_images_list
+from feature_store.image_files import Skipped, in_words
 from feature_store.own_features import (
     Column,
     DeclaredBackbone,
@@ -86,9 +87,9 @@ def embed_images(
         ray: embed by the workers of a Ray cluster: host:port of one that this party runs, or "" for one of our own.
 
     Returns:
-        {"out", "records", "resumed_from", "classes", "fingerprint", "skipped": [{"source", "reason"}], "passed_over",
-        "notes", "duplicates": [{"sources", "contradiction"}], "copies", "contradictions", "shared", "listed"}; see
-        feature_store.embedding.EmbedReport.
+        {"out", "records", "resumed_from", "classes", "fingerprint", "skipped": [{"source", "reason"}],
+        "passed_over": the same, "notes", "duplicates": [{"sources", "contradiction"}], "copies", "contradictions",
+        "shared", "listed"}; see feature_store.embedding.EmbedReport.
     """
     recipe = backbone_recipe(backbone, architecture=architecture, device=device, batch_size=batch_size)
     check_folder(out)
@@ -208,8 +209,10 @@ def told_of(report: EmbedReport) -> dict[str, Any]:
         "resumed_from": report.resumed_from,
         "classes": list(report.classes),
         "fingerprint": report.fingerprint,
-        "skipped": [{"source": skipped.source, "reason": skipped.reason} for skipped in report.skipped],
-        "passed_over": list(report.passed_over),
+        **{
+            what: [{"source": one.source, "reason": one.reason} for one in files]
+            for what, files in (("skipped", report.skipped), ("passed_over", report.passed_over))
+        },
         "notes": list(report.notes),
         "duplicates": told(report.same_images),
         "copies": report.copies,
@@ -262,8 +265,9 @@ def embed_queries(
     *,
     classes: tuple[str, ...],
     progress: ProgressCallback = silent,
+    warn: Callable[[str], None],
 ) -> Shard:
-    """Embed public images to ask about, once.
+    """Embed public images to ask about, once; warn of files that are no images.
 
     Folder names outside the task's classes say nothing about the truth.
 
@@ -277,6 +281,8 @@ def embed_queries(
             f"{len(result['skipped'])} of the public images cannot be asked about, first {first['source']!r}: "
             f"{first['reason']}. Take them out, or embed the rest first with `labeler embed --public`"
         )
+    if passed := [Skipped(**one) for one in result["passed_over"]]:
+        warn(f"{len(passed)} files are no images, and are not asked about: {in_words(passed)}")
     return Shard.open(out)
 
 
@@ -308,6 +314,11 @@ def pretrain_backbone(
         UnreadableImage: some are no images.
     """
     images = open_source(source)
+    if images.left_out:
+        raise UnreadableImage(
+            f"{len(images.left_out)} of the public images cannot be trained on: {in_words(images.left_out)}. Take them "
+            "out and try again"
+        )
     check_folder(out.parent)
     from feature_store.backbones.simclr import SimCLRConfig, pretrain
 

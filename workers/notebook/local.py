@@ -47,6 +47,7 @@ class EmbeddedImages:
         copies, contradictions: private images that were left out because an identical one is kept, or because identical
             ones have different labels.
         listed: a table of them next to the shard, for its owner; None where there is none.
+        passed_over: files that are certainly no images, with the reason.
     """
 
     path: Path
@@ -57,15 +58,17 @@ class EmbeddedImages:
     copies: int = 0
     contradictions: int = 0
     listed: Path | None = None
+    passed_over: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def _of(cls, told: dict[str, Any]) -> Self:
-        skipped = tuple((one["source"], one["reason"]) for one in told["skipped"])
+        skipped, passed_over = (
+            tuple((one["source"], one["reason"]) for one in told[what]) for what in ("skipped", "passed_over")
+        )
         listed = None if told["listed"] is None else Path(told["listed"])
         counts = told["copies"], told["contradictions"]
-        return cls(
-            Path(told["out"]), told["records"], tuple(told["classes"]), told["fingerprint"], skipped, *counts, listed
-        )
+        facts = Path(told["out"]), told["records"], tuple(told["classes"]), told["fingerprint"]
+        return cls(*facts, skipped, *counts, listed, passed_over)
 
     def __fspath__(self) -> str:
         return str(self.path)

@@ -83,7 +83,8 @@ def run_job(
 
     Args:
         clock: takes how long each stage took; nothing that is written says so.
-        warn: called, before any agent is asked, if the noise will drown the votes, with a remedy.
+        warn: called, before any agent is asked, if the noise will drown the votes, with a remedy; and with files of
+            the public images that are none.
 
     Returns:
         The content of report.json.
@@ -113,7 +114,7 @@ def run_in_folder(
     """
     with clock.stage("read and check"):
         evaluates = METHODS[job.file.task.method].evaluates
-        prepared = prepare_evaluation(job, folder) if evaluates else prepare(job, folder, progress=progress)
+        prepared = prepare_evaluation(job, folder) if evaluates else prepare(job, folder, progress=progress, warn=warn)
         # From public facts: a warning must not reveal the number of records.
         expected = expect(prepared.task)
         if expected.warning:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -242,7 +243,13 @@ class PreparedJob(PricedJob):
         return self.public.features if self.task.traits.asks_for_a_model else self.queries.features
 
 
-def prepare(job: LabelingJob, folder: JobFolder, *, progress: ProgressCallback = silent) -> PreparedJob:
+def prepare(
+    job: LabelingJob,
+    folder: JobFolder,
+    *,
+    progress: ProgressCallback = silent,
+    warn: Callable[[str], None] = warnings.warn,
+) -> PreparedJob:
     """Check and price a job, before any agent is asked.
 
     Checks of names, sizes and manifests come before anything large is read. They find shards that do not go together, a
@@ -272,7 +279,9 @@ def prepare(job: LabelingJob, folder: JobFolder, *, progress: ProgressCallback =
         from workers.embedder.shards import embed_queries
 
         place = folder.out / ".job" / "queries"
-        asked = embed_queries(job.queries, str(job.backbone), place, classes=shards[0].classes, progress=progress)
+        asked = embed_queries(
+            job.queries, str(job.backbone), place, classes=shards[0].classes, progress=progress, warn=warn
+        )
         _check_together(job, shards, [asked, *scored])
     _check_no_record_twice(job, shards)
     public = PublicImages.of(asked, shards[0].classes)

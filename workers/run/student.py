@@ -239,7 +239,7 @@ class Prediction:
     Attributes:
         table: in the schema of image labels; every image is inferred.
         counts: how many images got each class, in label order; of attributes an image may get several.
-        skipped: images that could not be read.
+        skipped: images that could not be read, and files that are no images.
         scores: how well each class is found, where the images came with their truth.
         threshold: of the class that was preferred, its name and from which probability on an image gets it.
     """
@@ -302,7 +302,7 @@ def predict_images(
             public=True,
             progress=lambda done, total: progress("Embedding", done, total),
         )
-        return _predict(model, Shard.open(out, verify=False), report.skipped, preference, like)
+        return _predict(model, Shard.open(out, verify=False), report.skipped + report.passed_over, preference, like)
 
 
 def _predict(

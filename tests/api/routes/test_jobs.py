@@ -23,6 +23,7 @@ from feature_store.rows import quantize
 from labeler.errors import InvalidSetting
 from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
 from tests.command_line import Labeler, labeler
+from tests.feature_store.test_image_files import of_every_format, tabled, written, zipped
 
 __all__ = ["labeler"]
 
@@ -185,6 +186,40 @@ def test_the_client_submits_a_folder_a_zip_and_files(service: Service, tmp_path:
         assert next(iter(client.ledger())).seq == 1
         assert client.agent_budget("agent-a").accounts
         assert client.task(task.task_id).task_id == task.task_id
+
+
+def test_a_folder_of_every_format_is_sent_whole_and_what_is_left_out_is_named_first(
+    service: Service,
+    tmp_path: Path,
+    labeler: Labeler,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("LABELER_URL", service.url)
+    monkeypatch.setenv("LABELER_TOKEN", service.tokens["requester"])
+    files = of_every_format()
+    left = {"@eaDir/1.png/THUMB.jpg": picture(0), "notes.txt": b"two owls", "report.pdf": b"%PDF\0"}
+    folder = written(tmp_path / "photos", files | left)
+    task = service.task()
+    passed = "files are no images, and are not labeled: @eaDir/ (a Synology disk station keeps it), notes.txt (a text)"
+    named = f"3 {passed}, report.pdf (not an image of a known format)"
+    with Client(service.url, service.tokens["requester"]) as client:
+        job = client.submit(task.task_id, images=folder)
+        assert named in caplog.text
+        assert (job.images, job.passed_over) == (len(files), 0)
+        del left["report.pdf"]
+        packed = zipped(tmp_path / "photos.zip", files | left)
+        job = client.submit(task.task_id, images=packed)
+        assert f"2 {passed}\n" in caplog.text
+        assert (job.images, job.passed_over) == (len(files), 2)
+        assert [one.source for one in job.passed_over_files] == ["@eaDir/", "notes.txt"]
+        few = tabled(tmp_path / "few.parquet", {"a.png": picture(0), "@eaDir/1.png/THUMB.jpg": picture(0)})
+        assert client.submit(task.task_id, images=few).passed_over == 1
+    done = labeler("submit", folder, "--task", task.task_id, "--strategy", "random", "--count", 1, "--json")
+    assert done.code == 0, done.err
+    assert done.document["images"] == len(files)
+    assert done.err.count("@eaDir/") == 1
+    assert named in " ".join(done.err.split())
 
 
 BROKEN = {
