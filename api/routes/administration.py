@@ -69,7 +69,9 @@ def party_routes(coordinator: Coordinator) -> APIRouter:
         description="From now on only messages signed with the new key are taken.",
         responses=answers("The party with its new keys", examples.PARTY, problems=(404, 409, 413, 415, 422)),
     )
-    def rotate_party_keys(party_id: PartyId, request: Annotated[KeysRequest, Body(examples=[examples.KEYS_REQUEST])]) -> PartyView:
+    def rotate_party_keys(
+        party_id: PartyId, request: Annotated[KeysRequest, Body(examples=[examples.KEYS_REQUEST])]
+    ) -> PartyView:
         return coordinator.roster.rotate(party_id, request)
 
     @router.delete(

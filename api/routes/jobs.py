@@ -174,7 +174,9 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
             }
         },
     )
-    async def submit_job(request: Request, response: Response, who: Who, idempotency_key: IdempotencyKey = None) -> JobView:
+    async def submit_job(
+        request: Request, response: Response, who: Who, idempotency_key: IdempotencyKey = None
+    ) -> JobView:
         async with intake.receive(request) as received:
             view = await take(received, who, idempotency_key)
         response.headers["Location"] = f"/v1/jobs/{view.job_id}"
