@@ -23,6 +23,7 @@ from api.coordinator.ownership import Reader
 from api.limits import BODY_KEY, SMALL_BYTES, Body, RateLimits, address_group
 from api.schema import Role
 from labeler.errors import LabelerError, NotAllowed, NotAuthenticated, TooLarge
+from labeler.settings import nearest
 
 if TYPE_CHECKING:
     from labeler.ledger.tokens import TokenRecord, TokenStore
@@ -269,7 +270,9 @@ def _refuse_unknown(request: Request, known: Mapping[str, bool]) -> None:
     wrong: list[tuple[str, str]] = []
     for name, count in Counter(name for name, _ in request.query_params.multi_items()).items():
         if name not in known:
-            wrong.append((name, f"this route knows {', '.join(known) or 'no parameter'}"))
+            near = nearest(name[:100], known)
+            hint = "" if near is None else f"; did you mean {near}?"
+            wrong.append((name, f"this route knows {', '.join(known) or 'no parameter'}{hint}"))
         elif count > 1 and not known[name]:
             wrong.append((name, f"it was given {count} times; give it once"))
     if wrong:

@@ -58,6 +58,8 @@ def create_app(coordinator: Coordinator) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
         redirect_slashes=False,
+        # Generated clients name their calls by it (`submit_job`), so a route's function keeps its name.
+        generate_unique_id_function=lambda route: route.name,
     )
     limits = RateLimits(requests_per_minute=coordinator.config.limits.max_requests_per_minute)
     app.state.limits = limits

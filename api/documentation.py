@@ -87,6 +87,16 @@ def body(model: type[BaseModel], example: Any) -> dict[str, Any]:
     return {"schema": {"$ref": SCHEMA_REF.format(model=model.__name__)}, "example": example}
 
 
+JSON_PART: Final = {"request": {"contentType": "application/json"}}
+"""The encoding of a form whose part `request` is a model as JSON."""
+
+
+def typed_part(model: type[BaseModel], description: str) -> dict[str, Any]:
+    """Return the schema of a form's part that is a model as JSON: generated clients take the model, not a text."""
+    reference = SCHEMA_REF.format(model=model.__name__)
+    return {"$ref": reference, "contentMediaType": "application/json", "description": description}
+
+
 _NAMED_MODELS: Final = (JobRequest, LabelsRequest, Problem)
 """Models that routes refer to only by name."""
 

@@ -29,6 +29,7 @@ from api.coordinator.uploads import UploadWriter, upload_of_images
 from api.limits import BODY_KEY, MAX_JSON_BYTES, SPOOL_BYTES, Body
 from api.schema import MAX_SYNCHRONOUS_QUERIES, LabelsRequest
 from labeler.errors import InvalidSetting, LabelerError, TooLarge
+from labeler.settings import problems_of
 
 if TYPE_CHECKING:
     from api.coordinator.config import LimitsTable
@@ -261,8 +262,9 @@ def _parsed(data: bytes, model: type[Asked]) -> Asked:
                     _refuse_many(what, len(sent))
         return model.model_validate(document)
     except ValidationError as error:
-        fields = error.errors(include_input=False, include_url=False, include_context=False)
-        raise RequestValidationError([{**field, "loc": ("body", *field["loc"])} for field in fields]) from None
+        raise RequestValidationError(
+            [{"loc": ("body", *loc), "msg": said, "type": "refused"} for loc, said in problems_of(error, model=model)]
+        ) from None
     except LabelerError:
         raise
     except ValueError as error:

@@ -24,6 +24,7 @@ from api.schema import Problem
 from labeler import errors
 from labeler.budget import epsilon_spent
 from labeler.errors import BudgetExceeded, LabelerError, NotAuthenticated, StorageFull, TryAgain
+from labeler.settings import plain_problems
 from labeler.system.files import is_full, storage_full
 
 TYPE_PREFIX = "urn:labeler:problem:"
@@ -93,7 +94,7 @@ BY_STATUS: dict[int, tuple[str, str, str]] = {
     ),
     413: ("too-large", "The body is larger than the limit", "the body has 70000000 bytes; at most 67108864 are taken"),
     415: ("unsupported-media-type", "The body has an unsupported type", "send the body as application/json"),
-    422: ("invalid-request", "The request does not fit the schema", "body.k: Input should be at least 1"),
+    422: ("invalid-request", "The request does not fit the schema", "body.k: must be at least 1"),
     429: ("rate-limited", "Too many requests", "one token may send 600 requests a minute; send the next in 3 s"),
     503: ("unavailable", "A part of the service cannot be reached now", "the mailbox does not answer; try again"),
     507: ("storage-full", "There is no room left to keep it", "the upload cannot be kept: the disk is full"),
@@ -243,17 +244,19 @@ async def _invalid(request: Request, error: Exception) -> Response:
     The status is 400 if its body is not JSON at all.
     """
     assert isinstance(error, RequestValidationError)  # noqa: S101 - installed for this type only
-    listed, status = [], 422
+    status, found = 422, []
     for field in error.errors():
-        reason = field["msg"].removeprefix("Value error, ")
         if field.get("type") == "json_invalid":
             status = 400
-            if why := field.get("ctx", {}).get("error"):
-                reason = f"{reason}: {why}"
-        elif field.get("type") == "extra_forbidden":
-            reason = "unknown field; /openapi.json lists the fields of this request"
-        place = ".".join(str(part)[:100] for part in field["loc"])
-        listed.append({"field": place, "message": str(reason)[:300]})
+            why = field.get("ctx", {}).get("error")
+            field = {**field, "msg": f"{field['msg']}: {why}"} if why else field
+        found.append(field)
+    body = getattr(request.scope.get("route"), "body_field", None)
+    model = None if body is None else body.field_info.annotation
+    listed = [
+        {"field": ".".join(str(part)[:100] for part in loc), "message": said[:300]}
+        for loc, said in plain_problems(found, model=model, within=1)
+    ]
     first = f"{listed[0]['field']}: {listed[0]['message']}" if listed else "the request does not fit the schema"
     more = f" (and {len(listed) - 1} more)" if len(listed) > 1 else ""
     slug, title, _ = BY_STATUS[status]

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from fractions import Fraction
 from functools import lru_cache
 from types import MappingProxyType
@@ -126,6 +126,26 @@ def epsilon_spent(nano: int, delta: float) -> float | None:
     while epsilon <= MOST_EPSILON and budget_for(epsilon, delta) < nano:
         epsilon = epsilon * (1 + 1e-12) + 1e-15
     return epsilon
+
+
+def epsilon_that_fits(nano: int, delta: float, *, digits: int = 3) -> float:
+    """Return the largest epsilon of so many significant digits that this much of a budget covers: rounded down.
+
+    Epsilons of charges do not subtract, so this is what "is left" means in epsilon: of 1, after 0.5, more than 0.8.
+
+    Args:
+        nano: what is left, nano-units of mu^2.
+        delta: of the epsilon, from LEAST_DELTA to MOST_DELTA.
+    """
+    exact = epsilon_spent(nano, delta)
+    if exact is None or exact >= MOST_EPSILON:
+        return MOST_EPSILON
+    if exact <= 0:
+        return 0.0
+    near = Decimal(repr(exact))
+    step = Decimal(1).scaleb(near.adjusted() - digits + 1)
+    above, below = (float(near.quantize(step, rounding=rounding)) for rounding in (ROUND_CEILING, ROUND_FLOOR))
+    return above if budget_for(above, delta) <= nano else below
 
 
 @dataclass(frozen=True)
@@ -299,7 +319,7 @@ class Account:
         return BudgetExceeded(
             f"account {self.name!r}, {self.level} level: {asked} nano-units of mu^2 were asked for and {self.left} "
             f"of {self.cap} are left. Last spenders: {named}. "
-            "Ask fewer queries, raise sigma_votes, or raise the budget.",
+            "Ask for a smaller epsilon or for fewer queries; only the owner of the account can raise its budget.",
             account=self.name,
             level=self.level,
             asked=asked,

@@ -70,7 +70,61 @@ Loc = tuple[str | int, ...]
 _KIND = re.compile(r"constrained-\w+|[\w-]+\[.*\]")
 """Pydantic's location part for each kind that a value may have: `constrained-float`, `literal['unlimited']`."""
 
-_SHOULD_BE = "Input should be "
+_MUST_BE = "must be "
+
+_SENTENCES: Final[Mapping[str, str]] = {
+    "missing": "is missing",
+    "none_required": "must be left out",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "multiple_of": "must be a multiple of {multiple_of}",
+    "finite_number": "must be a finite number",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    "int_parsing_size": "must be a whole number of fewer digits",
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    **dict.fromkeys(("string_type", "string_sub_type", "string_unicode", "bytes_type"), "must be a text"),
+    "string_too_short": "must have at least {min_length} {characters}",
+    "string_too_long": "must have at most {max_length} {characters}",
+    "string_pattern_mismatch": "must match the pattern {pattern}",
+    "bytes_too_long": "must have at most {max_length} bytes",
+    "bytes_invalid_encoding": "must be base64",
+    "too_short": "must have at least {min_length} {entries}, found {actual_length}",
+    "too_long": "must have at most {max_length} {entries}",
+    **dict.fromkeys(("list_type", "tuple_type", "set_type", "frozen_set_type", "iterable_type"), "must be a list"),
+    **dict.fromkeys(
+        ("dict_type", "mapping_type", "model_type", "model_attributes_type", "dataclass_type"),
+        "must be a table of names and values",
+    ),
+    **dict.fromkeys(("literal_error", "enum"), "must be {expected}"),
+    **dict.fromkeys(
+        ("datetime_type", "datetime_parsing", "datetime_from_date_parsing", "timezone_aware"),
+        "must be a date and time, such as 2027-03-01T08:00:00Z",
+    ),
+    **dict.fromkeys(("date_type", "date_parsing", "date_from_datetime_parsing"), "must be a date, such as 2027-03-01"),
+}
+"""Pydantic's kinds of errors in plain words. They speak of the field, and say the bound."""
+
+
+def sentence_of(problem: Mapping[str, Any]) -> str:
+    """Return one of pydantic's errors as a plain sentence about its field: "must be at least 1"."""
+    template = _SENTENCES.get(problem.get("type", ""))
+    bounds = {name: _plain(bound) for name, bound in problem.get("ctx", {}).items()}
+    for noun, plural in (("character", "characters"), ("entry", "entries")):
+        bounds[plural] = noun if "1" in (bounds.get("min_length"), bounds.get("max_length")) else plural
+    try:
+        if template is not None:
+            return template.format_map(bounds)
+    except KeyError:
+        pass  # another version of pydantic names its bounds differently
+    said = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    return re.sub(r"^(?:Input|Value) should be ", _MUST_BE, said)
+
+
+def _plain(bound: object) -> str:
+    return f"{bound:.15g}" if isinstance(bound, float) else str(bound)
 
 
 def describe_validation(error: ValidationError, what: str, *, model: type[BaseModel] | None = None) -> str:
@@ -87,41 +141,63 @@ def describe_validation(error: ValidationError, what: str, *, model: type[BaseMo
 
 def problems_of(error: ValidationError, *, model: type[BaseModel] | None = None) -> list[tuple[Loc, str]]:
     """Return each refused field and why, in pydantic's order; once per field that may be of several kinds."""
+    return plain_problems(error.errors(include_url=False), model=model)
+
+
+def plain_problems(
+    errors: Iterable[Mapping[str, Any]], *, model: type[BaseModel] | None = None, within: int = 0
+) -> list[tuple[Loc, str]]:
+    """Return the problems in a list of pydantic's errors; see `problems_of`.
+
+    Args:
+        within: parts of a location that stand before the model: 1 for "body" of a request.
+    """
     found: list[tuple[Loc, str]] = []
-    for loc, sentence in _each_kind(error, model):
-        if found and found[-1][0] == loc and sentence.startswith(_SHOULD_BE):
-            found[-1] = (loc, f"{found[-1][1]}, or {sentence.removeprefix(_SHOULD_BE)}")
+    for problem in errors:
+        loc = tuple(part for part in problem["loc"] if not (isinstance(part, str) and _KIND.fullmatch(part)))
+        sentence = sentence_of(problem)
+        match problem.get("type"):
+            case "extra_forbidden":
+                known = () if model is None else sorted(_fields_at(model, loc[within:-1]))
+                near = nearest(str(loc[-1]), known)
+                hint = "check its spelling against the documented fields" if near is None else f"did you mean {near}?"
+                sentence = f"unknown field; {hint}"
+            case "literal_error" if isinstance(problem.get("input"), str):
+                words = re.findall(r"'([^']*)'", str(problem.get("ctx", {}).get("expected", "")))
+                near = nearest(problem["input"], words)
+                sentence += "" if near is None else f"; did you mean {near!r}?"
+        if found and found[-1][0] == loc and sentence.startswith(_MUST_BE):
+            found[-1] = (loc, f"{found[-1][1]}, or {sentence.removeprefix(_MUST_BE)}")
         else:
             found.append((loc, sentence))
     return found
 
 
-def _each_kind(error: ValidationError, model: type[BaseModel] | None) -> list[tuple[Loc, str]]:
-    found: list[tuple[Loc, str]] = []
-    for problem in error.errors(include_url=False):
-        loc = tuple(part for part in problem["loc"] if not (isinstance(part, str) and _KIND.fullmatch(part)))
-        match problem["type"]:
-            case "extra_forbidden":
-                known = () if model is None else sorted(_fields_at(model, loc[:-1]))
-                near = nearest(str(loc[-1]), known)
-                hint = "check its spelling against the documented fields" if near is None else f"did you mean {near}?"
-                found.append((loc, f"unknown field; {hint}"))
-            case "literal_error" if isinstance(problem.get("input"), str):
-                words = re.findall(r"'([^']*)'", str(problem.get("ctx", {}).get("expected", "")))
-                near = nearest(problem["input"], words)
-                found.append((loc, problem["msg"] + ("" if near is None else f"; did you mean {near!r}?")))
-            case _:
-                # People's words for a program's types: lists and tables.
-                said = problem["msg"].removeprefix("Value error, ").replace("valid tuple", "list")
-                said = said.replace("Tuple should", "List should")
-                found.append((loc, re.sub(r"valid dictionary(?: or (?:instance|object) .*)?", "table", said)))
-    return found
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that was probably meant, or None; of equally near ones the first.
+
+    A word that begins with this one comes first ("resnet"), the shortest of them. Then come words of nearly the same
+    letters, as after a typing error, words that hold it ("dinov2"), and words of similar letters.
+    """
+    folded = {_folded(one): one for one in reversed(list(known))}
+    keys, given = list(reversed(folded)), _folded(word)
+    if given in folded:
+        return folded[given]
+    ranked = (
+        sorted((key for key in keys if len(given) >= _ABBREVIATION and key.startswith(given)), key=len),
+        get_close_matches(given, keys, n=1, cutoff=0.8),
+        sorted((key for key in keys if len(given) > _ABBREVIATION and given in key), key=len),
+        get_close_matches(given, keys, n=1),
+    )
+    return next((folded[found[0]] for found in ranked if found), None)
 
 
-def nearest(word: str, known: Sequence[str]) -> str | None:
-    """Return the known word that was probably meant, or None."""
-    close = get_close_matches(word.lower().replace("-", "_"), known, n=1) or get_close_matches(word, known, n=1)
-    return close[0] if close else None
+_ABBREVIATION: Final = 3
+"""Fewest letters that may stand for a longer word."""
+
+
+def _folded(word: str) -> str:
+    return re.sub(r"[-_. ]", "", word.casefold())
 
 
 def one_spelling(name: str) -> str:

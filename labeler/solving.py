@@ -19,11 +19,14 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from labeler.accounting.gaussian import mu_of_epsilon
+from labeler.batching import round_sizes, total_charges
+from labeler.budget import UNBOUNDED_NANO, epsilon_that_fits
 from labeler.errors import InvalidSetting, InvalidTask, UnsafeGrid
 from labeler.methods import DEFAULT_METHOD, DEFAULT_RELEASE, METHODS, MethodName, ReleaseKind
 from labeler.methods.sensitivity import largest_distance, squared_sensitivity
@@ -31,7 +34,7 @@ from labeler.noise import TALLIERS, NoiseBy
 from labeler.planning import NO_BOUND, PrivacyStatement, price, statement
 from labeler.setting import DEFAULT_DELTA, MOST_LIFE_NANO
 from labeler.settings import PlainNumbers, describe_validation
-from labeler.task import MOST_CLASSES, PositiveFinite, Printable, Sigma, StatedLevel, Task, Training, parse_task
+from labeler.task import MOST_CLASSES, Level, PositiveFinite, Printable, Sigma, StatedLevel, Task, Training, parse_task
 
 MOST_QUERIES = 100_000_000
 MOST_NEIGHBORS = 1_000_000
@@ -116,6 +119,66 @@ def solve_k(task: Task, epsilon: float, *, level: StatedLevel = "agent", queries
 
     most = min(MOST_NEIGHBORS, asked) if task.traits.is_reverse else MOST_NEIGHBORS
     return _largest(lambda k: statement(_changed(task, k=k), level, asked), most, task, epsilon, level, "k")
+
+
+def epsilon_within(task: Task, queries: int, *, level: StatedLevel, left_nano: int) -> float | None:
+    """Return an instance-level epsilon for which the same job takes no more than this at a level.
+
+    Charges at all levels fall with the square of sigma, so all fall together. Each round is rounded up by less than a
+    nano-unit.
+
+    Returns:
+        The epsilon, rounded down to three digits; None where the price is no closed form, where nothing fits, or where
+        the votes are paid for life.
+    """
+    if task.release == "winner" or task.traits.is_sampled or task.lifetime_budget is not None:
+        return None
+    sizes = round_sizes(task, queries)
+    instance = total_charges(task, sizes).get("instance")
+    there = statement(task, level, queries).charge_nano
+    if instance is None or there is None:
+        return None
+    room = left_nano + 1 if level == "instance" else math.floor(Fraction(instance, there) * left_nano)
+    return epsilon_that_fits(room - len(sizes), task.delta) or None
+
+
+def queries_that_fit(task: Task, queries: int, *, level: Level, left_nano: int) -> int:
+    """Return how many of a job's queries the rest of a budget pays for; 0 if none, or if their number changes nothing."""
+
+    def charge(count: int) -> int:
+        return total_charges(task, round_sizes(task, count)).get(level, UNBOUNDED_NANO)
+
+    if task.traits.single_round or charge(1) > left_nano:
+        return 0
+    fits, too_many = 1, queries
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        fits, too_many = (middle, too_many) if charge(middle) <= left_nano else (fits, middle)
+    return fits
+
+
+def ways_to_fit(task: Task, queries: int, *, level: Level, asked_nano: int, left_nano: int) -> list[str]:
+    """Return what a requester can change so that a refused job fits into the rest of a budget.
+
+    Args:
+        task: of the job.
+        queries: of the job.
+        level: at which the budget does not cover it.
+        asked_nano: its charge there; 0 if it has none.
+        left_nano: the rest.
+    """
+    if not asked_nano:
+        return ["give the task `ballot_radius` or `max_agent_records`"] if level == "agent" else []
+    ways = []
+    epsilon = epsilon_within(task, queries, level=level, left_nano=left_nano)
+    if epsilon is not None:
+        ways.append(f"ask for epsilon {epsilon:g} or less")
+    elif left_nano > 0:
+        ways.append("ask for a smaller epsilon")
+    count = queries_that_fit(task, queries, level=level, left_nano=left_nano)
+    if count:
+        ways.append(f"ask at most {count} {'query' if count == 1 else 'queries'}")
+    return ways
 
 
 def _changed(task: Task, **changes: Any) -> Task:

@@ -26,9 +26,10 @@ from labeler.ledger.lifetimes import all_set_aside, set_aside
 from labeler.ledger.tasks import TaskStore
 from labeler.methods.sensitivity import least_delta
 from labeler.setting import LEVELS
+from labeler.solving import ways_to_fit
 from labeler.system.clock import Clock
 from labeler.system.keys import PartyKeys
-from labeler.task import Level
+from labeler.task import Level, Task
 
 FEDERATION = "federation"
 """The account of the whole federation."""
@@ -169,11 +170,12 @@ def budget_view(ledger: Ledger, delta: float, *, account: str | None = None) -> 
     return Budgets(ledger, delta).view(account=account)
 
 
-def refusal(error: BudgetExceeded, *, queries: int, delta: float) -> BudgetExceeded:
+def refusal(error: BudgetExceeded, task: Task, *, queries: int, delta: float) -> BudgetExceeded:
     """Word the ledger's refusal in epsilons for a requester.
 
     Args:
         error: names account, level, asked (0 if no finite charge exists), left, cap and last spenders.
+        task: of the refused job.
         queries: of the refused job.
         delta: of the stated epsilons.
     """
@@ -181,17 +183,15 @@ def refusal(error: BudgetExceeded, *, queries: int, delta: float) -> BudgetExcee
     what = f"a job of {queries} {'query' if queries == 1 else 'queries'}"
     spenders = ", ".join(f"{name} ({epsilon_text(amount, delta)})" for name, amount in error.last_spenders)
     costs = epsilon_text(asked, delta) if asked else "no finite epsilon"
-    way_out = (
-        "Ask fewer queries, make a task with more noise (sigma_votes), or ask the operator about the budget"
-        if asked
-        else "Give the task ballot_radius or more noise, or ask the operator to leave this account unlimited"
-    )
+    ways = ways_to_fit(task, queries, level=error.level, asked_nano=asked, left_nano=error.left)
+    operator = "ask the operator about the budget" if asked else "ask the operator to leave this account unlimited"
+    way_out = ", or ".join((*ways, operator))
     return BudgetExceeded(
         f"account {error.account!r}, {error.level} level: {what} costs {costs} ({asked or 'unbounded'} "
         f"nano-units of mu^2, delta {delta:g}); {error.left} of {error.cap} nano-units are left, worth "
         f"{epsilon_text(error.left, delta)} of {epsilon_text(error.cap, delta)}. Nobody was asked. "
         + (f"Last spenders: {spenders}. " if spenders else "")
-        + f"{way_out}.",
+        + f"{way_out[0].upper()}{way_out[1:]}.",
         account=error.account,
         level=error.level,
         asked=asked,

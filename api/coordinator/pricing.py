@@ -142,7 +142,7 @@ def estimate(
         quorum=task.quorum,
         affordable=refused is None,
         accounts=accounts,
-        refusal="" if refused is None else str(refusal(refused, queries=queries, delta=delta)),
+        refusal="" if refused is None else str(refusal(refused, task, queries=queries, delta=delta)),
         jobs_left=min(limited, default=None),
         expected_accuracy=ExpectedAccuracy.model_validate(expected.to_json()),
         warning=expected.warning,

@@ -211,7 +211,7 @@ class Submissions:
         job = order.job
         # As the estimate states it: without the rounding of single rounds, 0 for a level without a finite price.
         error.asked = charge_at(price_view(order.task.task, job.num_queries), error.level) or 0
-        worded = refusal(error, queries=job.num_queries, delta=self.config.delta)
+        worded = refusal(error, order.task.task, queries=job.num_queries, delta=self.config.delta)
         problem = problem_of(worded, delta=self.config.delta, job_id=job.job_id)
         with self.stores.database.write() as connection:
             known = _known(order, self.stores, connection=connection)

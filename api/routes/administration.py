@@ -56,7 +56,7 @@ def party_routes(coordinator: Coordinator) -> APIRouter:
         description="Compare the fingerprint with the one its own site shows before you enrol it.",
         responses=answers("The party", examples.PARTY, status=201, problems=(409, 413, 415, 422)),
     )
-    def enrol(
+    def enrol_party(
         request: Annotated[PartyRequest, Body(examples=[examples.PARTY_REQUEST])], response: Response
     ) -> PartyView:
         view = coordinator.roster.enrol(request)
@@ -69,7 +69,9 @@ def party_routes(coordinator: Coordinator) -> APIRouter:
         description="From now on only messages signed with the new key are taken.",
         responses=answers("The party with its new keys", examples.PARTY, problems=(404, 409, 413, 415, 422)),
     )
-    def rotate(party_id: PartyId, request: Annotated[KeysRequest, Body(examples=[examples.KEYS_REQUEST])]) -> PartyView:
+    def rotate_party_keys(
+        party_id: PartyId, request: Annotated[KeysRequest, Body(examples=[examples.KEYS_REQUEST])]
+    ) -> PartyView:
         return coordinator.roster.rotate(party_id, request)
 
     @router.delete(
@@ -78,7 +80,7 @@ def party_routes(coordinator: Coordinator) -> APIRouter:
         description="Nothing it sends is taken any more. What it was charged for stays charged.",
         responses=answers("The party, revoked", examples.PARTY_REVOKED, problems=(404, 422)),
     )
-    def revoke(party_id: PartyId) -> PartyView:
+    def revoke_party(party_id: PartyId) -> PartyView:
         return coordinator.roster.revoke(party_id)
 
     return router
@@ -96,7 +98,7 @@ def invitation_routes(coordinator: Coordinator) -> APIRouter:
         "earlier invitation of the same name that was not used opens nothing any more.",
         responses=answers("The invitation", examples.INVITATION, status=201, problems=(404, 409, 413, 415, 422)),
     )
-    def invite(
+    def create_invitation(
         request: Annotated[InvitationRequest, Body(examples=[examples.INVITATION_REQUEST])],
         who: Who,
     ) -> InvitationView:
@@ -108,7 +110,7 @@ def invitation_routes(coordinator: Coordinator) -> APIRouter:
         description="Invitations of this name that were not used open nothing any more. Whoever joined stays enrolled.",
         responses=answers("How many were withdrawn", examples.WITHDRAWN, problems=(422,)),
     )
-    def withdraw(party_id: PartyId) -> WithdrawnView:
+    def withdraw_invitation(party_id: PartyId) -> WithdrawnView:
         return coordinator.invitations.withdraw(party_id)
 
     @router.post(
@@ -126,7 +128,7 @@ def invitation_routes(coordinator: Coordinator) -> APIRouter:
             ),
         ),
     )
-    def enrol(
+    def join_by_invitation(
         request: Annotated[EnrolmentRequest, Body(examples=[examples.ENROLMENT_REQUEST])], http: Request
     ) -> EnrolmentView:
         try:
@@ -148,7 +150,7 @@ def token_routes(coordinator: Coordinator) -> APIRouter:
         description="Name and role of the token the request came with.",
         responses=answers("The token, without its secret", examples.TOKEN),
     )
-    def who_am_i(request: Request) -> TokenView:
+    def read_whoami(request: Request) -> TokenView:
         return _view(request.state.token)
 
     @router.get(

@@ -102,7 +102,7 @@ def evidence_routes(coordinator: Coordinator) -> APIRouter:
         "`labeler evidence verify` checks it. A viewer's or an administrator's token; format=html is a page to print.",
         responses=_documented(),
     )
-    def make_evidence(
+    def read_evidence(
         who: Who,
         task: Annotated[
             str, Query(pattern="^([0-9a-f]{64})?$", examples=[examples.TASK_ID], description="digest of one task")

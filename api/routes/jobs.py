@@ -22,6 +22,7 @@ from api.coordinator.labels import SIDE
 from api.coordinator.ownership import Reader
 from api.documentation import (
     BUDGET_REFUSAL,
+    JSON_PART,
     After,
     IdempotencyKey,
     JobId,
@@ -32,6 +33,7 @@ from api.documentation import (
     answers,
     body,
     problem,
+    typed_part,
 )
 from api.exports import EXPORTS
 from api.job_intake import Intake, Received
@@ -82,7 +84,7 @@ _FORM: dict[str, Any] = {
         "type": "object",
         "required": ["request"],
         "properties": {
-            "request": {"type": "string", "description": "JobRequest as JSON; send it before the files"},
+            "request": typed_part(JobRequest, "send it before the files"),
             "images": {"type": "array", "items": {"type": "string", "format": "binary"}},
             "archive": {"type": "string", "format": "binary", "description": "a zip of images"},
             "parquet": {
@@ -92,14 +94,15 @@ _FORM: dict[str, Any] = {
             },
         },
     },
-    "example": {"request": '{"task_id": "' + examples.TASK_ID + '"}', "images": ["(bytes of photo-1.jpg)"]},
+    "encoding": JSON_PART,
+    "example": {"request": {"task_id": examples.TASK_ID}, "images": ["(bytes of photo-1.jpg)"]},
 }
 _FEW_IMAGES: dict[str, Any] = {
     "schema": {
         "type": "object",
         "required": ["request", "images"],
         "properties": {
-            "request": {"type": "string", "description": "LabelsRequest as JSON, without images and features"},
+            "request": typed_part(LabelsRequest, "without images and features"),
             "images": {
                 "type": "array",
                 "items": {"type": "string", "format": "binary"},
@@ -107,7 +110,8 @@ _FEW_IMAGES: dict[str, Any] = {
             },
         },
     },
-    "example": {"request": '{"task_id": "' + examples.TASK_ID + '"}', "images": ["(bytes of photo-1.jpg)"]},
+    "encoding": JSON_PART,
+    "example": {"request": {"task_id": examples.TASK_ID}, "images": ["(bytes of photo-1.jpg)"]},
 }
 _LINKS = {
     "Location": {"description": "where the job can be read", "schema": {"type": "string"}},
@@ -138,7 +142,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         description="The price at both levels and whether the budgets cover it now. Charges nothing, asks nobody.",
         responses=answers("The price", examples.ESTIMATE, problems=(404, 409, 413, 415, 422, 429, 503)),
     )
-    async def estimate(
+    async def estimate_job(
         request: Annotated[EstimateRequest, Body(examples=[examples.ESTIMATE_REQUEST])], who: Who
     ) -> EstimateView:
         return await coordinator.estimates.price(request, reader=who)
@@ -170,7 +174,9 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
             }
         },
     )
-    async def submit(request: Request, response: Response, who: Who, idempotency_key: IdempotencyKey = None) -> JobView:
+    async def submit_job(
+        request: Request, response: Response, who: Who, idempotency_key: IdempotencyKey = None
+    ) -> JobView:
         async with intake.receive(request) as received:
             view = await take(received, who, idempotency_key)
         response.headers["Location"] = f"/v1/jobs/{view.job_id}"
@@ -202,7 +208,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         "this service. 404 where it was sent as vectors, 410 once its images were deleted: soon after it has ended.",
         responses=answers("The pictures", examples.THUMBNAILS, problems=(404, 410, 413, 415, 422)),
     )
-    def thumbnails(
+    def job_thumbnails(
         job_id: JobId, request: Annotated[ThumbnailsRequest, Body(examples=[examples.THUMBNAILS_REQUEST])], who: Who
     ) -> ThumbnailsView:
         with pictures.hold(who.token_id):
@@ -224,7 +230,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         "refunded, and their queries can be asked again; the others stay charged. Again: no change.",
         responses=answers("The job", examples.JOB_CANCELLED, problems=(404, 409, 422)),
     )
-    def cancel(job_id: JobId, who: Who) -> JobView:
+    def cancel_job(job_id: JobId, who: Who) -> JobView:
         return coordinator.cancel(job_id, reader=who)
 
     @router.delete(
@@ -235,7 +241,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         "releases stay in the journal, so that the accounts stay provable. Again: no change.",
         responses=answers("The job", examples.JOB_FORGOTTEN, problems=(404, 409, 422)),
     )
-    def forget(job_id: JobId, who: Who) -> JobView:
+    def delete_job_data(job_id: JobId, who: Who) -> JobView:
         return coordinator.forget(job_id, reader=who)
 
     @router.get(
@@ -249,7 +255,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         response_class=Response,
         responses=_label_answers(),
     )
-    def labels(
+    def job_labels(
         job_id: JobId,
         who: Who,
         labels_format: Annotated[
@@ -280,7 +286,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         response_class=Response,
         responses=_model_answers("The model"),
     )
-    def model(job_id: JobId, who: Who) -> Response:
+    def job_model(job_id: JobId, who: Who) -> Response:
         return _safetensors(coordinator.model(job_id, reader=who), f"{job_id}-model")
 
     @router.get(
@@ -292,7 +298,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         response_class=Response,
         responses=_model_answers("The student"),
     )
-    def student(job_id: JobId, who: Who) -> Response:
+    def job_student(job_id: JobId, who: Who) -> Response:
         with labeling.hold(who.token_id):
             return _safetensors(coordinator.results(job_id, reader=who).student(job_id), f"{job_id}-student")
 
@@ -307,7 +313,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         response_class=Response,
         responses=_download("The evaluation", {JSON: {"schema": {"type": "object"}, "example": examples.EVALUATION}}),
     )
-    def evaluation(job_id: JobId, who: Who) -> Response:
+    def job_evaluation(job_id: JobId, who: Who) -> Response:
         with labeling.hold(who.token_id):
             data = coordinator.results(job_id, reader=who).evaluation(job_id)
         return Response(data, media_type=JSON)
@@ -334,7 +340,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
             **{code: problem(code) for code in (401, 403, 404, 422, 429, 503)},
         },
     )
-    async def events(
+    async def job_events(
         request: Request,
         job_id: JobId,
         who: Who,
@@ -430,7 +436,7 @@ def label_routes(coordinator: Coordinator) -> APIRouter:
             }
         },
     )
-    async def ask(
+    async def label_images(
         http: Request, response: Response, who: Who, idempotency_key: IdempotencyKey = None
     ) -> LabelsView | Response:
         view, wait_s = await submit(http, who, idempotency_key)

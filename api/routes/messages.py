@@ -136,7 +136,7 @@ def message_routes(coordinator: Coordinator) -> APIRouter:
         | {200: {"description": "All were taken; frames for this party, or nothing in time", "content": _FRAMES}},
         openapi_extra=_BODY,
     )
-    async def take(request: Request) -> Response:
+    async def send_messages(request: Request) -> Response:
         media_type(request, OCTETS)
         with _counting_failures(request):
             async with intake.receive(request) as data:
@@ -156,7 +156,7 @@ def message_routes(coordinator: Coordinator) -> APIRouter:
         response_class=Response,
         openapi_extra=_BODY,
     )
-    async def poll(request: Request) -> Response:
+    async def poll_messages(request: Request) -> Response:
         media_type(request, OCTETS)
         with _counting_failures(request):
             async with intake.receive(request) as received:

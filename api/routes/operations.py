@@ -44,7 +44,7 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
         description="Answers as long as the process takes requests; says nothing about its parts.",
         responses=answers("It is", {"status": "alive"}, is_open=True),
     )
-    async def healthz() -> dict[str, str]:
+    async def check_health() -> dict[str, str]:
         return {"status": "alive"}
 
     @router.get(
@@ -65,7 +65,7 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
             },
         ),
     )
-    async def readyz(request: Request, response: Response) -> ReadinessView:
+    async def check_readiness(request: Request, response: Response) -> ReadinessView:
         view = await to_thread.run_sync(coordinator.health.readiness, limiter=probes)
         token = request.state.token
         response.status_code = 200 if view.ready else 503
@@ -98,7 +98,7 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
         ),
         response_class=Response,
     )
-    def openapi(request: Request) -> Response:
+    def read_openapi(request: Request) -> Response:
         with making:
             if "openapi" not in made:
                 made["openapi"] = bytes(JSONResponse(document(request.app)).body)
@@ -111,7 +111,7 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
         response_class=Response,
         responses=_page("text/html", "<!doctype html>..."),
     )
-    def reference(request: Request) -> Response:
+    def read_reference(request: Request) -> Response:
         with making:
             if "reference" not in made:
                 made["reference"] = reference_page(document(request.app)).encode()
@@ -120,6 +120,7 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
     for place in ("/docs", "/redoc"):
         router.get(
             place,
+            name=f"read_{place[1:]}",
             summary="Where people look for the documentation",
             description="Leads to /api, the page of every route.",
             status_code=307,
@@ -135,7 +136,7 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
         response_class=Response,
         responses=_leads_to("/dashboard", _BEGIN),
     )
-    async def begin() -> Response:
+    async def read_root() -> Response:
         return PlainTextResponse(_BEGIN, 307, {"Location": "/dashboard"})
 
     @router.get(
@@ -145,7 +146,7 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
         response_class=Response,
         responses=_page("text/html", "<!doctype html>..."),
     )
-    async def dashboard_page() -> Response:
+    async def read_dashboard() -> Response:
         return _file(assets, _PAGE)
 
     @router.get(
@@ -155,7 +156,7 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
         response_class=Response,
         responses=_page("text/javascript", "export ...") | {404: problem(404), 422: problem(422)},
     )
-    async def dashboard_asset(
+    async def read_dashboard_file(
         asset: Annotated[str, PathParameter(max_length=200, examples=["app.js"], description="path of the file")],
     ) -> Response:
         return _file(assets, asset)

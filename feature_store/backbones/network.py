@@ -24,7 +24,6 @@ import hashlib
 import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,6 +47,7 @@ from feature_store.backbones.spec import (
 )
 from feature_store.rows import usable_rows
 from labeler.errors import BadData, InvalidSetting, TryAgain
+from labeler.settings import nearest
 from labeler.system.files import open_regular
 
 CPU_BATCH = 32
@@ -262,8 +262,8 @@ def create_timm(architecture: str, options: dict[str, Any], *, pretrained: bool)
     import timm
 
     if not timm.is_model(architecture.split(".")[0]):
-        close = get_close_matches(architecture, [*PACKAGED, *timm.list_models()], n=1)
-        near = "".join(f"did you mean {one!r}? Or " for one in close)
+        found = nearest(architecture, (*PACKAGED, "pixels")) or nearest(architecture, timm.list_models())
+        near = f"did you mean {found!r}? Or " if found else ""
         raise InvalidSetting(
             f"timm {timm.__version__} knows no architecture {architecture!r}; {near}"
             "list them with: python -c 'import timm; print(timm.list_models())'"

@@ -786,7 +786,7 @@ class Ledger:
         return BudgetExceeded(
             f"account {charge.account!r}, {charge.level} level: {charge.amount} nano-units of mu^2 were asked for and "
             f"{_room(balance)} of {cap} are left. Last spenders: {named}. "
-            "Ask fewer queries, raise sigma_votes, or raise the budget.",
+            "Ask for a smaller epsilon or for fewer queries; only the owner of the account can raise its budget.",
             account=charge.account,
             level=charge.level,
             asked=charge.amount,

@@ -8,13 +8,13 @@ A new method needs such a module, a page docs/math/NAME.md, and a row in `METHOD
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, WithJsonSchema
 
 from labeler.methods import aux_distill, blind_average, ensemble, evaluate, federated, knn, reverse_knn
 from labeler.methods.sensitivity import Method, ReleaseKind
+from labeler.settings import nearest
 
 DEFAULT_METHOD: Final = "reverse-knn"
 """The method of a task that names none: over REST, in task files, in notebooks and on the command line."""
@@ -36,10 +36,8 @@ METHODS: Final[dict[str, Method]] = {
 
 def _known(name: str) -> str:
     if name not in METHODS:
-        near = get_close_matches(name.lower().replace("_", "-"), METHODS, n=1)
-        raise ValueError(
-            f"Input should be one of {', '.join(METHODS)}" + (f"; did you mean {near[0]!r}?" if near else "")
-        )
+        near = nearest(name, METHODS)
+        raise ValueError(f"must be one of {', '.join(METHODS)}" + (f"; did you mean {near!r}?" if near else ""))
     return name
 
 

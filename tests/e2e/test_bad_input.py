@@ -19,14 +19,14 @@ def refused(result, out, *, code: int, said: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"sigma_votes": 0}, "sigma_votes: Input should be greater than 0"),
-        ({"sigma_votes": math.inf}, "sigma_votes: Input should be a finite number"),
-        ({"delta": 0}, "delta: Input should be greater than 0"),
+        ({"sigma_votes": 0}, "sigma_votes: must be more than 0"),
+        ({"sigma_votes": math.inf}, "sigma_votes: must be a finite number"),
+        ({"delta": 0}, "delta: must be more than 0"),
         ({"grid_scale": 5}, "the guarantee needs at least 100"),
         ({"colluding_agents": 2}, "too few agents for the collusion stated"),
         ({"k": 151}, "more than the records of 2 of 2 shards"),
         ({"sigm": 3}, "task.sigm: unknown field"),
-        ({"classes": ["no"]}, "classes: List should have at least 2 items"),
+        ({"classes": ["no"]}, "classes: must have at least 2 entries"),
         ({"abstain_below": 9}, "whoever has the histogram sees its best noisy count"),
     ],
 )

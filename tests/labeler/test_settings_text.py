@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
+from datetime import datetime
 from typing import Annotated, Literal, Self
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from labeler.errors import InvalidSetting
-from labeler.settings import Place, SettingsText
+from labeler.settings import Place, SettingsText, nearest, problems_of
 
 
 class Inner(BaseModel):
@@ -58,10 +60,10 @@ def test_every_refused_field_is_told_with_its_place_and_none_with_its_value() ->
         SettingsText.of(TEXT.encode(), "file x.toml").check(Outer)
     assert str(refused.value) == (
         "file x.toml refused: "
-        "line 5, column 3: inner.depth: Input should be a valid integer, unable to parse string as an integer; "
+        "line 5, column 3: inner.depth: must be a whole number; "
         "line 6, column 1: inner.text: unknown field; check its spelling against the documented fields; "
         "line 13, column 1: many.1.depht: unknown field; did you mean depth?; "
-        "line 18, column 1: by_name.a b.password: Input should be a valid string; "
+        "line 18, column 1: by_name.a b.password: must be a text; "
         "line 19, column 18: by_name.c.passwort: unknown field; did you mean password?"
     )
 
@@ -123,11 +125,11 @@ class Capped(BaseModel):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('cap = "7"\ntasks = "any"', "line 1, column 1: cap: Input should be a valid number, or 'unlimited'"),
-        ("cap = -1.0\ntasks = 5", "line 1, column 1: cap: Input should be greater than 0, or 'unlimited'"),
-        ("cap = 1.0\ntasks = 5", "line 2, column 1: tasks: Input should be a list, or 'any'"),
-        ('cap = 1.0\ntasks = ["x"]', "tasks.0: String should have at least 2 characters"),
-        ('cap = 1.0\ntasks = "any"\ntable = 3', "line 3, column 1: table: Input should be a table"),
+        ('cap = "7"\ntasks = "any"', "line 1, column 1: cap: must be a number, or 'unlimited'"),
+        ("cap = -1.0\ntasks = 5", "line 1, column 1: cap: must be more than 0, or 'unlimited'"),
+        ("cap = 1.0\ntasks = 5", "line 2, column 1: tasks: must be a list, or 'any'"),
+        ('cap = 1.0\ntasks = ["x"]', "tasks.0: must have at least 2 characters"),
+        ('cap = 1.0\ntasks = "any"\ntable = 3', "line 3, column 1: table: must be a table"),
         ('cap = 7.0\ntasks = "any"', "x.toml refused: seven is nobody's cap"),
     ],
 )
@@ -148,3 +150,73 @@ def test_a_field_that_is_nested_without_end_is_refused_in_a_sentence(text: str) 
 def test_a_field_that_is_nested_as_settings_are_is_read() -> None:
     text = SettingsText.of(("a" + ".a" * 49 + " = 1").encode(), "task file")
     assert text.place(("a",) * 50) is not None
+
+
+BACKBONES = ("efficientnet-lite0", "efficientnet-lite2", "pixels")
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [
+        ("pixel", (*BACKBONES, "mixnet_l"), "pixels"),
+        ("PIXELS", BACKBONES, "pixels"),
+        ("pxiels", BACKBONES, "pixels"),
+        ("efficientnet_lite0", BACKBONES, "efficientnet-lite0"),
+        ("resnet", ("tresnet_m", "resnet101", "resnet18"), "resnet18"),
+        ("dinov2", ("vit_small_patch14_dinov2.lvd142m", "vit_small_patch14_dinov2"), "vit_small_patch14_dinov2"),
+        ("reverse_kn", ("knn", "reverse-knn"), "reverse-knn"),
+        ("sigma", ("delta", "sigma_votes"), "sigma_votes"),
+        ("zebra", BACKBONES, None),
+        ("", BACKBONES, None),
+    ],
+)
+def test_the_nearest_name_is_the_one_that_people_meant(word: str, known: tuple[str, ...], meant: str | None) -> None:
+    assert nearest(word, known) == meant
+
+
+class Bounded(BaseModel):
+    """One field for each kind of bound."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    whole: Annotated[int, Field(ge=1, le=9)] = 1
+    real: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.5
+    text: Annotated[str, Field(min_length=1, max_length=3)] = "a"
+    word: Annotated[str, Field(pattern="^[a-z]+$")] = "a"
+    items: Annotated[list[int], Field(min_length=2, max_length=3)] = [1, 2]
+    choice: Literal["one", "two"] = "one"
+    is_on: bool = True
+    at: datetime | None = None
+    names: dict[str, int] = {}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("whole", 0, "must be at least 1"),
+        ("whole", 10, "must be at most 9"),
+        ("whole", 1.5, "must be a whole number"),
+        ("whole", "1", "must be a whole number"),
+        ("real", 0.0, "must be more than 0"),
+        ("real", 1.0, "must be less than 1"),
+        ("real", math.nan, "must be a finite number"),
+        ("real", "x", "must be a number"),
+        ("text", "", "must have at least 1 character"),
+        ("text", "abcd", "must have at most 3 characters"),
+        ("text", 5, "must be a text"),
+        ("word", "A", "must match the pattern ^[a-z]+$"),
+        ("items", [1], "must have at least 2 entries, found 1"),
+        ("items", [1, 2, 3, 4], "must have at most 3 entries"),
+        ("items", 5, "must be a list"),
+        ("choice", "tow", "must be 'one' or 'two'; did you mean 'two'?"),
+        ("choice", 1, "must be 'one' or 'two'"),
+        ("is_on", "yes", "must be true or false"),
+        ("at", "noon", "must be a date and time, such as 2027-03-01T08:00:00Z"),
+        ("names", [], "must be a table of names and values"),
+        ("wohle", 1, "unknown field; did you mean whole?"),
+    ],
+)
+def test_a_bound_is_said_in_plain_words(field: str, value: object, said: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Bounded.model_validate({field: value})
+    assert problems_of(refused.value, model=Bounded) == [((field,), said)]

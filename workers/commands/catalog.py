@@ -110,6 +110,14 @@ class Cataloged(TyperGroup):
                 return super().invoke(ctx)
             except KeyboardInterrupt:
                 raise Interrupted("interrupted") from None
+            except typer.BadParameter as error:
+                from pydantic import ValidationError
+
+                from labeler.settings import problems_of
+
+                if isinstance(error.__cause__, ValidationError):
+                    error.message = "; ".join(sentence for _, sentence in problems_of(error.__cause__))
+                raise
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Load the command itself from its module if a stub was named."""

@@ -72,7 +72,11 @@ def one_of(name: str, value: str, allowed: tuple[T, ...]) -> T:
     for word in allowed:
         if value == word:
             return word
-    raise InvalidSetting(f"--{name} must be one of {', '.join(allowed)}; found {value[:100]!r}")
+    from labeler.settings import nearest
+
+    near = nearest(value, allowed)
+    hint = "" if near is None else f"; did you mean {near!r}?"
+    raise InvalidSetting(f"--{name} must be one of {', '.join(allowed)}; found {value[:100]!r}{hint}")
 
 
 def tell_warning(sentence: str) -> None:

@@ -34,6 +34,7 @@ from labeler.planning import Price, price
 from labeler.records import UNDECLARED_RECORDS
 from labeler.rounds.effects import StudentKind
 from labeler.settings import check_names_are_text, misspelt, one_spelling, same_names
+from labeler.solving import ways_to_fit
 from labeler.system.files import check_folder
 from labeler.tally import QueryBatch
 from labeler.task import Level, Task, describe_validation
@@ -490,9 +491,12 @@ def _priced(job: LabelingJob, shards: Sequence[Shard], questions: int) -> tuple[
                 if math.isfinite(statement.epsilon)
                 else "no finite epsilon"
             )
+            asked_nano = charges.get(level, 0)
+            allowed = budget_for(cap, task.delta)
+            ways = ways_to_fit(task, questions, level=level, asked_nano=asked_nano, left_nano=allowed)
             raise BudgetExceeded(
                 f"the job costs {asked} at {level} level (delta {task.delta:g}) and its budget allows {cap:g}; nothing "
-                "was asked. Ask fewer queries, add noise (sigma_votes), or raise the budget in the task file"
+                f"was asked. In the task file, {', or '.join((*ways, f'raise budget.{level}_epsilon'))}"
             )
     return task, cost
 

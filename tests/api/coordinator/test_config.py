@@ -88,7 +88,7 @@ def test_passwords_in_urls_do_not_print(tmp_path: Path) -> None:
     ("text", "said"),
     [
         (GOOD + "[timing]\npatience = 3\n", "timing.patience: unknown field"),
-        (GOOD.replace("instance_epsilon = 10.0\n", ""), "federation.instance_epsilon: Field required"),
+        (GOOD.replace("instance_epsilon = 10.0\n", ""), "federation.instance_epsilon: is missing"),
         (GOOD.replace("10.0", "1e9"), "federation.instance_epsilon"),
         (GOOD.replace("10.0", "nan"), "federation.instance_epsilon"),
         (GOOD.replace('"unlimited"', '"none"'), "federation.agent_epsilon"),

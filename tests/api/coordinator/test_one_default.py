@@ -86,5 +86,5 @@ def test_a_stored_task_names_its_method_and_is_read_as_no_other() -> None:
     """What an earlier version stored is a task of the method that it named; one without a method is refused."""
     fields = {"name": "t", "classes": ["a", "b"], "sigma_votes": 9.0, "delta": 1e-5, "max_queries": 8, "agents": 3}
     assert "method" in parse_task(fields | {"method": "knn"}).model_dump(mode="json")
-    with pytest.raises(InvalidTask, match="method: Field required"):
+    with pytest.raises(InvalidTask, match="method: is missing"):
         parse_task(fields)

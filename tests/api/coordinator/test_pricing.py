@@ -105,6 +105,8 @@ def test_a_job_that_is_not_covered_is_refused_in_words(house: House) -> None:
     assert not view.affordable
     assert view.jobs_left == 0
     assert "account 'federation', instance level: a job of 100 queries costs epsilon 1.357 " in view.refusal
+    # The cap is 0.1, and what passes is said as a requester asks for it.
+    assert "Ask for epsilon 0.1 or less, or ask the operator about the budget." in view.refusal
     assert [one.account for one in view.accounts if not one.enough] == ["federation"]
 
 

@@ -183,7 +183,7 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
     ({"features": np.ma.masked_array(VECTORS, VECTORS > 0)}, "found a masked array"),
     ({"features": VECTORS[0]}, r"shape \(queries, dimension\), found \(3,\)"),
     ({"features": [[1.0], [1.0, 2.0]]}, "one length each"),
-    ({"features": VECTORS, "query_ids": [1, 2]}, "query_ids.0: Input should be a valid string"),
+    ({"features": VECTORS, "query_ids": [1, 2]}, "query_ids.0: must be a text"),
     ({"features": VECTORS, "name": "a\nb"}, "name: only printable characters"),
     ({"features": VECTORS, "idempotency_key": "é"}, "visible ASCII characters"),
     ({"features": VECTORS, "idempotency_key": "a b"}, "visible ASCII characters"),
@@ -205,7 +205,7 @@ def test_what_is_no_job_is_refused_in_a_sentence_and_never_sent(
 def test_a_setting_that_no_task_has_and_a_variable_that_is_not_set_are_told_in_a_sentence(client: Client) -> None:
     with pytest.raises(InvalidSetting, match="sigma_vote: unknown field; did you mean sigma_votes"):
         Service(client).create_task(name="x", delta=1e-5, max_queries=3, epsilon=1.0, sigma_vote=3)
-    with pytest.raises(InvalidSetting, match="count: Input should be greater than or equal to 1"):
+    with pytest.raises(InvalidSetting, match="count: must be at least 1"):
         Service(client).label(examples.TASK_ID, "photos", queries=0)
     with pytest.raises(InvalidSetting, match="a job's id is a text"):
         client.job(None)  # type: ignore[arg-type]

@@ -84,6 +84,35 @@ def test_every_route_has_a_summary_a_description_and_a_least_role(document: Json
     assert len(names) == len(ACCESS)
 
 
+OPERATION_IDS = frozenset(
+    ["create_task", "list_tasks", "read_task", "share_task", "unshare_task", "estimate_job", "submit_job", "list_jobs", "read_job", "cancel_job", "delete_job_data", "label_images", "job_labels", "job_model", "job_student", "job_evaluation", "job_events", "job_thumbnails", "read_budget", "read_agent_budget", "read_query_budgets", "read_ledger", "read_evidence", "list_parties", "enrol_party", "rotate_party_keys", "revoke_party", "create_invitation", "withdraw_invitation", "join_by_invitation", "read_whoami", "list_tokens", "create_token", "revoke_token", "send_messages", "poll_messages", "check_health", "check_readiness", "read_metrics", "read_openapi", "read_reference", "read_root", "read_docs", "read_redoc", "read_dashboard", "read_dashboard_file"]
+)
+"""Names of the calls of a generated client: a new route adds one, and none changes."""
+
+
+def test_operation_ids_are_names_that_a_generated_client_keeps(document: JsonObject) -> None:
+    found = [operation["operationId"] for _, operation in operations(document)]
+    assert set(found) == OPERATION_IDS
+    assert len(found) == len(OPERATION_IDS)
+
+
+def test_a_form_has_a_typed_request_that_is_taken_as_json(document: JsonObject, service: Service) -> None:
+    for path, model in (("/v1/jobs", "JobRequest"), ("/v1/labels", "LabelsRequest")):
+        form = document["paths"][path]["post"]["requestBody"]["content"]["multipart/form-data"]
+        assert form["schema"]["properties"]["request"]["$ref"] == f"#/components/schemas/{model}"
+        assert form["schema"]["properties"]["request"]["contentMediaType"] == "application/json"
+        assert form["encoding"] == {"request": {"contentType": "application/json"}}
+        # A generated client sends the part with that type; its field is understood, so the image is what is refused.
+        with service.http("requester") as http:
+            parts = {
+                "request": (None, json.dumps(form["example"]["request"]), "application/json"),
+                "images": ("photo-1.jpg", b"no image", "image/jpeg"),
+            }
+            answer = http.post(path, files=parts)
+        assert answer.status_code in (404, 422), answer.text
+        assert "request" not in answer.json()["detail"], answer.text
+
+
 def test_every_answer_and_every_body_has_an_example_that_fits_its_schema_and_its_model(document: JsonObject) -> None:
     models = set()
     for name, operation in operations(document):
@@ -102,7 +131,7 @@ def test_every_answer_and_every_body_has_an_example_that_fits_its_schema_and_its
                         or [None]
                     )[0]
                 assert found is not None, (where, media_type)
-                if media_type.endswith("json") and "schema" in content:
+                if (media_type.endswith("json") or media_type.startswith("multipart/")) and "schema" in content:
                     jsonschema_rs.Draft202012Validator(resolved(document, content["schema"])).validate(found)
                 if hasattr(schema, model):
                     getattr(schema, model).model_validate_json(json.dumps(found))

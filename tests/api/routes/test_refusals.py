@@ -126,6 +126,24 @@ def test_unknown_routes_and_methods_are_problem_documents_too(service: Service) 
         assert "/openapi.json lists them all" in http.get("/v1/nothing").json()["detail"]
 
 
+@pytest.mark.parametrize(
+    ("path", "field", "value", "said"),
+    [
+        ("/v1/tasks", "k", 0, "must be at least 1"),
+        ("/v1/tasks", "sigma_vote", 3, "unknown field; did you mean sigma_votes?"),
+        ("/v1/jobs", "taks_id", "x", "unknown field; did you mean task_id?"),
+        ("/v1/labels", "wait_s", -1, "must be at least 0"),
+        ("/v1/tokens", "role", "admn", "must be 'admin', 'requester' or 'viewer'; did you mean 'admin'?"),
+    ],
+)
+def test_every_route_refuses_a_field_in_plain_words_with_the_name_that_was_meant(
+    service: Service, path: str, field: str, value: object, said: str
+) -> None:
+    with service.http("admin") as http:
+        problem = http.post(path, json={field: value}).json()
+    assert {"field": f"body.{field}", "message": said} in problem["fields"]
+
+
 def test_a_request_that_does_not_fit_names_its_fields_and_not_their_values(service: Service) -> None:
     with service.http("admin") as http:
         wrong = {"name": "x", "k": "secret-input", "sigma_votes": 1, "delta": 7, "max_queries": 1, "colour": "secret"}
@@ -168,7 +186,7 @@ def test_bodies_that_cannot_be_taken_are_refused(
 @pytest.mark.parametrize(
     ("path", "field", "message"),
     [
-        ("/v1/jobs?limt=5", "query.limt", "this route knows after, limit, state"),
+        ("/v1/jobs?limt=5", "query.limt", "this route knows after, limit, state; did you mean limit?"),
         ("/v1/jobs?limit=5&limit=6", "query.limit", "it was given 2 times; give it once"),
         ("/v1/jobs/job-0?wait_s=3", "query.wait_s", "this route knows no parameter"),
         ("/v1/budget?=", "query.", "this route knows no parameter"),

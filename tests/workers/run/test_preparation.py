@@ -76,7 +76,7 @@ def mistakes(job: LabelingJob, make: Any) -> dict[str, tuple[dict[str, Any], typ
             InvalidSetting,
             "queries.count is 20, and strategy 'all'",
         ),
-        "too small a budget": ({"file": _file(cap=0.4)}, BudgetExceeded, "its budget allows 0.4"),
+        "too small a budget": ({"file": _file(cap=0.4)}, BudgetExceeded, "In the task file, ask for epsilon 0.4 or less"),
     }
 
 
