@@ -158,6 +158,19 @@ def label_images(
     return LabeledImages(replace(student, temperature=cooled), probabilities, asked, answers)
 
 
+def label_probabilities(
+    answers: NoisyAnswers, learners: Learners, *, rows: NDArray[np.int64], kind: str = "planned"
+) -> NDArray[np.float64]:
+    """Return `label_images(...).probabilities` before the two bounds, which change no label; for many releases.
+
+    Args:
+        learners: of the public images, prepared once.
+        rows: as for `label_images`.
+    """
+    said = fit_and_say(kind, answers, learners)[1]
+    return _say(said, answers, assignment_of(answers, learners.features), rows)
+
+
 def _say(
     probabilities: NDArray[np.float64],
     answers: NoisyAnswers,

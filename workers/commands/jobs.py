@@ -366,7 +366,12 @@ def _labeled(images: dict[str, Any], method: str) -> str:
 
 
 def plan(
-    queries: Annotated[int, typer.Option(min=1, help="How many questions are asked.")] = PLANNED_QUERIES,
+    queries: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help=f"How many questions are asked. Default: {PLANNED_QUERIES}; with --accuracy as many as suit it."
+        ),
+    ] = None,
     method: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")] = DEFAULT_METHOD,
     k: Annotated[
         int | None,
@@ -387,8 +392,12 @@ def plan(
         ),
     ] = None,
     classes: Annotated[
-        int, typer.Option(min=2, help="How many classes there are; hardly moves the price.")
-    ] = PLANNED_CLASSES,
+        int | None,
+        typer.Option(
+            min=2,
+            help=f"How many classes there are; hardly moves the price. Default: as --public has, or {PLANNED_CLASSES}.",
+        ),
+    ] = None,
     max_agent_records: Annotated[
         int | None, typer.Option(help="Public bound on an agent's records (reverse-knn, agent level).")
     ] = None,
@@ -444,8 +453,17 @@ def plan(
         int | None,
         typer.Option(min=1, help="Private images in all, as far as you know; for the estimate of right labels."),
     ] = None,
-    queries_shard: Annotated[
-        Path | None, typer.Option(help="The public images as a shard, for a closer estimate of right labels.")
+    public: Annotated[
+        Path | None,
+        typer.Option(
+            "--public",
+            "--queries-shard",
+            help="The public images as a shard, for a closer estimate of right labels; closest if some are labeled.",
+        ),
+    ] = None,
+    accuracy: Annotated[
+        float | None,
+        typer.Option(help="The share of right labels that you want, such as 0.9: finds the least epsilon for it."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -454,6 +472,10 @@ def plan(
     Examples:
 
     `labeler plan --epsilon 0.5`
+
+    `labeler plan --accuracy 0.9 --records 5000`
+
+    `labeler plan --accuracy 0.9 --records 5000 --public labeled.shard`
 
     `labeler plan --method knn --k 50 --queries 206 --sigma 25 --delta 1e-4 --agents 3 --colluding-agents 1`
 
@@ -502,7 +524,7 @@ def plan(
         {
             "method": one_of("method", method, tuple(METHODS)),
             "k": k,
-            "max_queries": queries * (steps or 1),
+            "max_queries": None if queries is None and steps is None else (queries or PLANNED_QUERIES) * (steps or 1),
             "delta": delta,
             "agents": agents,
             "colluding_agents": colluding_agents,
@@ -522,11 +544,17 @@ def plan(
         dishonest_talliers=cast(Literal[1, 2] | None, dishonest_talliers),
         records=records,
         life_epsilon=life_epsilon,
+        accuracy=accuracy,
     )
-    result = make_plan(request, public=queries_shard)
+    from workers.progress import progress_bars
+
+    with progress_bars(quiet=as_json) as progress:
+        result = make_plan(request, public=public, progress=progress)
     if as_json:
         print_json(result)
         return
+    if accuracy is not None:
+        _print_least(result["least_epsilon"], result.get("rehearsed_on"))
     _print_plan(result)
 
 
@@ -555,6 +583,37 @@ def _print_choices(console: Console, result: dict[str, Any]) -> None:
 
 
 _HEADINGS = {"instance": "per private image", "person": "per person", "agent": "per agent"}
+
+
+def _print_least(least: dict[str, Any], rehearsed_on: int | None) -> None:
+    """Print the least epsilon for an accuracy: its range, a table, and the reasons for the range."""
+    from labeler.budget import say_epsilon
+
+    console = Console(highlight=False)
+    wanted, level = f"{least['wanted']:.3g}", _HEADINGS[least["level"]]
+    ends = f"from {say_epsilon(least['low'])} (the least that may do) " + (
+        "and no upper end: the labels may stay below that at any price"
+        if least["high"] is None
+        else f"to {say_epsilon(least['high'])} (enough in nine jobs of ten)"
+        if rehearsed_on is not None
+        else f"to {say_epsilon(least['high'])} (if private images are as unlike yours as assumed)"
+    )
+    if least["middle"] is None:
+        console.print(f"For a share of {wanted} of right labels epsilon {level} reaches {ends}.")
+    else:
+        console.print(
+            f"For a share of {wanted} of right labels: epsilon {say_epsilon(least['middle'])} {level}, {ends}."
+        )
+    table = Table(title=None, show_edge=False)
+    for heading in ("epsilon", "noise (sigma, votes)", "questions", "labels right"):
+        table.add_column(heading, justify="right")
+    for row in least["table"]:
+        numbers = f"{row['epsilon']:g}", f"{row['sigma_votes']:.4g}", str(row["queries"])
+        table.add_row(*numbers, f"{row['low']:.0%} to {row['high']:.0%}")
+    console.print(table)
+    for heading, key in (("Assumed", "assumed"), ("Why the range is wide", "wide"), ("To narrow it", "narrower")):
+        console.print(f"{heading}: {least[key]}")
+    console.print()
 
 
 def _print_plan(result: dict[str, Any]) -> None:
