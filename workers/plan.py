@@ -344,16 +344,12 @@ def _ranges(
     tasks: Sequence[Task], request: PlanRequest, images: _PublicShard | None, progress: ProgressCallback
 ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None, NDArray[np.float64]]:
     """Return low, mean and high of each task's share of right labels, made to grow with epsilon; see the module."""
+    _check_can_be_said(tasks[0], request)
     middle = None
     if images is not None and images.labeled is not None:
-        _check_can_be_said(tasks[0], request)
-        from workers.rehearsal import prediction_interval, rehearse
-
-        right = rehearse(tasks, images.labeled, records=request.records, progress=progress)
-        low, high = prediction_interval(right, labeled=images.labeled.known)
-        middle = np.minimum.accumulate(right.mean(axis=0)[::-1])[::-1]
+        low, mean, high = _rehearsed(tasks, request, images.labeled, progress)
+        middle = np.minimum.accumulate(mean[::-1])[::-1]
     else:
-        _check_can_be_said(tasks[0], request)
         found = [_expected(task, request, images) for task in tasks]
         low, high = np.array([one.low for one in found]), np.array([one.high for one in found])
     # The lower end holds from an epsilon on if no larger one has a lower; the upper one likewise.
@@ -408,6 +404,11 @@ def _reasons(task: Task, request: PlanRequest, images: _PublicShard | None) -> d
             f"{labeled.known:,} labeled images leave open how right others are, and noise falls anew in each job. "
             "Where the range of epsilon is wide, accuracy grows slowly with epsilon."
         )
+        if _holds_more(task, request, labeled):
+            wide += (
+                f" The rehearsal's agents hold {labeled.known // 2:,} images together and yours more: "
+                "the upper end is therefore what noise alone allows."
+            )
         narrower = (
             "More labeled public images narrow it. Private images of another kind are right less often than this."
         )
@@ -437,11 +438,27 @@ def _expected(task: Task, request: PlanRequest, images: _PublicShard | None) -> 
         from feature_store.students.labeling import expect_on
 
         return expect_on(task, images.features, records=request.records)
+    low, _, high = _rehearsed([task], request, images.labeled)
+    return replace(known, low=round(float(low[0]), 3), high=round(float(high[0]), 3))
+
+
+def _rehearsed(
+    tasks: Sequence[Task], request: PlanRequest, labeled: LabeledImages, progress: ProgressCallback = silent
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return low, mean and high of each task's share of right labels, as rehearsed."""
     from workers.rehearsal import prediction_interval, rehearse
 
-    right = rehearse([task], images.labeled, records=request.records)
-    low, high = prediction_interval(right, labeled=images.labeled.known)
-    return replace(known, low=round(float(low[0]), 3), high=round(float(high[0]), 3))
+    right = rehearse(tasks, labeled, records=request.records, progress=progress)
+    low, high = prediction_interval(right, labeled=labeled.known)
+    if _holds_more(tasks[0], request, labeled):
+        # More records have nearer neighbors, or better models: what they gain is not rehearsed.
+        high = np.maximum(high, [expect(task, records=request.records).high or 1.0 for task in tasks])
+    return low, right.mean(axis=0), high
+
+
+def _holds_more(task: Task, request: PlanRequest, labeled: LabeledImages) -> bool:
+    """Return whether agents hold more records than a rehearsal gives them, where it draws each only once."""
+    return not task.traits.is_reverse and assumed_records(task, request.records) > labeled.known // 2
 
 
 def _count(images: _PublicShard | None) -> int | None:

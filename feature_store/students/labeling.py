@@ -70,7 +70,7 @@ from feature_store.students.answers import (
     sharpened,
     vote_agreement,
 )
-from feature_store.students.student import DRAWS, Learners, Student, assignment_of, fit_and_say, fit_student
+from feature_store.students.student import DRAWS, Learners, Student, assignment_of, fit_and_say
 from labeler.errors import InvalidSetting
 from labeler.expectation import ALIKE, UNLIKE, Expectation, assumed_records, expect, votes_per_question, winning_chance
 from labeler.methods import METHODS
@@ -295,11 +295,14 @@ def expect_on(task: Task, features: NDArray[np.int16], *, records: int | None = 
     if len(features) > max(MOST_IMAGES, task.max_queries):
         features = features[np.sort(rng.choice(len(features), max(MOST_IMAGES, task.max_queries), replace=False))]
     groups, questions = _divided(features, classes=task.num_classes, questions=task.max_queries, seed=seed)
+    learners = Learners(features, num_classes=task.num_classes)
     low, high = (
-        float(np.mean([_rehearse(task, features, groups, questions, share, records, rng) for _ in range(REHEARSALS)]))
+        float(np.mean([_rehearse(task, learners, groups, questions, share, records, rng) for _ in range(REHEARSALS)]))
         for share in (UNLIKE, ALIKE)
     )
-    return replace(known, low=round(min(low * UNLIKE / ALIKE, high), 3), high=round(high * ALIKE, 3))
+    # Natural groups need not be the classes: real ones may be told apart better, as far as noise lets them.
+    low, high = min(low * UNLIKE / ALIKE, high), max(high * ALIKE, known.high or 0.0)
+    return replace(known, low=round(low, 3), high=round(high, 3))
 
 
 def _divided(
@@ -313,7 +316,7 @@ def _divided(
 
 def _rehearse(
     task: Task,
-    features: NDArray[np.int16],
+    learners: Learners,
     groups: NDArray[np.int64],
     questions: QuerySet,
     share: float,
@@ -337,8 +340,8 @@ def _rehearse(
         noisy_votes=noisy,
         assignment=questions.assignment,
     )
-    student = fit_student("prototypes", answers, features, num_classes=task.num_classes)
-    return float((student.predict(features) == groups).mean())
+    found = label_probabilities(answers, learners, rows=questions.rows).argmax(axis=1)
+    return float((found == groups).mean())
 
 
 def propose_radius(
