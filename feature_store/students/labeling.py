@@ -300,8 +300,8 @@ def expect_on(task: Task, features: NDArray[np.int16], *, records: int | None = 
         float(np.mean([_rehearse(task, learners, groups, questions, share, records, rng) for _ in range(REHEARSALS)]))
         for share in (UNLIKE, ALIKE)
     )
-    # Natural groups need not be the classes: real ones may be told apart better, as far as noise lets them.
-    low, high = min(low * UNLIKE / ALIKE, high), max(high * ALIKE, known.high or 0.0)
+    # Natural groups need not be the classes, which may be told apart better. So geometry alone only takes away.
+    low, high = min(low * UNLIKE / ALIKE, high, known.low), max(high * ALIKE, known.high or 0.0)
     return replace(known, low=round(low, 3), high=round(high, 3))
 
 

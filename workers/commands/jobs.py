@@ -5,6 +5,7 @@ More than 600 lines: most of them are options, with the words that `--help` says
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -190,19 +191,48 @@ def student(
 
         with progress_bars(quiet=as_json) as progress:
             result = train_student(
-                folder, kind=kind, test=test, images=images, backbone=backbone, seed=seed, progress=progress
+                folder,
+                kind=kind,
+                test=test,
+                images=images,
+                backbone=backbone,
+                seed=seed,
+                progress=progress,
+                tell=(lambda _: None) if as_json else _tell_stage,
             )
     score = (
         "no truth to score against"
         if result.get("accuracy") is None
         else f"{result['accuracy']:.1%} right{_balanced(result)}"
     )
-    tell(result, f"Student {result['kind']}: {score}; saved to {result['path']}", as_json=as_json)
+    use = _use_of(Path(result["path"]))
+    said = f"Student {result['kind']}: {score}; saved to {result['path']}"
+    tell(result, f"{said}\nLabel others with it: {use}" if use else said, as_json=as_json)
+
+
+def _tell_stage(sentence: str) -> None:
+    """Print how far a long command is, on standard error; a terminal shows a bar instead of each epoch."""
+    if not (sentence.startswith("Epoch ") and sys.stderr.isatty()):
+        typer.echo(f"{sentence}.", err=True)
+
+
+def _use_of(path: Path) -> str:
+    """Return the command that uses a student; empty for a network, which its owner's own code runs."""
+    from feature_store.results.models import read_model
+    from workers.run.student import FINETUNE, say_use
+
+    return "" if path.stem.endswith(FINETUNE) else say_use(read_model(path), path)
 
 
 def predict(
     model: Annotated[Path, typer.Argument(help="student.safetensors or model.safetensors of a job.")],
-    images: Annotated[str, typer.Argument(help="Folder of images, Parquet, torchvision:NAME?root=DIR, or a shard.")],
+    images: Annotated[
+        str,
+        typer.Argument(
+            help="Folder of images, Parquet, torchvision:NAME?root=DIR, or a shard; for a student of own features "
+            ".npz, .npy, .h5, .parquet, or a shard."
+        ),
+    ],
     out: Annotated[
         Path | None, typer.Option(help="Labels as .parquet or .csv, a row per image; only counts when left out.")
     ] = None,
@@ -222,7 +252,11 @@ def predict(
     """Label new images with a student, or with the model that a job released. Asks nobody, costs no privacy.
 
     Images are embedded with the backbone that the model's file names; another one is refused by its fingerprint. If
-    their truth is known (class folders, or a labeled shard), the recall of each class is shown.
+    their truth is known (class folders, labels in a file of features, a labeled shard), the recall of each class is
+    shown.
+
+    A student of own features labels features: rows of an .npz, .npy, .h5 or .parquet file, as `labeler embed
+    --features` reads them. Compute them with the backbone of the student's job; only their width is checked.
 
     A rare class is missed more often than others. `--prefer recall=0.9` moves its threshold until that share of its
     images is found: on labeled public images like the new ones (--like), or as far as the model's own probabilities are
@@ -231,6 +265,8 @@ def predict(
     Examples:
 
     `labeler predict job/student.safetensors new-scans --out new-labels.parquet`
+
+    `labeler predict job/student.safetensors new.npz --out new-labels.parquet`
 
     `labeler predict job/student.safetensors new-scans --prefer ill:recall=0.9 --like labeled.shard`
     """
@@ -320,6 +356,8 @@ def tell_summary(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
     if "compared" in summary:
         _print_compared(console, summary)
     console.print(f"Report    {out / 'report.html'}", markup=False, emoji=False, soft_wrap=True)
+    if summary.get("student") and (student := out / "student.safetensors").exists():
+        console.print(f"Use it    {_use_of(student)}", markup=False, emoji=False, soft_wrap=True)
 
 
 def _print_compared(console: Console, summary: dict[str, Any]) -> None:
