@@ -10,9 +10,17 @@ With phi and Phi of the normal distribution an answer is right with this probabi
 The right class carries more noisy votes than each other one. A student does better than single answers, because a class
 is spread over about Q / C questions whose noise averages out. Two cases are stated.
 
-    low:  single answers, p = UNLIKE;        high:  d sqrt(Q / C), p = ALIKE.
+    low:  single answers, p = UNLIKE;        high:  sqrt(2) d sqrt(Q / C), p = ALIKE.
+
+The root of 2 is what the best student gains that knows that each class is one group. It matches groups to classes. Two
+groups are confused where the sum of two counts beats that of two others: a lead of 2 d against noise of deviation 2.
+For a single answer it is a lead of d against sqrt(2). So each pair is confused as seldom as at a lead of sqrt(2) d. For
+two classes W is exact, for more a bound from above, since a student also confuses three groups at once.
 
     accuracy = W p + (1 - W) (1 - p) / (C - 1).    If another class won, the label is right as often as its share.
+
+W is a mean over jobs. In one job each of C classes is found or not, so low and high stand for the share of classes
+W -+ SPREAD sqrt(W (1 - W) / C), within 0 and 1: nine jobs of ten are between.
 
 If public images are at hand their geometry replaces the bounds (feature_store.students.labeling).
 
@@ -55,6 +63,9 @@ ALIKE: Final = 0.97
 
 UNLIKE: Final = 0.75
 """The same if they are of another kind: another camera, another country."""
+
+SPREAD: Final = 1.645
+"""Standard deviations on either side within which nine of ten normal numbers lie."""
 
 WILL_DO: Final = 0.9
 """Chance that a class stands out of the noise, above which there is no warning."""
@@ -192,7 +203,11 @@ def _chance(task: Task, queries: int, records: int | None, *, share: float, pool
 
 
 def _right(task: Task, queries: int, records: int | None, *, share: float, pooled: bool, sigma: float) -> float:
-    chance = _chance(task, queries, records, share=share, pooled=pooled, sigma=sigma)
+    # The best student also matches groups to classes; see the module.
+    noise = sigma / math.sqrt(2) if pooled else sigma
+    chance = _chance(task, queries, records, share=share, pooled=pooled, sigma=noise)
+    spread = SPREAD * math.sqrt(chance * (1 - chance) / task.num_classes)
+    chance = min(1.0, chance + spread) if pooled else max(0.0, chance - spread)
     return chance * share + (1 - chance) * (1 - share) / (task.num_classes - 1)
 
 

@@ -1,27 +1,64 @@
-"""Compute the price of a setting before anybody pays it, or the setting that a price allows (`labeler plan`)."""
+"""Compute the price of a setting before anybody pays it, or the setting that a price or an accuracy allows.
+
+**The least epsilon for an accuracy** (`least_epsilon`). Each epsilon of RUNGS gets its noise, and that noise a range of
+the share of right labels. The range comes from what is at hand:
+
+    labeled public images    rehearsals of the job (workers.rehearsal): a range for the next job
+    public images            rehearsals with natural groups for classes (feature_store.students.labeling)
+    none                     the noise and the number of votes alone (labeler.expectation)
+
+The ranges are made to grow with epsilon, since less noise does no harm. Then `possible` is the least epsilon whose
+upper end reaches the accuracy, `enough` the least whose lower end does, and `middle` that of the mean of rehearsals;
+between two rungs a straight line along log epsilon. Only labeled images have a mean. Without them both ends follow from
+two assumptions on how alike private and public images are, so that nothing is promised. All of this reads public facts
+alone, and is not charged.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import numpy as np
+
 from labeler.accounting.lifetime import set_aside_nano
 from labeler.budget import budget_for
 from labeler.errors import InvalidSetting
-from labeler.expectation import RECORDS_EACH, Expectation, expect, questions_for
+from labeler.expectation import (
+    ALIKE,
+    RECORDS_EACH,
+    UNLIKE,
+    Expectation,
+    assumed_records,
+    expect,
+    questions_for,
+)
 from labeler.methods import METHODS
 from labeler.methods.sensitivity import unit_in_words
 from labeler.planning import price, resolve_colluding_agents
+from labeler.setting import PLANNED_CLASSES, PLANNED_QUERIES
 from labeler.solving import hint, noise_choices, solve_k, solve_queries, solve_sigma
 from labeler.task import MOST_CLASSES, Life, StatedLevel, Task, parse_task
+from workers.progress import ProgressCallback, silent
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
+    from workers.rehearsal import LabeledImages
+
 _MOST_RECORDS: Final = 2**60
+
+RUNGS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+"""Epsilons of the table of `labeler plan --accuracy`."""
+
+_BETWEEN: Final = 6
+"""Further epsilons from one rung to the next, where a range is a formula."""
+
+_ROWS: Final = 6
+"""Rows of the table, around the epsilon that was found."""
 
 
 @dataclass(frozen=True)
@@ -29,20 +66,23 @@ class PlanRequest:
     """A setting to price, with at most one field left open: with `epsilon`, sigma or the field that `solve` names.
 
     Attributes:
-        task: fields of a task, but classes and noise. If `colluding_agents` is None, it gets the value of a new task
-            (`resolve_colluding_agents`), and k that of its method. If `ballot_radius` is "auto", `with_radius` proposes
-            one from public images.
-        classes: how many there are, since names do not change the price.
+        task: fields of a task, but classes and noise. If `max_queries` is None, the number that is advised if the
+            request names an accuracy and any number costs the same, else PLANNED_QUERIES. If `colluding_agents` is
+            None, it gets the value of a new task (`resolve_colluding_agents`), and k that of its method. If
+            `ballot_radius` is "auto", `with_radius` proposes one from public images.
+        classes: how many there are, since names do not change the price; those of the public images if None, or
+            PLANNED_CLASSES.
         sigma: the noise, in votes.
         epsilon: the price wanted, at this `level`.
         dishonest_talliers: of three talliers. If given, the plan chooses who adds the noise (labeler.solving). Else the
             agents add it.
         records: of all agents together, as far as their number is public. It serves to estimate accuracy.
         life_epsilon: set aside for votes for life (reverse-knn), for all such jobs together, ever.
+        accuracy: the share of right labels that is wanted; instead of `epsilon` and `sigma`.
     """
 
     task: Mapping[str, Any]
-    classes: int
+    classes: int | None
     sigma: float | None
     epsilon: float | None
     solve: Literal["sigma", "queries", "k"] | None
@@ -50,19 +90,43 @@ class PlanRequest:
     dishonest_talliers: Literal[1, 2] | None = None
     records: int | None = None
     life_epsilon: float | None = None
+    accuracy: float | None = None
 
     def __post_init__(self) -> None:
         if self.task["k"] is None and (method := METHODS.get(self.task["method"])) is not None:
             object.__setattr__(self, "task", {**self.task, "k": method.default_k})
         # These checks concern the request alone; the task checks its own fields.
-        _check_word("solve", self.solve, (None, "sigma", "queries", "k"))
+        self._check_accuracy()
         if self.epsilon is not None and self.sigma is None and self.solve is None:
             object.__setattr__(self, "solve", "sigma")
+        _check_word("solve", self.solve, (None, "sigma", "queries", "k"))
         _check_word("level", self.level, ("instance", "person", "agent"))
         _check_word("dishonest_talliers", self.dishonest_talliers, (None, 1, 2))
-        _check_count("classes", self.classes, 2, MOST_CLASSES)
+        if self.classes is not None:
+            _check_count("classes", self.classes, 2, MOST_CLASSES)
         if self.records is not None:
             _check_count("records", self.records, 1, _MOST_RECORDS)
+
+    def _check_accuracy(self) -> None:
+        if self.accuracy is None:
+            return
+        chance = 0.0 if self.classes is None else 1 / self.classes
+        if not chance < self.accuracy < 1:
+            raise InvalidSetting(
+                f"plan refused: accuracy: a share of right labels lies above chance, {chance:.3g}, and below 1, "
+                f"as 0.9; found {self.accuracy:g}"
+            )
+        given = {
+            "epsilon": self.epsilon,
+            "sigma": self.sigma,
+            "solve": self.solve,
+            "life_epsilon": self.life_epsilon,
+        }
+        if wrong := [name for name, value in given.items() if value is not None]:
+            raise InvalidSetting(
+                f"plan refused: {wrong[0]}: accuracy asks which epsilon is needed, so leave {' and '.join(wrong)} out; "
+                "epsilon alone asks how many labels will be right"
+            )
 
 
 def _check_word(name: str, value: object, allowed: tuple[object, ...]) -> None:
@@ -76,11 +140,14 @@ def _check_count(name: str, value: object, least: int, most: int) -> None:
         raise InvalidSetting(f"plan refused: {name}: must be a whole number from {least} to {most:,}; found {value!r}")
 
 
-def make_plan(request: PlanRequest, *, public: Path | None = None) -> dict[str, Any]:
+def make_plan(
+    request: PlanRequest, *, public: Path | None = None, progress: ProgressCallback = silent
+) -> dict[str, Any]:
     """Solve a request if it asks for that, price it, and estimate how many labels will be right.
 
     Args:
-        public: a public shard. Its geometry tells how well its images fall into groups.
+        public: a public shard. Its geometry tells how well its images fall into groups, and its labels, if it has
+            some, how well each noise does.
 
     Returns:
         The document of `labeler plan --json`.
@@ -88,20 +155,271 @@ def make_plan(request: PlanRequest, *, public: Path | None = None) -> dict[str, 
     Raises:
         InvalidSetting: the request is incomplete, contradicts itself, or has no solution.
     """
+    images = None if public is None else _PublicShard.open(public)
+    request = _with_classes(request, images)
+    least = None
+    if request.accuracy is not None:
+        least = least_epsilon(request, images, progress=progress)
+        request = replace(
+            request,
+            accuracy=None,
+            epsilon=least.possible if least.middle is None else least.middle,
+            solve="sigma",
+            task={**request.task, "max_queries": least.queries},
+        )
     request = with_radius(request, public)
     task = solve_request(request)
-    expected = _expected(task, request, public)
+    expected = _expected(task, request, images)
     return price(task).to_json() | {
         "k": task.k,
         "agents": task.agents,
         "max_dropouts": task.max_dropouts,
         **({} if task.ballot_radius is None else {"ballot_radius": task.ballot_radius}),
         **({"unit": unit_in_words(task)} if task.traits.is_sampled else {}),
+        **({} if images is None or images.labeled is None else {"rehearsed_on": images.labeled.known}),
         "expected_accuracy": expected.to_json(),
         "warning": expected.warning,
         "noise_hint": "" if request.dishonest_talliers is not None else hint(task),
-        "advised_queries": _advised(task, request, public),
+        "advised_queries": _advised(task, request, images),
+        **({} if least is None else {"least_epsilon": least.to_json()}),
         **_choices(task, request.dishonest_talliers),
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class _PublicShard:
+    """A public shard: features, and labels if some are known.
+
+    Attributes:
+        features: int16, shape (n, dimension).
+        classes: their names; empty if it has none.
+        labeled: None if no class is known, or images have attributes.
+    """
+
+    features: NDArray[np.int16]
+    classes: tuple[str, ...]
+    labeled: LabeledImages | None
+
+    @classmethod
+    def open(cls, path: Path) -> _PublicShard:
+        from feature_store.shard import Shard
+
+        shard = Shard.open(path)
+        if not shard.is_public:
+            raise InvalidSetting(
+                f"{path} is a private shard; the images to be labeled are wanted, embedded with --public"
+            )
+        features: NDArray[np.int16] = np.ascontiguousarray(shard.features[shard.rows])
+        labels = np.asarray(shard.labels)[shard.rows]
+        if shard.has_attributes or not (labels >= 0).any():
+            return cls(features, shard.classes, None)
+        # Imported on use: a plan without labels needs no learner.
+        from workers.rehearsal import MOST_IMAGES, LabeledImages
+
+        labeled = LabeledImages(features, labels)
+        labeled.check(shard.classes)
+        return cls(features, shard.classes, labeled.sample(MOST_IMAGES, seed=0))
+
+
+def _with_classes(request: PlanRequest, images: _PublicShard | None) -> PlanRequest:
+    """Return the request with the number of classes of its public images, and of questions if any number costs more."""
+    named = images.classes if images is not None else ()
+    if request.classes is None:
+        request = replace(request, classes=len(named) if len(named) >= 2 else PLANNED_CLASSES)
+    elif images is not None and images.labeled is not None and request.classes != len(named):
+        raise InvalidSetting(
+            f"plan refused: classes: the labeled public images have {len(named)} classes, found {request.classes}; "
+            "leave it out"
+        )
+    if request.task["max_queries"] is None and request.accuracy is None:
+        request = replace(request, task={**request.task, "max_queries": PLANNED_QUERIES})
+    return request
+
+
+@dataclass(frozen=True)
+class LeastEpsilon:
+    """The least epsilon for a share of right labels; see the module.
+
+    Attributes:
+        wanted: the share.
+        level: whose epsilon it is.
+        possible: below it the share is out of reach.
+        middle: of the mean of rehearsals; None without them, or where it does not get there.
+        enough: from it on the lower end of the range is above the share; None if that is nowhere.
+        queries: the questions of a job at `middle`, or `possible`.
+        rows: (epsilon, sigma_votes, questions, low, high) of some rungs.
+        assumed, wide, narrower: sentences on what is assumed, on what keeps the range wide and on what narrows it.
+    """
+
+    wanted: float
+    level: StatedLevel
+    possible: float
+    middle: float | None
+    enough: float | None
+    queries: int
+    rows: tuple[tuple[float, float, int, float, float], ...]
+    assumed: str
+    wide: str
+    narrower: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the shape of `least_epsilon`."""
+        names = ("epsilon", "sigma_votes", "queries", "low", "high")
+        return {
+            "wanted": self.wanted,
+            "level": self.level,
+            "low": self.possible,
+            "middle": self.middle,
+            "high": self.enough,
+            "table": [dict(zip(names, row, strict=True)) for row in self.rows],
+            "assumed": self.assumed,
+            "wide": self.wide,
+            "narrower": self.narrower,
+        }
+
+
+def least_epsilon(
+    request: PlanRequest, images: _PublicShard | None, *, progress: ProgressCallback = silent
+) -> LeastEpsilon:
+    """Return the least epsilon for the accuracy of a request, with its range.
+
+    Raises:
+        InvalidSetting: nothing can be said of the method, or no epsilon up to the largest rung gets there.
+    """
+    assert request.accuracy is not None  # noqa: S101  # the caller looks
+    between = 0 if images is not None else _BETWEEN
+    steps = np.arange((len(RUNGS) - 1) * (between + 1) + 1) / (between + 1)
+    epsilons = np.exp(np.interp(steps, np.arange(len(RUNGS)), np.log(RUNGS)))
+    epsilons[:: between + 1] = RUNGS
+    tasks = [_at(request, float(epsilon), images) for epsilon in epsilons]
+    low, middle, high = _ranges(tasks, request, images, progress)
+    possible, enough = (_crossing(epsilons, values, request.accuracy) for values in (high, low))
+    about = None if middle is None else _crossing(epsilons, middle, request.accuracy)
+    labeled = None if images is None else images.labeled
+    if possible is None:
+        raise InvalidSetting(
+            f"plan refused: accuracy: no epsilon up to {RUNGS[-1]:g} gets {request.accuracy:.3%} of the labels right; "
+            f"at {RUNGS[-1]:g} it is {low[-1]:.1%} to {high[-1]:.1%}"
+            + ("" if labeled is not None else f", where a class gets at most {ALIKE:.0%} of the votes, as assumed")
+            + ". Ask for less; "
+            + ("more labels, or another backbone, would tell classes apart" if labeled is not None else _LABEL)
+        )
+    place = int(np.searchsorted(RUNGS, possible if about is None else about))
+    first = max(0, min(place - _ROWS // 2, len(RUNGS) - _ROWS))
+    rows = tuple(
+        (RUNGS[at], tasks[at * (between + 1)].sigma_votes, tasks[at * (between + 1)].max_queries,
+         round(float(low[at * (between + 1)]), 3), round(float(high[at * (between + 1)]), 3))
+        for at in range(first, min(first + _ROWS, len(RUNGS)))
+    )  # fmt: skip
+    priced = possible if about is None else about
+    return LeastEpsilon(
+        wanted=request.accuracy,
+        level=request.level,
+        possible=_rounded(possible, up=False),
+        middle=None if about is None else _rounded(about, up=True),
+        enough=None if enough is None else _rounded(enough, up=True),
+        queries=_at(request, priced, images).max_queries,
+        rows=rows,
+        **_reasons(tasks[0], request, images),
+    )
+
+
+def _at(request: PlanRequest, epsilon: float, images: _PublicShard | None) -> Task:
+    """Return the task at an epsilon, with as many questions as the request says or as are advised."""
+    given = request.task["max_queries"]
+    task = {**request.task, "max_queries": PLANNED_QUERIES if given is None else given}
+    if task.get("ballot_radius") == "auto":
+        raise InvalidSetting(
+            "plan refused: accuracy: name ballot_radius as a whole number, as `plan` proposes it first"
+        )
+    one = replace(request, accuracy=None, epsilon=epsilon, solve="sigma", task=task)
+    found = solve_request(one)
+    if given is not None or not found.traits.is_reverse:
+        return found
+    advised = questions_for(found, public_images=_count(images), records=request.records)
+    return solve_request(replace(one, task={**task, "max_queries": advised}))
+
+
+def _ranges(
+    tasks: Sequence[Task], request: PlanRequest, images: _PublicShard | None, progress: ProgressCallback
+) -> tuple[NDArray[np.float64], NDArray[np.float64] | None, NDArray[np.float64]]:
+    """Return low, mean and high of each task's share of right labels, made to grow with epsilon; see the module."""
+    _check_can_be_said(tasks[0], request)
+    middle = None
+    if images is not None and images.labeled is not None:
+        low, mean, high = _rehearsed(tasks, request, images.labeled, progress)
+        middle = np.minimum.accumulate(mean[::-1])[::-1]
+    else:
+        found = [_expected(task, request, images) for task in tasks]
+        low, high = np.array([one.low for one in found]), np.array([one.high for one in found])
+    # The lower end holds from an epsilon on if no larger one has a lower; the upper one likewise.
+    return np.minimum.accumulate(low[::-1])[::-1], middle, np.maximum.accumulate(high)
+
+
+def _check_can_be_said(task: Task, request: PlanRequest) -> None:
+    if (known := expect(task, records=request.records)).low is None:
+        raise InvalidSetting(
+            f"plan refused: accuracy: nothing can be said of method {task.method} beforehand; {known.reason}. Ask for "
+            "reverse-knn, knn or ensemble, or name an epsilon"
+        )
+
+
+def _crossing(epsilons: NDArray[np.float64], values: NDArray[np.float64], wanted: float) -> float | None:
+    """Return the least epsilon at which growing values reach what is wanted; None if they do not."""
+    place = int(np.searchsorted(values >= wanted, True))
+    if place == len(values):
+        return None
+    if place == 0:
+        return float(epsilons[0])
+    share = (wanted - values[place - 1]) / (values[place] - values[place - 1])
+    return float(epsilons[place - 1] * (epsilons[place] / epsilons[place - 1]) ** share)
+
+
+def _rounded(epsilon: float, *, up: bool) -> float:
+    """Return an epsilon to two digits."""
+    step = 10.0 ** (math.floor(math.log10(epsilon)) - 1)
+    count = math.ceil(epsilon / step - 1e-9) if up else math.floor(epsilon / step + 1e-9)
+    return float(f"{count * step:.6g}")
+
+
+_LABEL: Final = (
+    "label some of your public images and name their shard with --public (`images` in Python): jobs are then rehearsed "
+    "on them, at no privacy cost"
+)
+
+
+def _reasons(task: Task, request: PlanRequest, images: _PublicShard | None) -> dict[str, str]:
+    """Return sentences on what a range assumes, what keeps it wide and what narrows it."""
+    labeled = None if images is None else images.labeled
+    votes, told = "", ""
+    if task.traits.is_reverse:
+        records = assumed_records(task, request.records)
+        votes = f"{records:,} private images vote in all"
+        if request.records is None:
+            votes += f" ({RECORDS_EACH:,} at each of {task.agents} agents)"
+            told = "Say how many private images there are with --records: half as many need twice the epsilon. "
+    if labeled is not None:
+        alike = f"Private images are like the {labeled.known:,} labeled public ones, class by class as frequent"
+        wide = (
+            f"{labeled.known:,} labeled images leave open how right others are, and noise falls anew in each job. "
+            "Where the range of epsilon is wide, accuracy grows slowly with epsilon."
+        )
+        if _holds_more(task, request, labeled):
+            wide += (
+                f" The rehearsal's agents hold {labeled.known // 2:,} images together and yours more: "
+                "the upper end is therefore what noise alone allows."
+            )
+        narrower = (
+            "More labeled public images narrow it. Private images of another kind are right less often than this."
+        )
+    else:
+        alike = f"A class gets {UNLIKE:.0%} of the votes at its questions (lower end) to {ALIKE:.0%} (upper end)"
+        wide = "Nothing is known of how alike private and public images are, and that decides more than noise does."
+        narrower = _LABEL[0].upper() + _LABEL[1:] + "."
+    return {
+        "assumed": f"{alike}{'; ' * bool(votes)}{votes}.",
+        "wide": wide,
+        "narrower": told + narrower,
     }
 
 
@@ -112,12 +430,39 @@ def _choices(task: Task, dishonest_talliers: int | None) -> dict[str, Any]:
     return {"noise_choices": [one.to_json() for one in found]}
 
 
-def _expected(task: Task, request: PlanRequest, public: Path | None) -> Expectation:
-    if public is None:
-        return expect(task, records=request.records)
-    from feature_store.students.labeling import expect_on
+def _expected(task: Task, request: PlanRequest, images: _PublicShard | None) -> Expectation:
+    known = expect(task, records=request.records)
+    if images is None or known.low is None:
+        return known
+    if images.labeled is None:
+        from feature_store.students.labeling import expect_on
 
-    return expect_on(task, _public_features(public), records=request.records)
+        return expect_on(task, images.features, records=request.records)
+    low, _, high = _rehearsed([task], request, images.labeled)
+    return replace(known, low=round(float(low[0]), 3), high=round(float(high[0]), 3))
+
+
+def _rehearsed(
+    tasks: Sequence[Task], request: PlanRequest, labeled: LabeledImages, progress: ProgressCallback = silent
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return low, mean and high of each task's share of right labels, as rehearsed."""
+    from workers.rehearsal import prediction_interval, rehearse
+
+    right = rehearse(tasks, labeled, records=request.records, progress=progress)
+    low, high = prediction_interval(right, labeled=labeled.known)
+    if _holds_more(tasks[0], request, labeled):
+        # More records have nearer neighbors, or better models: what they gain is not rehearsed.
+        high = np.maximum(high, [expect(task, records=request.records).high or 1.0 for task in tasks])
+    return low, right.mean(axis=0), high
+
+
+def _holds_more(task: Task, request: PlanRequest, labeled: LabeledImages) -> bool:
+    """Return whether agents hold more records than a rehearsal gives them, where it draws each only once."""
+    return not task.traits.is_reverse and assumed_records(task, request.records) > labeled.known // 2
+
+
+def _count(images: _PublicShard | None) -> int | None:
+    return None if images is None else len(images.features)
 
 
 def with_radius(request: PlanRequest, public: Path | None) -> PlanRequest:
@@ -136,37 +481,20 @@ def with_radius(request: PlanRequest, public: Path | None) -> PlanRequest:
     from feature_store.students.labeling import propose_radius
 
     radius = propose_radius(
-        _public_features(public),
+        _PublicShard.open(public).features,
         questions=asked["max_queries"],
-        num_classes=request.classes,
+        num_classes=request.classes or PLANNED_CLASSES,
         k=asked["k"],
         records=RECORDS_EACH if request.records is None else max(1, request.records // asked["agents"]),
     )
     return replace(request, task={**asked, "ballot_radius": radius})
 
 
-def _public_features(public: Path) -> NDArray[np.int16]:
-    from feature_store.shard import Shard
-
-    shard = Shard.open(public)
-    if not shard.is_public:
-        raise InvalidSetting(
-            f"{public} is a private shard; the images to be labeled are wanted, embedded with --public"
-        )
-    features: NDArray[np.int16] = shard.features[shard.rows]
-    return features
-
-
-def _advised(task: Task, request: PlanRequest, public: Path | None) -> int | None:
+def _advised(task: Task, request: PlanRequest, images: _PublicShard | None) -> int | None:
     """Return the number of clusters to ask about; None if the task asks for a model or evaluates one."""
     if task.traits.asks_for_a_model or task.traits.evaluates:
         return None
-    images = None
-    if public is not None:
-        from feature_store.shard import Shard
-
-        images = len(Shard.open(public, verify=False))
-    return questions_for(task, public_images=images, records=request.records)
+    return questions_for(task, public_images=_count(images), records=request.records)
 
 
 def _life(request: PlanRequest) -> Life | None:
@@ -203,7 +531,7 @@ def solve_request(request: PlanRequest) -> Task:
     fields = {
         **asked,
         "name": "plan",
-        "classes": [f"class {number}" for number in range(request.classes)],
+        "classes": [f"class {number}" for number in range(request.classes or PLANNED_CLASSES)],
         "sigma_votes": 1.0 if request.sigma is None else request.sigma,
         "colluding_agents": resolve_colluding_agents(
             asked["colluding_agents"],

@@ -165,6 +165,11 @@ class StoredModel:
         return str(self.card.get("backbone_fingerprint", ""))
 
     @property
+    def reads_own_features(self) -> bool:
+        """Return whether its backbone is a declared one, which only its owner runs."""
+        return bool(self.probe)
+
+    @property
     def dimension(self) -> int:
         """Numbers of the features that it reads."""
         if self.kind == LINEAR:

@@ -18,7 +18,9 @@ from tests.labeler.tasks import make_task
 
 
 @settings(deadline=None)
-@given(nano=st.integers(10**7, 10**13 - 1), delta=st.sampled_from((1e-12, 1e-6, 1e-5, 1e-3, 0.1)), digits=st.integers(1, 3))
+@given(
+    nano=st.integers(10**7, 10**13 - 1), delta=st.sampled_from((1e-12, 1e-6, 1e-5, 1e-3, 0.1)), digits=st.integers(1, 3)
+)
 def test_the_epsilon_that_fits_is_covered_and_the_next_one_is_not(nano: int, delta: float, digits: int) -> None:
     epsilon = epsilon_that_fits(nano, delta, digits=digits)
     assert epsilon == 0.0 or budget_for(epsilon, delta) <= nano

@@ -5,6 +5,7 @@ More than 600 lines: most of them are options, with the words that `--help` says
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -190,19 +191,48 @@ def student(
 
         with progress_bars(quiet=as_json) as progress:
             result = train_student(
-                folder, kind=kind, test=test, images=images, backbone=backbone, seed=seed, progress=progress
+                folder,
+                kind=kind,
+                test=test,
+                images=images,
+                backbone=backbone,
+                seed=seed,
+                progress=progress,
+                tell=(lambda _: None) if as_json else _tell_stage,
             )
     score = (
         "no truth to score against"
         if result.get("accuracy") is None
         else f"{result['accuracy']:.1%} right{_balanced(result)}"
     )
-    tell(result, f"Student {result['kind']}: {score}; saved to {result['path']}", as_json=as_json)
+    use = _use_of(Path(result["path"]))
+    said = f"Student {result['kind']}: {score}; saved to {result['path']}"
+    tell(result, f"{said}\nLabel others with it: {use}" if use else said, as_json=as_json)
+
+
+def _tell_stage(sentence: str) -> None:
+    """Print how far a long command is, on standard error; a terminal shows a bar instead of each epoch."""
+    if not (sentence.startswith("Epoch ") and sys.stderr.isatty()):
+        typer.echo(f"{sentence}.", err=True)
+
+
+def _use_of(path: Path) -> str:
+    """Return the command that uses a student; empty for a network, which its owner's own code runs."""
+    from feature_store.results.models import read_model
+    from workers.run.student import FINETUNE, say_use
+
+    return "" if path.stem.endswith(FINETUNE) else say_use(read_model(path), path)
 
 
 def predict(
     model: Annotated[Path, typer.Argument(help="student.safetensors or model.safetensors of a job.")],
-    images: Annotated[str, typer.Argument(help="Folder of images, Parquet, torchvision:NAME?root=DIR, or a shard.")],
+    images: Annotated[
+        str,
+        typer.Argument(
+            help="Folder of images, Parquet, torchvision:NAME?root=DIR, or a shard; for a student of own features "
+            ".npz, .npy, .h5, .parquet, or a shard."
+        ),
+    ],
     out: Annotated[
         Path | None, typer.Option(help="Labels as .parquet or .csv, a row per image; only counts when left out.")
     ] = None,
@@ -222,7 +252,11 @@ def predict(
     """Label new images with a student, or with the model that a job released. Asks nobody, costs no privacy.
 
     Images are embedded with the backbone that the model's file names; another one is refused by its fingerprint. If
-    their truth is known (class folders, or a labeled shard), the recall of each class is shown.
+    their truth is known (class folders, labels in a file of features, a labeled shard), the recall of each class is
+    shown.
+
+    A student of own features labels features: rows of an .npz, .npy, .h5 or .parquet file, as `labeler embed
+    --features` reads them. Compute them with the backbone of the student's job; only their width is checked.
 
     A rare class is missed more often than others. `--prefer recall=0.9` moves its threshold until that share of its
     images is found: on labeled public images like the new ones (--like), or as far as the model's own probabilities are
@@ -231,6 +265,8 @@ def predict(
     Examples:
 
     `labeler predict job/student.safetensors new-scans --out new-labels.parquet`
+
+    `labeler predict job/student.safetensors new.npz --out new-labels.parquet`
 
     `labeler predict job/student.safetensors new-scans --prefer ill:recall=0.9 --like labeled.shard`
     """
@@ -320,6 +356,8 @@ def tell_summary(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
     if "compared" in summary:
         _print_compared(console, summary)
     console.print(f"Report    {out / 'report.html'}", markup=False, emoji=False, soft_wrap=True)
+    if summary.get("student") and (student := out / "student.safetensors").exists():
+        console.print(f"Use it    {_use_of(student)}", markup=False, emoji=False, soft_wrap=True)
 
 
 def _print_compared(console: Console, summary: dict[str, Any]) -> None:
@@ -366,7 +404,12 @@ def _labeled(images: dict[str, Any], method: str) -> str:
 
 
 def plan(
-    queries: Annotated[int, typer.Option(min=1, help="How many questions are asked.")] = PLANNED_QUERIES,
+    queries: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help=f"How many questions are asked. Default: {PLANNED_QUERIES}; with --accuracy as many as suit it."
+        ),
+    ] = None,
     method: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")] = DEFAULT_METHOD,
     k: Annotated[
         int | None,
@@ -387,8 +430,12 @@ def plan(
         ),
     ] = None,
     classes: Annotated[
-        int, typer.Option(min=2, help="How many classes there are; hardly moves the price.")
-    ] = PLANNED_CLASSES,
+        int | None,
+        typer.Option(
+            min=2,
+            help=f"How many classes there are; hardly moves the price. Default: as --public has, or {PLANNED_CLASSES}.",
+        ),
+    ] = None,
     max_agent_records: Annotated[
         int | None, typer.Option(help="Public bound on an agent's records (reverse-knn, agent level).")
     ] = None,
@@ -444,8 +491,17 @@ def plan(
         int | None,
         typer.Option(min=1, help="Private images in all, as far as you know; for the estimate of right labels."),
     ] = None,
-    queries_shard: Annotated[
-        Path | None, typer.Option(help="The public images as a shard, for a closer estimate of right labels.")
+    public: Annotated[
+        Path | None,
+        typer.Option(
+            "--public",
+            "--queries-shard",
+            help="The public images as a shard, for a closer estimate of right labels; closest if some are labeled.",
+        ),
+    ] = None,
+    accuracy: Annotated[
+        float | None,
+        typer.Option(help="The share of right labels that you want, such as 0.9: finds the least epsilon for it."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -454,6 +510,10 @@ def plan(
     Examples:
 
     `labeler plan --epsilon 0.5`
+
+    `labeler plan --accuracy 0.9 --records 5000`
+
+    `labeler plan --accuracy 0.9 --records 5000 --public labeled.shard`
 
     `labeler plan --method knn --k 50 --queries 206 --sigma 25 --delta 1e-4 --agents 3 --colluding-agents 1`
 
@@ -502,7 +562,7 @@ def plan(
         {
             "method": one_of("method", method, tuple(METHODS)),
             "k": k,
-            "max_queries": queries * (steps or 1),
+            "max_queries": None if queries is None and steps is None else (queries or PLANNED_QUERIES) * (steps or 1),
             "delta": delta,
             "agents": agents,
             "colluding_agents": colluding_agents,
@@ -522,11 +582,17 @@ def plan(
         dishonest_talliers=cast(Literal[1, 2] | None, dishonest_talliers),
         records=records,
         life_epsilon=life_epsilon,
+        accuracy=accuracy,
     )
-    result = make_plan(request, public=queries_shard)
+    from workers.progress import progress_bars
+
+    with progress_bars(quiet=as_json) as progress:
+        result = make_plan(request, public=public, progress=progress)
     if as_json:
         print_json(result)
         return
+    if accuracy is not None:
+        _print_least(result["least_epsilon"], result.get("rehearsed_on"))
     _print_plan(result)
 
 
@@ -555,6 +621,37 @@ def _print_choices(console: Console, result: dict[str, Any]) -> None:
 
 
 _HEADINGS = {"instance": "per private image", "person": "per person", "agent": "per agent"}
+
+
+def _print_least(least: dict[str, Any], rehearsed_on: int | None) -> None:
+    """Print the least epsilon for an accuracy: its range, a table, and the reasons for the range."""
+    from labeler.budget import say_epsilon
+
+    console = Console(highlight=False)
+    wanted, level = f"{least['wanted']:.3g}", _HEADINGS[least["level"]]
+    ends = f"from {say_epsilon(least['low'])} (the least that may do) " + (
+        "and no upper end: the labels may stay below that at any price"
+        if least["high"] is None
+        else f"to {say_epsilon(least['high'])} (enough in nine jobs of ten)"
+        if rehearsed_on is not None
+        else f"to {say_epsilon(least['high'])} (if private images are as unlike yours as assumed)"
+    )
+    if least["middle"] is None:
+        console.print(f"For a share of {wanted} of right labels epsilon {level} reaches {ends}.")
+    else:
+        console.print(
+            f"For a share of {wanted} of right labels: epsilon {say_epsilon(least['middle'])} {level}, {ends}."
+        )
+    table = Table(title=None, show_edge=False)
+    for heading in ("epsilon", "noise (sigma, votes)", "questions", "labels right"):
+        table.add_column(heading, justify="right")
+    for row in least["table"]:
+        numbers = f"{row['epsilon']:g}", f"{row['sigma_votes']:.4g}", str(row["queries"])
+        table.add_row(*numbers, f"{row['low']:.0%} to {row['high']:.0%}")
+    console.print(table)
+    for heading, key in (("Assumed", "assumed"), ("Why the range is wide", "wide"), ("To narrow it", "narrower")):
+        console.print(f"{heading}: {least[key]}")
+    console.print()
 
 
 def _print_plan(result: dict[str, Any]) -> None:

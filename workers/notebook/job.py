@@ -292,7 +292,7 @@ class TrainedStudent:
 
     def label(
         self,
-        images: PathLike[str] | str,
+        images: PathLike[str] | str | NDArray[Any],
         frame: Frame = "pandas",
         *,
         backbone: str | None = None,
@@ -303,7 +303,8 @@ class TrainedStudent:
         """Label images: source, label, its name, and a confidence (docs/labels.md).
 
         Args:
-            images: a shard, or a folder of images or another source, which is embedded first.
+            images: a shard, or a folder of images or another source, which is embedded first. For a student of own
+                features a file of them (.npz, .npy, .h5, .parquet) or an array of shape (n, dimension).
             frame: "pandas", "polars" or "arrow".
             backbone: name or file of the backbone; needed if the student's file names none.
             prefer: a recall of one class, such as "ill:recall=0.9" (feature_store.results.scores).
@@ -317,11 +318,13 @@ class TrainedStudent:
         from workers.progress import progress_bars
         from workers.run.student import predict_images
 
-        named_path(images, "images")
+        if not isinstance(images, np.ndarray):
+            named_path(images, "images")
+            images = fspath(images)
         with progress_bars(quiet=quiet) as progress:
             found = predict_images(
                 self.stored,
-                fspath(images),
+                images,
                 backbone=backbone,
                 preference=None if prefer is None else Preference.parse(prefer),
                 like=None if like is None else named_path(like, "like"),
@@ -333,7 +336,7 @@ class TrainedStudent:
         """Measure how well each class is found among images whose true labels are known.
 
         Args:
-            images: a labeled shard, or class folders.
+            images: a labeled shard, class folders, or for a student of own features a file of them with labels.
             quiet: show no progress bar.
 
         Raises:

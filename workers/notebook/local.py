@@ -19,7 +19,7 @@ from feature_store.backbones.spec import DEFAULT_BACKBONE
 from labeler.errors import InvalidSetting, JobNotCompleted
 from labeler.methods import DEFAULT_METHOD, DEFAULT_RELEASE, METHODS, MethodName, ReleaseKind
 from labeler.rounds.effects import AskedStrategy, StudentKind
-from labeler.setting import DEFAULT_DELTA, PLANNED_AGENTS, PLANNED_CLASSES, PLANNED_QUERIES
+from labeler.setting import DEFAULT_DELTA, PLANNED_AGENTS
 from labeler.system.files import named_path
 from labeler.task import StatedLevel
 from workers.notebook.job import Frame, LabeledJob, TrainedStudent, framed, load_student
@@ -192,6 +192,10 @@ class Plan:
         expected_accuracy: the shares of labels, from and to, that can be expected to be right; None where nothing can
             be said beforehand (labeler.expectation).
         warning: where noise drowns the votes: which price or number of records would do; empty otherwise.
+        least_epsilon: with `accuracy` the range of the least epsilon for it: below the first it is out of reach, from
+            the second on it is expected; None there if no epsilon is known to do. `epsilon` is the middle of
+            rehearsals on labeled images, or without them the first. `document["least_epsilon"]` has the table and the
+            reasons.
     """
 
     epsilon: float | None
@@ -204,6 +208,7 @@ class Plan:
     document: dict[str, Any]
     expected_accuracy: tuple[float, float] | None = None
     warning: str = ""
+    least_epsilon: tuple[float, float | None] | None = None
 
     def __str__(self) -> str:
         from labeler.budget import say_epsilon
@@ -216,19 +221,25 @@ class Plan:
             if self.expected_accuracy is None
             else "; {:.0%} to {:.0%} of labels right".format(*self.expected_accuracy)
         )
-        return price + right + (f". WARNING: {self.warning}" if self.warning else "")
+        least = ""
+        if self.least_epsilon is not None:
+            low, high = self.least_epsilon
+            ends = f"{low:g} or more, and no upper end is known" if high is None else f"{low:g} to {high:g}"
+            said = self.document["least_epsilon"]
+            least = f". For {said['wanted']:.3g} of labels right: epsilon {ends}. Assumed: {said['assumed'][:-1]}"
+        return price + right + least + (f". WARNING: {self.warning}" if self.warning else "")
 
 
 def plan(
     *,
     method: MethodName = DEFAULT_METHOD,
-    queries: int = PLANNED_QUERIES,
+    queries: int | None = None,
     agents: int = PLANNED_AGENTS,
     epsilon: float | None = None,
     sigma: float | None = None,
     delta: float = DEFAULT_DELTA,
     k: int | None = None,
-    classes: int = PLANNED_CLASSES,
+    classes: int | None = None,
     release: ReleaseKind = DEFAULT_RELEASE,
     colluding_agents: int | None = None,
     max_dropouts: int = 0,
@@ -241,21 +252,24 @@ def plan(
     images: PathLike[str] | str | None = None,
     level: StatedLevel = "instance",
     solve: Literal["sigma", "queries", "k"] | None = None,
+    accuracy: float | None = None,
 ) -> Plan:
-    """Compute the price of a setting (give `sigma`), or the setting for a price (give `epsilon`); asks no agent.
+    """Compute the price of a setting (`sigma`), or the setting for a price (`epsilon`) or for a share of right labels
+    (`accuracy`); asks no agent.
 
     Args:
         method, k, queries, agents, delta, release, colluding_agents, max_dropouts, max_agent_records,
             attributes_per_record, records_per_person, ballot_radius: as in a task file (docs/task-file.md); "auto" has
-            a radius proposed from `images`.
+            a radius proposed from `images`. Without `queries` there are 20, or with `accuracy` as many as suit it.
         dishonest_talliers: how many of three talliers may be dishonest; if given, agents or talliers add the noise,
             whichever costs less accuracy (`labeler.solving`).
         epsilon: the price wanted; `solve` names what is solved for, the noise by default.
         sigma: the noise, in votes; with `epsilon` only where `solve` is another.
-        classes: how many.
+        classes: how many; those of `images` if None, or 10.
         level: whose price `epsilon` is.
         records: private images of all agents together, as far as you know, for `expected_accuracy`.
-        images: the public images as a shard, whose geometry makes that narrower.
+        images: the public images as a shard, whose geometry makes that narrower, and most if some are labeled.
+        accuracy: the share of right labels that is wanted: finds the least epsilon for it, with a range.
 
     Raises:
         InvalidSetting: the request is incomplete, contradicts itself, or has no solution.
@@ -285,9 +299,10 @@ def plan(
         level=level,
         dishonest_talliers=dishonest_talliers,
         records=records,
+        accuracy=accuracy,
     )
     document = make_plan(request, public=public)
-    expected = document["expected_accuracy"]
+    expected, least = document["expected_accuracy"], document.get("least_epsilon")
     return Plan(
         epsilon=document["instance"]["epsilon"],
         agent_epsilon=document["agent"]["epsilon"],
@@ -299,6 +314,7 @@ def plan(
         document=document,
         expected_accuracy=None if expected["low"] is None else (expected["low"], expected["high"]),
         warning=document["warning"],
+        least_epsilon=None if least is None else (least["low"], least["high"]),
     )
 
 

@@ -7,6 +7,9 @@ imported on first use.
 
 from __future__ import annotations
 
+import copy
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +42,15 @@ class FineTuning:
     learning_rate: float = 1e-3
     weight_decay: float = 1e-4
     warmup_epochs: int = 2
+
+    @property
+    def all_epochs(self) -> int:
+        """The number of passes, warm-up included."""
+        return self.epochs + self.warmup_epochs
+
+    def steps(self, images: int) -> int:
+        """Return the number of steps of one pass."""
+        return math.ceil(images / self.batch_size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +117,7 @@ def fine_tune(
     settings: FineTuning,
     seed: int = 0,
     on_epoch: Callable[[int, float], None] | None = None,
+    on_step: Callable[[int], None] | None = None,
 ) -> FineTunedStudent:
     """Minimise the cross-entropy to soft labels. Changes the backbone that is passed in.
 
@@ -113,7 +126,8 @@ def fine_tune(
         images: float tensor, shape (n, channels, height, width), preprocessed as the backbone wants.
         soft_labels: shape (n, num_classes), rows sum to one.
         seed: of the order of images and the head. Repeatable on a CPU.
-        on_epoch: called with the number and the mean loss of each finished epoch, for a progress bar.
+        on_epoch: called with the number and the mean loss of each finished epoch, counted from 0.
+        on_step: called with the number of finished steps, for a progress bar.
     """
     import torch
 
@@ -128,7 +142,8 @@ def fine_tune(
     ]
     optimizer = torch.optim.AdamW(groups, weight_decay=settings.weight_decay)
     order = torch.Generator().manual_seed(seed)
-    for epoch in range(settings.epochs + settings.warmup_epochs):
+    steps = 0
+    for epoch in range(settings.all_epochs):
         warming = epoch < settings.warmup_epochs
         network.train(not warming)
         for parameter in body:
@@ -136,6 +151,9 @@ def fine_tune(
         total = 0.0
         shuffled = torch.randperm(count, generator=order)
         for start in range(0, count, settings.batch_size):
+            steps += 1
+            if on_step is not None:
+                on_step(steps - 1)
             batch = shuffled[start : start + settings.batch_size]
             if len(batch) == 1 and count > 1:
                 continue  # batch normalization cannot train on a single image
@@ -149,6 +167,32 @@ def fine_tune(
             on_epoch(epoch, total / count)
     network.eval()
     return FineTunedStudent(network, device)
+
+
+def estimate_seconds(
+    backbone: torch.nn.Module, images: torch.Tensor | PreparedImages, *, num_classes: int, settings: FineTuning
+) -> float:
+    """Return about how long `fine_tune` will take: one step of warm-up and one of the whole network, on a copy.
+
+    The first step of a network is slower than the next ones, so it is not counted.
+    """
+    import torch
+
+    count = min(len(images), settings.batch_size)
+    device = _device_of(backbone)
+    seconds = []
+    with torch.random.fork_rng():  # the copy's dropout takes no chance from the training
+        network = _attach_head(copy.deepcopy(backbone), images, num_classes=num_classes, seed=0)
+        for is_whole in (False, False, True, True):
+            network.train(is_whole and count > 1)
+            network[0].requires_grad_(is_whole)
+            started = time.perf_counter()
+            scores = network(images[:count].to(device))
+            torch.autograd.backward(scores.square().mean())
+            float(scores.detach()[0, 0])  # a device answers when it is done
+            seconds.append(time.perf_counter() - started)
+    steps = settings.steps(len(images))
+    return steps * (settings.warmup_epochs * seconds[1] + settings.epochs * seconds[3])
 
 
 def _device_of(module: torch.nn.Module) -> str:

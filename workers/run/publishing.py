@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -27,7 +28,7 @@ from feature_store.results.evaluations import (
     measured_model,
 )
 from feature_store.results.image_labels import ON, ImageStamp, Origin, image_label_table, with_image_budgets
-from feature_store.results.models import LINEAR, ForStudents
+from feature_store.results.models import LINEAR, ForStudents, read_model
 from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_released, label_table
 from feature_store.results.questions import write_parquet
 from feature_store.results.report.coverage import MAX_PER_QUERY, map_public_set, places_to_show
@@ -68,6 +69,7 @@ from labeler.task import Task
 from workers.progress import ProgressCallback, StageClock, silent
 from workers.run.folder import JobFolder
 from workers.run.preparation import PreparedJob, PricedJob
+from workers.run.student import say_use
 
 CURVE_FACTORS = (8.0, 4.0, 2.0, 1.4)
 """Noise factors of the same answers, which show what a cheaper job would have given."""
@@ -173,7 +175,7 @@ def publish(
             ),
             *([] if outcome is None else [("student_labels.parquet", "what the student says of every public image")]),
             *([("model.safetensors", "the released model, with its privacy card")] if is_about_a_model else []),
-            *([] if outcome is None else [("student.safetensors", "the student, with the privacy card")]),
+            *([] if outcome is None else [("student.safetensors", _say_student(folder.out / "student.safetensors"))]),
             ("privacy_card.md", "what these files may tell of one private image, in words"),
             ("report.json", "the numbers of this page, for programs"),
         ]
@@ -206,6 +208,12 @@ def publish(
         summary = report_json(report)
         replace_file(folder.out / "report.json", json.dumps(summary, indent=1, allow_nan=False).encode())
         return summary
+
+
+def _say_student(path: Path) -> str:
+    """Return what the report says of the student's file: the command that uses it."""
+    student = read_model(path)
+    return f"the student, with the privacy card; {say_use(student, Path(path.name))} labels others with it"
 
 
 def publish_evaluation(prepared: PricedJob, rounds: Sequence[AnsweredRound], folder: JobFolder) -> dict[str, Any]:

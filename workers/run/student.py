@@ -3,17 +3,22 @@
 Both are post-processing of what was released, ask nobody, and cost no privacy. A model reads features of one backbone.
 Images are embedded with the backbone that its file names, and with no other: the fingerprint decides, before an image
 is read.
+
+A model of own features has a backbone that only its owner runs. It labels rows that the owner computed, from a file
+(feature_store.own_features) or an array. They have no fingerprint, so their width is all that is checked; a shard of
+them, made with the published probe, is checked by that too.
 """
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -22,11 +27,12 @@ from numpy.typing import NDArray
 
 from feature_store.backbones.spec import is_plain_name
 from feature_store.decode import Skipped
+from feature_store.own_features import FeatureSource, read_features
 from feature_store.results.image_labels import ON, ImageStamp, image_label_table
 from feature_store.results.models import ATTRIBUTES, StoredModel, read_for_students, read_model
 from feature_store.results.pseudo_labels import answers_of, task_of
 from feature_store.results.scores import Preference, Scores, prefer, score, score_probabilities
-from feature_store.rows import refuse_other_probe
+from feature_store.rows import quantize, refuse_other_probe
 from feature_store.shard import Shard, check_compatible
 from feature_store.students import NoisyAnswers, fit_student
 from labeler.errors import BadData, InvalidSetting, MixedShards
@@ -35,9 +41,13 @@ from labeler.privacy_card import guarantee_of, privacy_card
 from labeler.rounds.effects import STUDENT_KINDS
 from labeler.system.files import replace_file
 from labeler.task import Task
-from workers.progress import ProgressCallback, silent
+from workers.progress import ProgressCallback, say_seconds, silent
 from workers.run.folder import JobFolder
 from workers.run.preparation import PublicImages
+
+if TYPE_CHECKING:
+    from feature_store.backbones import ImageLike
+    from feature_store.sources import ImageSource
 
 FINETUNE = "finetune"
 LEAST_STEPS = 200
@@ -95,6 +105,7 @@ def train_student(
     backbone: str | None = None,
     seed: int = 0,
     progress: ProgressCallback = silent,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Train and score a student; save it with the job's other files.
 
@@ -104,7 +115,8 @@ def train_student(
         images: finetune only: the source of public images the job asked about.
         backbone: finetune only: the network to start from.
         seed: public.
-        progress: called with epochs when fine-tuning.
+        progress: called with steps when fine-tuning.
+        tell: called with sentences when fine-tuning: how long it will take, then each epoch and the time that is left.
 
     Returns:
         {"kind", "path", "public_images"} and, with truth, {"accuracy", "test_images"}.
@@ -121,7 +133,9 @@ def train_student(
             raise InvalidSetting(
                 "finetune needs --images, the public images, and --backbone, the network to start from"
             )
-        return _fine_tune(job, folder, images=images, backbone=backbone, test=test, seed=seed, progress=progress)
+        return _fine_tune(
+            job, folder, images=images, backbone=backbone, test=test, seed=seed, progress=progress, tell=tell
+        )
     scored = None
     if test is not None:
         shard = Shard.open(test)
@@ -189,12 +203,13 @@ def _fine_tune(
     test: Path | None,
     seed: int,
     progress: ProgressCallback,
+    tell: Callable[[str], None],
 ) -> dict[str, Any]:
     """Train a network on what the best simple student says of every public image."""
     from feature_store.backbones import load_network
     from feature_store.embedding import image_for
     from feature_store.sources import open_source
-    from workers.run.finetune import FineTuning, fine_tune
+    from workers.run.finetune import FineTuning, estimate_seconds, fine_tune
 
     network = load_network(backbone)
     source = open_source(images)
@@ -214,21 +229,49 @@ def _fine_tune(
         if not len(known):
             raise BadData(f"no image of {test} has a label among the task's classes")
     settings = FineTuning(epochs=max(10, math.ceil(LEAST_STEPS * FineTuning.batch_size / len(job.public))))
-    epochs = settings.epochs + settings.warmup_epochs
+    count = len(job.public)
+
+    def read(numbers: Sequence[int], of: ImageSource, stage: str) -> Iterator[ImageLike]:
+        for done, number in enumerate(numbers):
+            progress(stage, done, len(numbers))
+            yield image_for(of, number, network.transform)
+        progress(stage, len(numbers), len(numbers))
+
+    tell(f"Fine-tuning reads {count:,} images, then takes {settings.all_epochs} epochs over them")
+    prepared = network.tensors(read([number_of[name] for name in job.public.sources], source, "Reading images"))
+    body = network.training_copy()
+    num_classes = job.task.num_classes
+    whole = estimate_seconds(body, prepared, num_classes=num_classes, settings=settings)
+    all_steps = settings.all_epochs * settings.steps(count)
+    tell(
+        f"{settings.all_epochs} epochs of {settings.steps(count)} steps over {count:,} images will take about "
+        f"{say_seconds(whole)}; nothing is asked of anybody, and Ctrl-C ends it at no cost"
+    )
+    started = time.monotonic()
+
+    def on_epoch(epoch: int, loss: float) -> None:
+        done, spent = epoch + 1, time.monotonic() - started
+        # The epochs of warm-up are quicker, so the estimate stands until they are over.
+        late = settings.all_epochs - done
+        left = spent / done * late if done > 2 * settings.warmup_epochs else max(0.0, whole - spent)
+        tell(f"Epoch {done} of {settings.all_epochs}: loss {loss:.3f}, about {say_seconds(left)} left")
+
     tuned = fine_tune(
-        network.training_copy(),
-        network.tensors(image_for(source, number_of[name], network.transform) for name in job.public.sources),
+        body,
+        prepared,
         soft,
         settings=settings,
         seed=seed,
-        on_epoch=lambda epoch, _: progress("Fine-tuning", epoch + 1, epochs),
+        on_epoch=on_epoch,
+        on_step=lambda steps: progress("Fine-tuning", steps, all_steps),
     )
+    progress("Fine-tuning", all_steps, all_steps)
     path = folder / "student-finetune.safetensors"
     tuned.save(path)
-    result = {"kind": FINETUNE, "path": str(path), "public_images": len(job.public)}
+    result = {"kind": FINETUNE, "path": str(path), "public_images": count}
     if labelled is None:
         return result
-    predicted = tuned.predict(network.tensors(image_for(labelled, int(number), network.transform) for number in known))
+    predicted = tuned.predict(network.tensors(read(known.tolist(), labelled, "Reading test images")))
     return result | {"accuracy": float((predicted == truth[known]).mean()), "test_images": len(known)}
 
 
@@ -251,9 +294,19 @@ class Prediction:
     threshold: tuple[str, float] | None = None
 
 
+FEATURE_FILES: Final = (".npy", ".npz", ".h5", ".hdf5", ".parquet")
+"""Files of own features; a Parquet file holds them only for a model of own features, images else."""
+
+
+def say_use(model: StoredModel, path: Path) -> str:
+    """Return the command that labels further images, or features, with a model in a file."""
+    new = "new.npz" if model.reads_own_features else "new-images"
+    return f"labeler predict {path} {new} --out new-labels.parquet"
+
+
 def predict_images(
     model: StoredModel,
-    images: Path | str,
+    images: Path | str | NDArray[Any],
     *,
     backbone: str | None = None,
     architecture: str | None = None,
@@ -264,7 +317,8 @@ def predict_images(
     """Label images.
 
     Args:
-        images: a shard, or a source of images to embed: a folder, Parquet, or torchvision:NAME?root=DIR.
+        images: a shard, or a source of images to embed: a folder, Parquet, or torchvision:NAME?root=DIR. For a model of
+            own features a file of them (.npz, .npy, .h5, .parquet) or an array of shape (n, dimension).
         backbone, architecture: what loads the backbone, where the model's file names none.
         preference: a recall that is wanted of one class (feature_store.results.scores).
         like: labeled public images, as a shard, that its threshold is measured on; the images' own probabilities
@@ -275,11 +329,22 @@ def predict_images(
         InvalidSetting: the model's file names no backbone, and none was given.
         BadData: images or features cannot be used.
     """
+    source = _own_features(model, images)
+    if source is not None:
+        if backbone is not None or architecture is not None:
+            raise InvalidSetting("own features are computed already; leave the backbone and its architecture out")
+        return _predict(model, _NewImages.of_features(model, source), (), preference, like)
+    assert not isinstance(images, np.ndarray)  # noqa: S101  # it would be own features
     path = Path(images)
     if (path / "manifest.json").exists():
         if backbone is not None:
             raise InvalidSetting(f"{path} is a shard, whose images are embedded already; leave the backbone out")
-        return _predict(model, Shard.open(path), (), preference, like)
+        return _predict(model, _NewImages.of_shard(model, Shard.open(path)), (), preference, like)
+    if model.reads_own_features and not backbone:
+        raise InvalidSetting(
+            f"the model reads features that its owner computed, and {str(images)!r} is none: name a file of them "
+            f"({', '.join(FEATURE_FILES)}) or a shard that `labeler embed --features` made of them"
+        )
     # Imported on use: a shard needs no network.
     from feature_store.backbones import load_backbone
     from feature_store.embedding import embed_source
@@ -302,16 +367,80 @@ def predict_images(
             public=True,
             progress=lambda done, total: progress("Embedding", done, total),
         )
-        return _predict(model, Shard.open(out, verify=False), report.skipped + report.passed_over, preference, like)
+        new = _NewImages.of_shard(model, Shard.open(out, verify=False))
+        return _predict(model, new, report.skipped + report.passed_over, preference, like)
+
+
+def _own_features(model: StoredModel, images: Path | str | NDArray[Any]) -> FeatureSource | None:
+    """Return the rows of an array or of a file of features; None for a shard or images.
+
+    Raises:
+        InvalidSetting: the model reads features of a backbone that this program runs, so images are wanted.
+    """
+    is_array = isinstance(images, np.ndarray)
+    path = Path("rows") if is_array else Path(str(images))
+    if not is_array and (
+        path.suffix.lower() not in FEATURE_FILES
+        or path.is_dir()
+        or (path.suffix.lower() == ".parquet" and not model.reads_own_features)
+    ):
+        return None
+    if not model.reads_own_features:
+        raise InvalidSetting(
+            "the model reads features of a backbone that this program runs, which embeds images itself; name a folder "
+            "of images, a Parquet file of them, or a shard"
+        )
+    return FeatureSource(np.asarray(images), name="row") if is_array else read_features(path)
+
+
+@dataclass(frozen=True, eq=False)
+class _NewImages:
+    """Images to label. Attributes: features; names; labels, -1 where unknown, None where no truth came along."""
+
+    features: NDArray[np.int16]
+    names: list[str]
+    labels: NDArray[np.int16] | None
+
+    @classmethod
+    def of_shard(cls, model: StoredModel, shard: Shard) -> _NewImages:
+        """Return the images of a shard.
+
+        Raises:
+            MixedShards: it has features of another backbone.
+            BadData: it is empty.
+        """
+        _check_shard(model, shard)
+        images = PublicImages.of(shard, model.classes)
+        if not len(images):
+            raise BadData("there is no image that can be read, so there is nothing to label")
+        has_truth = not shard.has_attributes and bool((images.labels >= 0).any())
+        return cls(images.features, images.sources, images.labels if has_truth else None)
+
+    @classmethod
+    def of_features(cls, model: StoredModel, source: FeatureSource) -> _NewImages:
+        """Return rows of own features.
+
+        Raises:
+            MixedShards: they have another width than the model's.
+        """
+        if source.rows.shape[1] != model.dimension:
+            raise MixedShards(
+                f"the model reads features of {model.dimension} numbers, and these have {source.rows.shape[1]}; "
+                "compute them with the backbone of the model's job"
+            )
+        place = {name: number for number, name in enumerate(model.classes)}
+        found = [None if one is None else source.label_names[one] for one in source.labels]
+        labels = np.array([-1 if one is None else place.get(one, -1) for one in found], dtype=np.int16)
+        return cls(quantize(source.rows), source.names, labels if (labels >= 0).any() else None)
 
 
 def _predict(
-    model: StoredModel, shard: Shard, skipped: tuple[Skipped, ...], preference: Preference | None, like: Path | None
+    model: StoredModel,
+    images: _NewImages,
+    skipped: tuple[Skipped, ...],
+    preference: Preference | None,
+    like: Path | None,
 ) -> Prediction:
-    _check_shard(model, shard)
-    images = PublicImages.of(shard, model.classes)
-    if not len(images):
-        raise BadData("there is no image that can be read, so there is nothing to label")
     own = model.own_probabilities(images.features)
     probabilities = model.stated(own)
     try:
@@ -326,11 +455,11 @@ def _predict(
         is_seeded=not model.card.get("holds", True),
         created_at=datetime.now(UTC).isoformat(),
     )
-    asked = np.zeros(len(images), dtype=np.bool_)
+    asked = np.zeros(len(images.names), dtype=np.bool_)
     if model.kind == ATTRIBUTES:
         if preference is not None:
             raise InvalidSetting("--prefer is about one class per image, and this model is of attributes; leave it out")
-        table = image_label_table(stamp, sources=images.sources, probabilities=probabilities, asked=asked, several=True)
+        table = image_label_table(stamp, sources=images.names, probabilities=probabilities, asked=asked, several=True)
         counts = (probabilities >= ON).sum(axis=0).tolist()
         return Prediction(table, dict(zip(model.classes, counts, strict=True)), skipped)
     labels, threshold = probabilities.argmax(axis=1), None
@@ -342,10 +471,9 @@ def _predict(
             else preference.threshold(_of_class(model, like, place))
         )
         labels, threshold = prefer(own, place, least), (model.classes[place], least)
-    table = image_label_table(stamp, sources=images.sources, probabilities=probabilities, asked=asked, labels=labels)
+    table = image_label_table(stamp, sources=images.names, probabilities=probabilities, asked=asked, labels=labels)
     counts = np.bincount(labels, minlength=len(model.classes)).tolist()
-    has_truth = not shard.has_attributes and bool((images.labels >= 0).any())
-    scores = score(images.labels, labels, own[:, -1], model.classes) if has_truth else None
+    scores = None if images.labels is None else score(images.labels, labels, own[:, -1], model.classes)
     return Prediction(table, dict(zip(model.classes, counts, strict=True)), skipped, scores, threshold)
 
 
