@@ -1,16 +1,21 @@
-"""MkDocs hooks: generate pages from the project's own sources, and rewrite their links.
+"""MkDocs hooks: generate pages from the project's own sources, rewrite their links, and draw diagrams.
 
 The home page is the README, and the documents of the repository's root become pages. The command reference comes from
 the commands, the REST reference from the OpenAPI document, the errors from their classes, and the byte vectors from the
-file that the tests check. Links in the sources name files of the repository, so that they also work on the code's host;
+file that the tests check. Notebooks of the tutorials become pages, too. Links in the sources name files of the repository, so that they also work on the code's host;
 the hooks rewrite them for the site.
+
+A block of Mermaid becomes an SVG in the page while the site is built. So a page fetches no script, and shows its
+diagrams in a closed network and on paper.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 import tomllib
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +28,39 @@ VECTORS = "<!-- the byte vectors of tests/golden/wire_vectors.toml -->"
 OF_ROOT = ("ARCHITECTURE.md", "BENCHMARKS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Draw blocks of Mermaid."""
+    fence = {"name": "mermaid", "class": "diagram", "format": diagram}
+    config.mdx_configs["pymdownx.superfences"] = {"custom_fences": [fence]}
+    return config
+
+
+def diagram(source: str, language: str, css_class: str, options: Any, md: Any, **_: Any) -> str:  # noqa: ARG001
+    """Return a Mermaid diagram as SVG, drawn by Mermaid itself in an embedded engine.
+
+    Raises:
+        SuperFencesException: it is no Mermaid. Without this class the block would silently stay text.
+    """
+    import mermaidx
+    from pymdownx.superfences import SuperFencesException
+
+    try:
+        svg = str(mermaidx.render(source).svg())
+    except RuntimeError as error:
+        raise SuperFencesException(f"a diagram cannot be drawn: {error}") from error
+    # Styles of a diagram apply within its id, so each on a page needs its own.
+    own = re.search(r'<svg[^>]*\bid="([^"]+)"', svg)
+    if own is not None:
+        svg = svg.replace(own[1], f"diagram-{zlib.crc32(source.encode()):08x}")
+    return f'<div class="{css_class}">{svg}</div>'
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made of something else."""
     made = {name: _of_root((ROOT / name).read_text()) for name in OF_ROOT}
     made["index.md"] = _of_root((ROOT / "README.md").read_text())
     made["LICENSE.md"] = "# License\n\n```\n" + (ROOT / "LICENSE").read_text() + "\n```\n"
+    made |= {f"tutorials/{path.stem}.md": notebook(path) for path in (ROOT / "docs" / "tutorials").glob("*.ipynb")}
     made |= command_line()
     made["reference/rest.md"] = rest()
     made["reference/errors.md"] = errors()
@@ -40,6 +73,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Links out of this folder lead to the pages made of those documents; vectors stand where a page wants them."""
     if VECTORS in markdown:
         markdown = markdown.replace(VECTORS, vectors())
+    markdown = re.sub(r"\]\(([\w./-]+)\.ipynb\)(?!\{)", r"](\1.md)", markdown)
     return re.sub(rf"\]\((?:\.\./)+({'|'.join(map(re.escape, OF_ROOT))})", _up(page.file.src_uri), markdown)
 
 
@@ -51,6 +85,16 @@ def _up(uri: str) -> Any:
 def _of_root(text: str) -> str:
     """A document of the root as if it lay in this folder."""
     return re.sub(r"\]\(docs/", "](", text).replace("](LICENSE)", "](LICENSE.md)").replace("](README.md", "](index.md")
+
+
+def notebook(path: Path) -> str:
+    """A notebook as a page, its cells in order, with the way to the file itself behind its title."""
+    parts = []
+    for cell in json.loads(path.read_text())["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+    title, _, rest = "\n\n".join(parts).partition("\n")
+    return f"{title}\n\n[Open it in Jupyter: {path.name}]({path.name}){{download}}\n{rest}\n"
 
 
 def command_line() -> dict[str, str]:

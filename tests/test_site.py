@@ -134,6 +134,21 @@ def test_pages_that_are_made_hold_what_they_are_made_of(site: Path) -> None:
         assert re.search(rf"\b{call}\b", shown("reference/python.html")), call
 
 
+@pytest.mark.long
+def test_every_diagram_is_drawn_and_every_notebook_is_a_page_with_its_file(site: Path) -> None:
+    for name, source in {"index": "README.md", "ARCHITECTURE": "ARCHITECTURE.md", "round": "docs/round.md"}.items():
+        fences = (ROOT / source).read_text().count("```mermaid")
+        page = (site / f"{name}.html").read_text(encoding="utf-8")
+        assert fences > 0
+        assert len(re.findall(r'<div class="diagram"><svg', page)) == fences
+        assert "flowchart LR" not in page
+        assert len(set(re.findall(r'<svg[^>]*id="(diagram-\w+)"', page))) == fences, "each keeps its own styles"
+    for notebook in (DOCS / "tutorials").glob("*.ipynb"):
+        page = site / "tutorials" / f"{notebook.stem}.html"
+        assert f'href="{notebook.name}"' in page.read_text(encoding="utf-8")
+        assert (site / "tutorials" / notebook.name).read_bytes() == notebook.read_bytes()
+
+
 @pytest.mark.parametrize("page", sorted((DOCS / "math").glob("*.md")), ids=lambda page: page.stem)
 def test_a_page_of_the_mathematics_names_tests_that_are_there(page: Path) -> None:
     text = page.read_text()

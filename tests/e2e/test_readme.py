@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -43,22 +45,47 @@ def test_the_readme_is_short_and_names_commands_that_are_there() -> None:
 
 
 @pytest.mark.long
-def test_every_block_of_the_readme_runs_as_pasted(tmp_path: Path) -> None:
-    """In the order of the page, in a folder where nothing is, with the commands of this environment."""
+def test_every_block_of_the_readme_runs_as_pasted_and_git_sees_none_of_it(tmp_path: Path) -> None:
+    """One block after the other in one shell, in the order of the page; in a repository that ignores what ours does."""
     section = README.split("## Label a folder")[1].split("**As a service**")[0]
     blocks = re.findall(r"```(\w*)\n(.*?)```", section, re.S)
-    (tmp_path / "task.toml").write_text(next(text for kind, text in blocks if kind == "toml"))
+    assert [kind for kind, _ in blocks] == ["", "", "", "python"]
+    pasted = [text if kind == "" else f"python - <<'END'\n{text}END\n" for kind, text in blocks]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for kind, text in blocks:
-        if kind == "python":
-            command = [sys.executable, "-c", text]
-        elif text.startswith("labeler"):
-            command = ["bash", "-e", "-c", text]
-        else:
-            continue
-        subprocess.run(command, cwd=tmp_path, env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}, check=True)
-    assert {folder.name for folder in (tmp_path / "labeled").iterdir() if folder.is_dir()} <= set("0123456789")
-    assert len(list((tmp_path / "labeled").glob("*/*.png"))) == 599
+    env = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
+    (tmp_path / ".gitignore").write_text((ROOT / ".gitignore").read_text())
+    subprocess.run(
+        ["bash", "-e", "-c", "git init -q . && git add .gitignore\n" + "".join(pasted)],
+        cwd=tmp_path,
+        env=env,
+        check=True,
+    )
+    labeled = tmp_path / "try" / "labeled"
+    assert {folder.name for folder in labeled.iterdir() if folder.is_dir()} <= set("0123456789")
+    assert len(list(labeled.glob("*/*.png"))) == 599
+    for job in ("job", "file-job", "notebook-job"):
+        assert (tmp_path / "try" / job / "report.html").exists()
+    seen = subprocess.run(
+        ["git", "status", "--porcelain"], cwd=tmp_path, env=env, check=True, capture_output=True, text=True
+    )
+    assert seen.stdout == "A  .gitignore\n"
+
+
+@pytest.mark.parametrize(
+    "secret", ["site.key", "deep/er/site.key", "a.shard/manifest.json", "x/.a.shard.lock", "try/x"]
+)
+def test_git_ignores_what_commands_write_about_private_images(secret: str) -> None:
+    assert subprocess.run(["git", "check-ignore", "-q", secret], cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_picture_and_the_lines_of_the_readme_are_of_one_demo() -> None:
+    """`make picture` makes both; the picture's file keeps the lines. And the demo that they are of is that of `make demo`."""
+    picture = runpy.run_path(str(ROOT / "docs" / "picture.py"))
+    lines = picture["BLOCK"].search(README)
+    assert lines is not None
+    with Image.open(picture["PICTURE"]) as image:
+        assert image.info[picture["LINES"]] == lines[0]
+    assert re.search(r"^picture: demo\b", (ROOT / "Makefile").read_text(), re.M)
 
 
 @pytest.mark.long

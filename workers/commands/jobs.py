@@ -65,13 +65,28 @@ def demo(
 
 
 def run(
-    task: Annotated[Path, typer.Argument(help="Task file (TOML); every field is in docs/task-file.md.")],
     shard: Annotated[list[Path], typer.Option(help="An agent's shard; repeat for each agent.")],
     images: Annotated[
         Path,
         typer.Option("--images", "--queries", help="Public shard, or public images to label (then name --backbone)."),
     ],
     out: Annotated[Path, typer.Option(help="Output folder; an interrupted run continues in it.")],
+    task: Annotated[
+        Path | None,
+        typer.Argument(help="Task file (TOML); every field is in docs/task-file.md. Or give --epsilon instead."),
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Instead of a task file: what the job may cost, per private image.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help=f"With --epsilon. Default: {DEFAULT_DELTA:g}.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help=f"With --epsilon: {', '.join(METHODS)}. Default: {DEFAULT_METHOD}.")
+    ] = None,
+    k: Annotated[int | None, typer.Option(help="With --epsilon: neighbors that vote.")] = None,
+    questions: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --epsilon: how many groups of images to ask about. Default: what suits them."),
+    ] = None,
     test: Annotated[Path | None, typer.Option(help="Labeled public shard on which to score the student.")] = None,
     backbone: Annotated[
         str | None, typer.Option(help="Backbone for --images when it is a folder of images rather than a shard.")
@@ -100,14 +115,32 @@ def run(
 ) -> None:
     """Label public images with private shards: a batch labeling job in one process.
 
-    Example: `labeler run task.toml --shard a.shard --shard b.shard --images public.shard --out job`
+    A job in a folder that is finished is not asked again: its files are written again from the stored answers.
+
+    Examples:
+
+    `labeler run --epsilon 0.5 --shard a.shard --shard b.shard --images public.shard --out job`
+
+    `labeler run task.toml --shard a.shard --shard b.shard --images public.shard --out job`
     """
     from workers.progress import StageClock, progress_bars
-    from workers.run.task_file import read_task_file
+    from workers.run.task_file import make_task_file, read_task_file
 
-    file = read_task_file(task)
+    fields = {"epsilon": epsilon, "delta": delta, "method": method, "k": k}
+    if task is None:
+        if epsilon is None:
+            raise InvalidSetting("nothing says what the job may cost; give --epsilon 0.5, or name a task file")
+        file = make_task_file(fields, shards=shard, images=images, out=out, queries=questions)
+    else:
+        if given := [f"--{name}" for name, value in (*fields.items(), ("questions", questions)) if value is not None]:
+            raise InvalidSetting(
+                f"{', '.join(given)} and a task file both say what is asked; write it into {task}, or leave the file out"
+            )
+        file = read_task_file(task)
+    from workers.run.folder import JobFolder
     from workers.run.preparation import LabelingJob, open_shards
 
+    is_finished = JobFolder(out).is_finished
     job = LabelingJob(
         file=file,
         shards=tuple(shard),
@@ -127,6 +160,12 @@ def run(
     clock = StageClock()
     with progress_bars(quiet=as_json) as progress:
         summary = run_job(job, clock=clock, progress=progress, warn=tell_warning)
+    if is_finished:
+        typer.echo(
+            f"This job was finished before. Its stored answers were used: nobody was asked and nothing was charged. For "
+            f"new answers, at their own price, give another --out than {escaped(str(out))}.",
+            err=True,
+        )
     if METHODS[job.file.task.method].evaluates:
         from workers.commands.evaluation import tell_evaluation
 

@@ -362,30 +362,26 @@ def run(
         InvalidTask, InvalidSetting: a field is unknown or out of bounds, before anything is read.
         LabelerError: see labeler.errors; nothing is half-written, and what was opened stays paid for.
     """
-    from pydantic import ValidationError
-
-    from labeler.errors import InvalidTask
-    from labeler.task import describe_validation
     from workers.progress import progress_bars
     from workers.run.preparation import LabelingJob, open_shards
-    from workers.run.task_file import TaskFile
+    from workers.run.task_file import make_task_file
 
     if isinstance(shards, (str, PathLike)):  # otherwise a text would be read letter by letter
         raise InvalidSetting(f"shards is a list, a shard for each agent; found one path: write [{str(shards)!r}]")
     folder, public = named_path(out, "out"), named_path(images, "images")
-    fields: dict[str, Any] = {"name": folder.name, "method": method, "delta": delta} | task
-    fields |= {name: value for name, value in (("k", k), ("epsilon", epsilon)) if value is not None}
-    tables: dict[str, Any] = {"task": fields, "student": {} if student is None else {"kind": student}}
-    try:
-        if method in METHODS and not METHODS[method].asks_for_a_model:
-            count = queries if queries is not None else _questions(fields, shards, public, folder)
-            tables["queries"] = {"strategy": "all"} if count is None else {"strategy": strategy, "count": count}
-        file = TaskFile.model_validate(tables)
-    except ValidationError as error:
-        raise InvalidTask(describe_validation(error, "task")) from None
+    private = tuple(named_path(shard, "a shard") for shard in shards)
+    file = make_task_file(
+        {"method": method, "delta": delta, "k": k, "epsilon": epsilon} | task,
+        shards=private,
+        images=public,
+        out=folder,
+        queries=queries,
+        strategy=strategy,
+        student=student,
+    )
     job = LabelingJob(
         file=file,
-        shards=tuple(named_path(shard, "a shard") for shard in shards),
+        shards=private,
         queries=public,
         out=folder,
         test=None if test is None else named_path(test, "test"),
@@ -399,35 +395,6 @@ def run(
     with progress_bars(quiet=quiet) as progress:
         run_job(job, progress=progress)
     return LabeledJob(folder)
-
-
-def _questions(task: Mapping[str, Any], shards: Sequence[PathLike[str] | str], images: Path, out: Path) -> int | None:
-    """Return how many questions an unfinished job in this folder asks, else what public facts advise; None asks about
-    all.
-    """
-    from feature_store.shard import Shard
-    from labeler.expectation import questions_for
-    from workers.run.folder import JobFolder
-    from workers.run.task_file import TaskFile
-
-    if not shards:
-        return None
-    public = len(Shard.open(images, verify=False)) if (images / "manifest.json").exists() else None
-    count = JobFolder(out).questions()
-    if count is None:
-        first = Shard.open(Path(shards[0]), verify=False)
-        classes = tuple(task.get("classes") or first.classes)
-        file = TaskFile.model_validate({"task": dict(task)})
-        asked = file.resolve(
-            classes=classes,
-            agents=len(shards),
-            num_queries=2 * len(classes) + file.task.k,
-            fingerprint=first.fingerprint,
-            nonce="",
-            has_attributes=first.has_attributes,
-        )
-        count = questions_for(asked, public_images=public)
-    return count if public is None or count < public else None
 
 
 class Service:

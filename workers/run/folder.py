@@ -25,12 +25,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from feature_store.results.evaluations import EVALUATION
 from feature_store.results.models import RELEASED, ReleasedModels
 from labeler.errors import BadData, LabelerError, StorageFull, TryAgain
 from labeler.system.erasable import KeyFolder, lock_away, take_out
 from labeler.system.files import exclusive, is_full, replace_file
 
 PLAN_FORMAT: Final = "labeler-job/2"
+JOURNAL_FILE: Final = "journal.db"
+REPORT: Final = "report.json"
 KEYS_FOLDER, ANSWERS_FOLDER = "keys", "answers"
 
 _FOR_PEOPLE: Final = "task"
@@ -74,11 +77,18 @@ class JobFolder:
         found, known = self._read_plan()
         differing = sorted(key for key in plan.keys() - {_FOR_PEOPLE} if known.get(key) != plan[key])
         if found != PLAN_FORMAT or differing:
+            other, to_do = ("another, finished job", "read") if self.is_finished else ("another job", "continue")
             raise BadData(
-                f"output folder {self.out} holds another job (differs in: {', '.join(differing) or 'format'}); "
-                "choose an empty folder, or repeat that job's exact settings to continue it"
+                f"output folder {self.out} holds {other} (differs in: {', '.join(differing) or 'format'}); choose an "
+                f"empty folder, or repeat that job's exact settings to {to_do} it"
             )
         return True
+
+    @property
+    def is_finished(self) -> bool:
+        """True if the last file of a job is written here: all its answers are stored, and none is asked for again."""
+        is_published = any((self.out / last).exists() for last in (REPORT, EVALUATION))
+        return is_published and self._plan.exists() and (self.state / JOURNAL_FILE).exists()
 
     def questions(self) -> int | None:
         """Return the number of questions of the job that was started here; None where none was.

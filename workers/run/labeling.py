@@ -58,7 +58,7 @@ from labeler.tally import QueryBatch
 from labeler.task import Level, Task
 from workers.agent.agent import Agent, InMemoryLedger
 from workers.progress import ProgressCallback, StageClock, silent
-from workers.run.folder import JobFolder, RoundStore, open_job_folder
+from workers.run.folder import JOURNAL_FILE, JobFolder, RoundStore, open_job_folder
 from workers.run.parties import RunParties, tallier_names
 from workers.run.preparation import (
     LabelingJob,
@@ -221,7 +221,6 @@ def _caps(prepared: PricedJob) -> dict[Level, int]:
     return caps
 
 
-JOURNAL_FILE: Final = "journal.db"
 ACCOUNT: Final = "each agent"
 NO_DEADLINE: Final = datetime(4000, 1, 1, tzinfo=UTC)
 """A job in one process waits for nobody."""

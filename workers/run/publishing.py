@@ -67,7 +67,7 @@ from labeler.setting import LEVELS, Level
 from labeler.system.files import replace_file
 from labeler.task import Task
 from workers.progress import ProgressCallback, StageClock, silent
-from workers.run.folder import JobFolder
+from workers.run.folder import REPORT, JobFolder
 from workers.run.preparation import PreparedJob, PricedJob
 from workers.run.student import say_use
 
@@ -206,7 +206,7 @@ def publish(
         )
         write_report(report, folder.out)
         summary = report_json(report)
-        replace_file(folder.out / "report.json", json.dumps(summary, indent=1, allow_nan=False).encode())
+        replace_file(folder.out / REPORT, json.dumps(summary, indent=1, allow_nan=False).encode())
         return summary
 
 

@@ -1,12 +1,16 @@
 """The task file of `labeler run`: a TOML file, documented field by field, unknown fields refused.
 
 Every field with its default is listed in `docs/task-file.md` or `docs/task-training.md`; a test compares them.
+
+A job needs no file: `make_task_file` makes one of what was said on the command line or in Python. Where nobody said how
+many questions to ask, public facts decide (`labeler.expectation.questions_for`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
@@ -17,7 +21,7 @@ from labeler.rounds.effects import AskedStrategy, StudentKind, check_selection
 from labeler.settings import Loc, PlainNumbers, SettingsText, problems_of
 from labeler.solving import WantedTask
 from labeler.system.files import read_named
-from labeler.task import PositiveFinite, Task
+from labeler.task import PositiveFinite, Task, describe_validation
 
 _ANY_CLASSES: Final = ("one", "two")
 _MANY_QUERIES: Final = 100_000_000
@@ -194,11 +198,100 @@ def read_task_file(path: Path) -> TaskFile:
         raise InvalidTask(f"cannot read task file {path}: {error.strerror}") from None
     try:
         text = SettingsText.of(data, f"task file {path.name}")
+        _check_headings(text)
         file = text.check(TaskFile)
         _check_values(text, file.task)
     except InvalidSetting as error:
         raise InvalidTask(str(error)) from None
     return file
+
+
+def _check_headings(text: SettingsText) -> None:
+    """Refuse a file that lacks a heading, with the line to write: its fields then seem to be unknown ones."""
+    astray = [
+        (text.place((name,)), name, table)
+        for name in text.fields.keys() - TaskFile.model_fields.keys()
+        for table, field in TaskFile.model_fields.items()
+        if name in cast(type[_Table], field.annotation).model_fields
+    ]
+    if astray:
+        place, name, table = min(astray, key=lambda one: (one[0].line if one[0] else 0, one[1]))
+        raise InvalidTask(
+            f"{text.name} refused: {place}: {name} is a field of [{table}] and stands under no heading; write the line "
+            f"[{table}] above it"
+        )
+    if not any(name.lower() == "task" for name in text.fields):
+        raise InvalidTask(
+            f'{text.name} refused: it has no [task]; write the line [task], and below it a name ("digits") and what '
+            "the job may cost (epsilon = 0.5). docs/task-file.md has a whole file"
+        )
+    for table in TaskFile.model_fields:
+        if not isinstance(text.fields.get(table, {}), dict):
+            raise InvalidTask(
+                f"{text.name} refused: {text.place((table,))}: {table} is a table; write the line [{table}] once, in "
+                "single brackets, and its fields below it"
+            )
+
+
+def make_task_file(
+    fields: Mapping[str, Any],
+    *,
+    shards: Sequence[Path],
+    images: Path,
+    out: Path,
+    queries: int | None = None,
+    strategy: AskedStrategy = "clustered",
+    student: StudentKind | None = None,
+) -> TaskFile:
+    """Make the task file of a job that was asked for without one.
+
+    Args:
+        fields: of `[task]`; None stands for the field's default, and the name is that of the output folder.
+        shards, images, out: of the job.
+        queries: how many questions to ask. If None, an unfinished job in the folder decides, else public facts.
+        strategy: how clusters of public images are found.
+        student: which student labels all images; None for the usual one.
+
+    Raises:
+        InvalidTask: a field is unknown, missing or out of bounds.
+    """
+    table = {"name": out.name} | {name: value for name, value in fields.items() if value is not None}
+    tables: dict[str, Any] = {"task": table, "student": {} if student is None else {"kind": student}}
+    try:
+        file = TaskFile.model_validate({"task": table})
+        if not METHODS[file.task.method].asks_for_a_model:
+            count = _advised_questions(file, shards, images, out) if queries is None else queries
+            tables["queries"] = {"strategy": "all"} if count is None else {"strategy": strategy, "count": count}
+        return TaskFile.model_validate(tables)
+    except ValidationError as error:
+        raise InvalidTask(describe_validation(error, "task", model=TaskFile)) from None
+
+
+def _advised_questions(file: TaskFile, shards: Sequence[Path], images: Path, out: Path) -> int | None:
+    """Return how many questions an unfinished job in this folder asks, else what public facts advise; None asks about
+    all.
+    """
+    from feature_store.shard import Shard
+    from labeler.expectation import questions_for
+    from workers.run.folder import JobFolder
+
+    if not shards:
+        return None
+    public = len(Shard.open(images, verify=False)) if (images / "manifest.json").exists() else None
+    count = JobFolder(out).questions()
+    if count is None:
+        first = Shard.open(shards[0], verify=False)
+        classes = tuple(file.task.classes or first.classes)
+        asked = file.resolve(
+            classes=classes,
+            agents=len(shards),
+            num_queries=2 * len(classes) + file.task.k,
+            fingerprint=first.fingerprint,
+            nonce="",
+            has_attributes=first.has_attributes,
+        )
+        count = questions_for(asked, public_images=public)
+    return count if public is None or count < public else None
 
 
 def _check_values(text: SettingsText, table: TaskTable) -> None:
