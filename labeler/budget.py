@@ -14,7 +14,9 @@ A reservation counts against the cap from the moment it exists until somebody *p
 run twice with the effect of one: the same id with the same amount is the same reservation. A crash can waste budget,
 never overspend it. A durable journal keeps these same rules.
 
-`say_epsilon` prints an epsilon for people: a bound is rounded up, so that the printed number still holds.
+`say_epsilon` prints an epsilon for people: a bound is rounded up, so that the printed number still holds. What is left
+is the other way round (`epsilon_left`, `say_epsilon_left`): rounded down, so that a job of the printed number still
+fits.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from fractions import Fraction
 from functools import lru_cache
 from types import MappingProxyType
@@ -125,6 +127,37 @@ def epsilon_spent(nano: int, delta: float) -> float | None:
     # Beyond the largest budget there is no cap to agree with.
     while epsilon <= MOST_EPSILON and budget_for(epsilon, delta) < nano:
         epsilon = epsilon * (1 + 1e-12) + 1e-15
+    return epsilon
+
+
+@lru_cache(maxsize=65_536)
+def epsilon_left(nano: int, delta: float) -> float:
+    """Return the epsilon of the largest further job that what is left of a cap still pays for, rounded down.
+
+    Epsilons do not add up, so this is not the difference of two epsilons: of a cap of 1 of which 0.5 is spent, a job
+    of 0.834 is left. mu^2 adds up: `nano` is the cap less all charges, in mu^2, and the answer is an epsilon with
+    `budget_for(epsilon, delta) <= nano`. A task whose own price at this delta is epsilon or less fits if it is asked at
+    once (see `budget_for`).
+
+    Every place that says what is left takes it from here.
+
+    Args:
+        nano: cap less charges, nano-units of mu^2; a negative number leaves nothing.
+        delta: of the account.
+
+    Returns:
+        At least 0, at most MOST_EPSILON.
+    """
+    if nano <= 0:
+        return 0.0
+    if nano >= budget_for(MOST_EPSILON, delta):
+        return MOST_EPSILON
+    # `budget_for` rounds down, so the largest epsilon that still buys `nano` lies just below what buys one unit more.
+    above = epsilon_spent(nano + 1, delta)
+    epsilon, step = MOST_EPSILON if above is None else min(above, MOST_EPSILON), 1e-12
+    while epsilon > 0 and budget_for(epsilon, delta) > nano:
+        # The steps double, so an epsilon that no rounding explains (one near 0 at a large delta) ends at 0.
+        epsilon, step = max(0.0, epsilon * (1 - step) - 1e-15), min(2 * step, 1.0)
     return epsilon
 
 
@@ -328,6 +361,11 @@ _HUGE = 1_000_000
 def say_epsilon(epsilon: float | None, *, digits: int = 3) -> str:
     """Return an epsilon as an upper bound: rounded up to `digits` significant digits, never below its value."""
     return _say(epsilon, digits, ROUND_CEILING)
+
+
+def say_epsilon_left(epsilon: float, *, digits: int = 3) -> str:
+    """Return an epsilon that is left: rounded down to `digits` significant digits, never above its value."""
+    return _say(epsilon, digits, ROUND_FLOOR)
 
 
 def short_epsilon(epsilon: float, *, digits: int) -> str:
