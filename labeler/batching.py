@@ -10,9 +10,12 @@ for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 from labeler.accounting.events import NANO
+from labeler.budget import UNBOUNDED_NANO, epsilon_spent, say_epsilon
 from labeler.errors import InvalidSetting, InvalidTask
 from labeler.messages import MAX_MESSAGE_BYTES
 from labeler.methods.sensitivity import integer_event
@@ -123,6 +126,131 @@ def due(task: Task, charges: Mapping[Level, int], *, answered: int) -> dict[Leve
     if task.traits.is_sampled and answered:
         return dict.fromkeys(charges, LATER_STEP_NANO)
     return dict(charges)
+
+
+def person_charge(task: Task, queries: int) -> int | None:
+    """Return what one round costs one person, nano-units of mu^2 rounded up; None where nothing is proved.
+
+    It is the price at person level that a task states (`labeler.planning`), of this number of queries. No ledger is
+    charged it: accounts count images and sites.
+    """
+    return _person_charge(OfKind(task), queries)
+
+
+@lru_cache(maxsize=4096)
+def _person_charge(one: OfKind, queries: int) -> int | None:
+    task = one.task
+    if task.records_per_person is None or task.lifetime_budget is not None or task.traits.is_sampled:
+        return None
+    event = integer_event(task, "person", queries) if has_finite_price(task, "person") else None
+    return None if event is None or event.round_nano >= UNBOUNDED_NANO else event.round_nano
+
+
+@dataclass(frozen=True)
+class PersonSpent:
+    """What everything that was answered says of one person at one site.
+
+    Attributes:
+        nano: nano-units of mu^2 of all rounds together; None where no bound is proved.
+        records_per_person: the most images of one person that any of these rounds let vote; None without a bound,
+            and where nothing was answered.
+        reason: why there is no bound; empty where there is one.
+    """
+
+    nano: int | None
+    records_per_person: int | None = None
+    reason: str = ""
+
+    def epsilon(self, delta: float) -> float | None:
+        """Return the epsilon of all of it at a delta, rounded up; None without a bound."""
+        return None if self.nano is None else epsilon_spent(self.nano, delta)
+
+    def to_json(self, delta: float) -> dict[str, int | float | str | None]:
+        """Return its numbers, and the sentence that people read."""
+        return {
+            "person_nano": self.nano,
+            "person_epsilon": self.epsilon(delta),
+            "records_per_person": self.records_per_person,
+            "reason": self.reason,
+            "delta": delta,
+            "words": self.in_words(delta),
+        }
+
+    def in_words(self, delta: float) -> str:
+        """Return it as one sentence."""
+        if self.nano is None:
+            return f"One patient: no bound is proved, since {self.reason}."
+        if self.records_per_person is None:
+            return "One patient: nothing was answered, so nothing was learned."
+        many = f"{self.records_per_person} voting image{'' if self.records_per_person == 1 else 's'}"
+        told = say_epsilon(self.epsilon(delta))
+        return f"One patient with at most {many}: at most epsilon {told} so far (delta {delta:g})."
+
+
+_FORGOTTEN: Final = (
+    "charges may have been forgotten (an account was written off), and nobody knows what they cost a person"
+)
+_UNKNOWN_TASK: Final = "{} of {} answered rounds are of tasks that are not kept here"
+_FOR_LIFE: Final = "{} of {} answered rounds are votes for life, which promise something about one image alone"
+_NO_LIMIT: Final = "{} of {} answered rounds do not limit how many images of one person vote (records_per_person)"
+_NOT_PROVED: Final = "{} of {} answered rounds have no finite price for a person"
+
+
+def person_spent(rounds: Iterable[tuple[Task | None, int, int]], *, is_complete: bool = True) -> PersonSpent:
+    """Add up what answered rounds cost one person at one site, over all tasks and jobs.
+
+    **Claim.** Let x and x' differ in all records of one person at one agent. If round i costs p_i nano-units
+    (`person_charge`), everything that the rounds released is mu-GDP for x and x' with mu^2 = sum p_i / 1e9.
+
+    *Proof.* Fix all other records, and what was released before round i. Task, questions and noise of round i are then
+    the same for x and x': they follow from the release and public things, and a record's vote depends on the
+    records of its site, the task and the batch (no votes for life: they have a memory, and get no bound here). The
+    method's person-level theorem bounds the change of the round's sums when a person's records come or go, of which
+    at most m = `records_per_person` vote. So round i is mu_i-GDP with mu_i^2 <= p_i / 1e9, given all before. m may
+    be another one in each task: the theorem takes the m of its own task, and x, x' are the same pair throughout. GDP
+    composes adaptively by adding mu^2 (Dong, Roth, Su 2022). Each p_i is rounded up, and so is the epsilon
+    (`labeler.budget.epsilon_spent`, which also holds back what sampler and winners need). QED
+
+    It is the sum of prices of persons, not m times an image's: for reverse-knn with m = 1 a person costs less than an
+    image, since removing one image lets the person's next one in, and removing the person lets none in.
+
+    A person at two sites: the two mus add. Tasks that are chosen after seeing answers: like the spending of an account
+    without a cap, the number then says what these rounds cost, and is no promise fixed beforehand. Such a promise is m
+    times the mu of the image account's cap, by group privacy.
+
+    **Fail closed.** One answered round without a bound for a person makes the sum None. The bound for a whole site does
+    not stand in: other people's records take the places of those that leave, and that can move a sum further than a
+    site whose ballots become zero (knn: 2 Q min(m, k)^2 against Q k^2).
+
+    Args:
+        rounds: the task (None where it is not kept), the queries of a round, and how many such rounds were charged.
+        is_complete: False where charges may have been forgotten.
+    """
+    total, most, every = 0, 0, 0
+    missing: dict[str, int] = {}
+    for task, queries, count in rounds:
+        every += count
+        charge = None if task is None else person_charge(task, queries)
+        if task is None or charge is None:
+            reason = _why_no_person(task)
+            missing[reason] = missing.get(reason, 0) + count
+            continue
+        total += charge * count
+        most = max(most, task.records_per_person or 0)
+    if not is_complete:
+        return PersonSpent(None, reason=_FORGOTTEN)
+    if missing:
+        # By number and not by name: who reads an account need not know the names of all tasks.
+        return PersonSpent(None, reason="; ".join(why.format(many, every) for why, many in missing.items()))
+    return PersonSpent(total, most or None)
+
+
+def _why_no_person(task: Task | None) -> str:
+    if task is None:
+        return _UNKNOWN_TASK
+    if task.lifetime_budget is not None:
+        return _FOR_LIFE
+    return _NO_LIMIT if task.records_per_person is None else _NOT_PROVED
 
 
 @lru_cache(maxsize=4096)

@@ -14,7 +14,9 @@ A reservation counts against the cap from the moment it exists until somebody *p
 run twice with the effect of one: the same id with the same amount is the same reservation. A crash can waste budget,
 never overspend it. A durable journal keeps these same rules.
 
-`say_epsilon` prints an epsilon for people: a bound is rounded up, so that the printed number still holds.
+`say_epsilon` prints an epsilon for people: a bound is rounded up, so that the printed number still holds. What is left
+is the other way round (`epsilon_left`, `say_epsilon_left`): rounded down, so that a job of the printed number still
+fits.
 """
 
 from __future__ import annotations
@@ -128,20 +130,47 @@ def epsilon_spent(nano: int, delta: float) -> float | None:
     return epsilon
 
 
-def epsilon_that_fits(nano: int, delta: float, *, digits: int = 3) -> float:
-    """Return the largest epsilon of so many significant digits that this much of a budget covers: rounded down.
+@lru_cache(maxsize=65_536)
+def epsilon_left(nano: int, delta: float) -> float:
+    """Return the epsilon of the largest further job that what is left of a cap still pays for, rounded down.
 
-    Epsilons of charges do not subtract, so this is what "is left" means in epsilon: of 1, after 0.5, more than 0.8.
+    Epsilons do not add up, so this is not the difference of two epsilons: of a cap of 1 of which 0.5 is spent, a job
+    of 0.834 is left. mu^2 adds up: `nano` is the cap less all charges, in mu^2, and the answer is an epsilon with
+    `budget_for(epsilon, delta) <= nano`. A task whose own price at this delta is epsilon or less fits if it is asked at
+    once (see `budget_for`).
+
+    Every place that says what is left takes it from here.
+
+    Args:
+        nano: cap less charges, nano-units of mu^2; a negative number leaves nothing.
+        delta: of the account.
+
+    Returns:
+        At least 0, at most MOST_EPSILON.
+    """
+    if nano <= 0:
+        return 0.0
+    if nano >= budget_for(MOST_EPSILON, delta):
+        return MOST_EPSILON
+    # `budget_for` rounds down, so the largest epsilon that still buys `nano` lies just below what buys one unit more.
+    above = epsilon_spent(nano + 1, delta)
+    epsilon, step = MOST_EPSILON if above is None else min(above, MOST_EPSILON), 1e-12
+    while epsilon > 0 and budget_for(epsilon, delta) > nano:
+        # The steps double, so an epsilon that no rounding explains (one near 0 at a large delta) ends at 0.
+        epsilon, step = max(0.0, epsilon * (1 - step) - 1e-15), min(2 * step, 1.0)
+    return epsilon
+
+
+def epsilon_that_fits(nano: int, delta: float, *, digits: int = 3) -> float:
+    """Return `epsilon_left` for people: the largest epsilon of this many significant digits that is covered.
 
     Args:
         nano: what is left, nano-units of mu^2.
         delta: of the epsilon, from LEAST_DELTA to MOST_DELTA.
     """
-    exact = epsilon_spent(nano, delta)
-    if exact is None or exact >= MOST_EPSILON:
-        return MOST_EPSILON
-    if exact <= 0:
-        return 0.0
+    exact = epsilon_left(nano, delta)
+    if exact in (0.0, MOST_EPSILON):
+        return exact
     near = Decimal(repr(exact))
     step = Decimal(1).scaleb(near.adjusted() - digits + 1)
     above, below = (float(near.quantize(step, rounding=rounding)) for rounding in (ROUND_CEILING, ROUND_FLOOR))
@@ -348,6 +377,11 @@ _HUGE = 1_000_000
 def say_epsilon(epsilon: float | None, *, digits: int = 3) -> str:
     """Return an epsilon as an upper bound: rounded up to `digits` significant digits, never below its value."""
     return _say(epsilon, digits, ROUND_CEILING)
+
+
+def say_epsilon_left(epsilon: float, *, digits: int = 3) -> str:
+    """Return an epsilon that is left: rounded down to `digits` significant digits, never above its value."""
+    return _say(epsilon, digits, ROUND_FLOOR)
 
 
 def short_epsilon(epsilon: float, *, digits: int) -> str:
