@@ -26,7 +26,7 @@ def test_the_epsilon_that_fits_is_covered_and_the_next_one_is_not(nano: int, del
     assert epsilon == 0.0 or budget_for(epsilon, delta) <= nano
     exact = Decimal(repr(epsilon))
     next_one = float(exact + Decimal(1).scaleb(exact.adjusted() - digits + 1))
-    if 0 < epsilon and next_one < MOST_EPSILON:
+    if epsilon > 0 and next_one < MOST_EPSILON:
         assert budget_for(next_one, delta) > nano
 
 
