@@ -97,8 +97,8 @@ def resolve_colluding_agents(
     raise InvalidTask(
         f"of {agents} agents {max_dropouts} may be missing, and unless the task says otherwise one participant may "
         "know its own noise, because it reads the release or colludes: that leaves nobody whose noise is unknown. "
-        "Let more agents take part, lower max_dropouts, or say colluding_agents = 0: a single agent may then be all "
-        "that answers, so each adds all the noise that the price counts on"
+        f"Let more agents take part, lower max_dropouts to {agents - 2}, or say colluding_agents = 0: a single agent "
+        "may then be all that answers, so each adds all the noise that the price counts on"
     )
 
 
@@ -501,8 +501,8 @@ def price_of_paper_shares(
     left = agents - colluding_agents - max_dropouts
     if colluding_agents < 0 or max_dropouts < 0 or left < 1:
         raise InvalidSetting(
-            "colluding_agents and max_dropouts must be at least 0 and together "
-            f"below agents {agents}, found {colluding_agents} and {max_dropouts}"
+            f"colluding_agents and max_dropouts must be at least 0, and together at most {agents - 1} of {agents} "
+            f"agents; found {colluding_agents} and {max_dropouts}"
         )
     known = GaussianSum(squared_sensitivity, sigma_votes)
     return epsilon_of_delta(delta, math.sqrt(known.mu_squared * agents / left))

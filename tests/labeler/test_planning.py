@@ -401,7 +401,7 @@ def test_one_participant_is_counted_on_unless_the_user_says_otherwise(
 
 
 def test_two_agents_of_which_one_may_be_missing_are_told_what_to_do() -> None:
-    with pytest.raises(InvalidTask, match=r"lower max_dropouts, or say colluding_agents = 0"):
+    with pytest.raises(InvalidTask, match=r"lower max_dropouts to 0, or say colluding_agents = 0"):
         resolve_colluding_agents(None, agents=2, max_dropouts=1)
     assert resolve_colluding_agents(None, agents=2, max_dropouts=1, method="aux-distill") == 0
 

@@ -18,6 +18,7 @@ from labeler.budget import budget_for
 from labeler.errors import AwaitingApproval, PolicyRefusal
 from labeler.messages.bodies import Ask, TallierKey
 from labeler.planning import price
+from labeler.solving import solve_sigma
 from labeler.system.keys import PartyKeys
 from labeler.tally import QueryBatch
 from tests.labeler.tasks import make_task
@@ -175,6 +176,44 @@ def test_what_it_does_not_allow_is_refused_by_the_name_of_the_field(
 ) -> None:
     with pytest.raises(PolicyRefusal, match=re.escape(said)):
         check(policy(**allowed), asked())
+
+
+@pytest.mark.parametrize(
+    ("allowed", "asked"),
+    [
+        ({"max_noise_contributors": 2}, {}),
+        ({"max_noise_contributors": 3}, {"agents": 2000, "colluding_agents": 1990, "max_dropouts": 6}),
+        ({"max_noise_talliers": 1}, {"dishonest_talliers": 1}),
+        ({"methods": ["knn"]}, {"method": "reverse-knn"}),
+        ({}, {"release": "winner"}),
+        ({"max_noise_contributors": 1}, {"agents": 4, "colluding_agents": 1}),
+    ],
+)
+def test_the_field_that_a_refusal_names_passes_with_the_value_that_it_names(
+    allowed: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    with pytest.raises(PolicyRefusal) as refused:
+        check(policy(**allowed), ask(**asked))
+    named = re.search(r"set (\w+) to ([\w-]+)", str(refused.value))
+    assert named is not None, refused.value
+    value = int(named[2]) if named[2].isdecimal() else named[2]
+    check(policy(**allowed), ask(**asked | {named[1]: value}))
+    if named[1] == "colluding_agents":
+        with pytest.raises(PolicyRefusal, match="colluding_agents"):
+            check(policy(**allowed), ask(**asked | {named[1]: int(value) - 1}))
+
+
+def test_the_epsilon_that_a_refusal_per_person_names_passes() -> None:
+    strict = policy(person_epsilon=0.4)
+    fields = {"records_per_person": 3, "sigma_votes": 20.0}
+    with pytest.raises(PolicyRefusal, match=r"make a task of epsilon [\d.]+ per image or less") as refused:
+        check(strict, ask(**fields))
+    named = re.search(r"of epsilon ([\d.]+) per image", str(refused.value))
+    assert named is not None
+    sigma = solve_sigma(ask(**fields).task, float(named[1]))
+    check(strict, ask(**fields | {"sigma_votes": sigma}))
+    with pytest.raises(PolicyRefusal):
+        check(strict, ask(**fields | {"sigma_votes": sigma * 0.97}))
 
 
 def test_a_task_waits_for_a_person_only_when_everything_else_is_in_order() -> None:

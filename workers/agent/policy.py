@@ -10,7 +10,7 @@ Every field is listed in `docs/policy.md`; a test compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from math import floor, isfinite
@@ -24,6 +24,7 @@ from labeler.errors import AwaitingApproval, InvalidSetting, PolicyRefusal
 from labeler.messages.bodies import Ask, Proposal
 from labeler.methods import MethodName, ReleaseKind
 from labeler.methods.sensitivity import least_delta
+from labeler.noise import TALLIERS
 from labeler.planning import has_finite_price
 from labeler.setting import LEVELS
 from labeler.settings import SettingsText
@@ -193,9 +194,11 @@ class Policy(_Table):
         if allow.tasks != "any" and task.digest not in allow.tasks:
             raise _refusal("allow.tasks", _short(allow.tasks), task.digest)
         if task.method not in allow.methods:
-            raise _refusal("allow.methods", ", ".join(allow.methods) or "none", task.method)
+            raise _refusal("allow.methods", ", ".join(allow.methods) or "none", task.method, _take("method", allow.methods))
         if task.release not in allow.releases:
-            raise _refusal("allow.releases", ", ".join(allow.releases) or "none", task.release)
+            raise _refusal(
+                "allow.releases", ", ".join(allow.releases) or "none", task.release, _take("release", allow.releases)
+            )
         self.check_delta(task)
         self._check_noise(task)
         self._check_life(task)
@@ -203,7 +206,9 @@ class Policy(_Table):
         self._check_recipients(ask)
         largest = max(ask.sizes)
         if largest > allow.max_queries_per_day:
-            raise _refusal("allow.max_queries_per_day", str(allow.max_queries_per_day), f"{largest} at once")
+            most = allow.max_queries_per_day
+            remedy = f"submit jobs of at most {most} {'query' if most == 1 else 'queries'}"
+            raise _refusal("allow.max_queries_per_day", str(most), f"{largest} at once", remedy)
         if allow.approval and not is_approved:
             raise AwaitingApproval(
                 f"allow.approval: a person at the site has to approve task {task.digest} first "
@@ -269,19 +274,24 @@ class Policy(_Table):
 
     def _check_noise(self, task: Task) -> None:
         divided, allow = task.noise_contributors, self.allow
-        if task.noise_by == "talliers":
-            if divided > allow.max_noise_talliers:
-                allowed = f"noise divided among {allow.max_noise_talliers} talliers"
+        if task.dishonest_talliers is not None:
+            most = allow.max_noise_talliers
+            if divided > most:
+                remedy = f"set dishonest_talliers to {TALLIERS - most} in the task, or leave it out" if most else ""
                 raise _refusal(
                     "allow.max_noise_talliers",
-                    allowed if allow.max_noise_talliers else "no task whose noise the talliers add",
+                    f"noise divided among {most} talliers" if most else "no task whose noise the talliers add",
                     f"noise divided among {divided} talliers",
+                    remedy or "leave dishonest_talliers out of the task, so that the agents add the noise",
                 )
         elif divided > allow.max_noise_contributors:
+            # Each colluding agent more is one contributor less (labeler.task).
+            least = task.colluding_agents + divided - allow.max_noise_contributors
             raise _refusal(
                 "allow.max_noise_contributors",
                 f"noise divided among {allow.max_noise_contributors} agents",
                 f"noise divided among {divided}",
+                f"set colluding_agents to {least} or more in the task (it is {task.colluding_agents})",
             )
 
     def _check_person(self, task: Task) -> None:
@@ -290,7 +300,10 @@ class Policy(_Table):
             return
         if task.records_per_person is None:
             raise _refusal(
-                "allow.person_epsilon", f"epsilon {most:g} per person", "a task without records_per_person, so no bound"
+                "allow.person_epsilon",
+                f"epsilon {most:g} per person",
+                "a task without records_per_person, so no bound",
+                "set records_per_person in the task",
             )
         # Imported on use: a tallier reads homes, too, and prices need scipy.
         from labeler.planning import price
@@ -298,8 +311,12 @@ class Policy(_Table):
         # The whole task, whatever part of it this ask is; at the site's own delta.
         person = price(task.model_copy(update={"delta": delta})).person
         if person is None or not person.epsilon <= most:
+            from labeler.solving import epsilon_within
+
             asked = f"epsilon {say_epsilon(person.epsilon)}" if person and isfinite(person.epsilon) else "no bound"
-            raise _refusal("allow.person_epsilon", f"epsilon {most:g} per person (delta {delta:g})", asked)
+            fits = epsilon_within(task, task.max_queries, level="person", left_nano=budget_for(most, delta))
+            remedy = "" if fits is None else f"make a task of epsilon {fits:g} per image or less"
+            raise _refusal("allow.person_epsilon", f"epsilon {most:g} per person (delta {delta:g})", asked, remedy)
 
     def _check_recipients(self, ask: Ask | Proposal) -> None:
         pinned_ids = ", ".join(sorted(self.talliers)) or "none"
@@ -368,6 +385,10 @@ def toml_value(value: object) -> str:
     return repr(value)
 
 
+def _take(field: str, allowed: Sequence[str]) -> str:
+    return f"set {field} to {' or '.join(allowed)} in the task" if allowed else ""
+
+
 def _short(names: tuple[str, ...]) -> str:
     """Return the first few of a list of digests, for a sentence."""
     shown = ", ".join(name[:16] for name in names[:3])
@@ -375,7 +396,14 @@ def _short(names: tuple[str, ...]) -> str:
     return (shown or "none") + more
 
 
-def _refusal(field: str, allowed: str, asked: str) -> PolicyRefusal:
+def _refusal(field: str, allowed: str, asked: str, remedy: str = "") -> PolicyRefusal:
+    """Return a refusal, for requester and site.
+
+    Args:
+        remedy: the field of the task that the requester can change, and a value that passes.
+    """
+    way_out = f"{remedy}; else only" if remedy else "only"
     return PolicyRefusal(
-        f"{field}: the site's policy allows {allowed}, and {asked} was asked for; only the site can change its policy"
+        f"{field}: the site's policy allows {allowed}, and {asked} was asked for; {way_out} the site can change its "
+        "policy"
     )

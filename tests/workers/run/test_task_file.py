@@ -131,7 +131,7 @@ def test_one_participant_may_know_its_noise_unless_the_file_says_otherwise(agent
 
 def test_two_agents_of_which_one_may_be_missing_need_a_word_on_collusion() -> None:
     public = {"classes": ("a", "b"), "agents": 2, "num_queries": 30, "fingerprint": "f", "nonce": ""}
-    with pytest.raises(InvalidTask, match="lower max_dropouts, or say colluding_agents = 0"):
+    with pytest.raises(InvalidTask, match="lower max_dropouts to 0, or say colluding_agents = 0"):
         TaskFile(task=TaskTable(name="t", sigma_votes=9.0, delta=1e-5, max_dropouts=1)).resolve(**public)
     said = TaskTable(name="t", sigma_votes=9.0, delta=1e-5, max_dropouts=1, colluding_agents=0)
     assert TaskFile(task=said).resolve(**public).noise_contributors == 1
