@@ -136,8 +136,9 @@ def _expect(task: Task, asked: int, records: int | None) -> Expectation:
     low = _right(task, asked, assumed, share=UNLIKE, pooled=False, sigma=task.total_sigma_votes)
     high = _right(task, asked, assumed, share=ALIKE, pooled=True, sigma=task.total_sigma_votes)
     warning = ""
-    if _stands_out(task, asked, assumed, task.total_sigma_votes) < WILL_DO:
-        warning = _warning(task, asked, assumed, is_told=records is not None, most=high < 0.5)
+    stands_out = _stands_out(task, asked, assumed, task.total_sigma_votes)
+    if stands_out < WILL_DO:
+        warning = _warning(task, asked, assumed, is_told=records is not None, most=stands_out < 0.5)
     return Expectation(round(low, 3), round(high, 3), records=assumed, warning=warning)
 
 

@@ -54,7 +54,7 @@ _MOST_RECORDS: Final = 2**60
 RUNGS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Epsilons of the table of `labeler plan --accuracy`."""
 
-_BETWEEN: Final = 6
+_BETWEEN: Final = 3
 """Further epsilons from one rung to the next, where a range is a formula."""
 
 _ROWS: Final = 6
@@ -414,7 +414,10 @@ def _reasons(task: Task, request: PlanRequest, images: _PublicShard | None) -> d
         )
     else:
         alike = f"A class gets {UNLIKE:.0%} of the votes at its questions (lower end) to {ALIKE:.0%} (upper end)"
-        wide = "Nothing is known of how alike private and public images are, and that decides more than noise does."
+        wide = (
+            "Nothing is known of how alike private and public images are, nor of how well their classes lie in groups, "
+            "and that decides more than noise does. Where classes lie in no groups, labels stay below the lower end."
+        )
         narrower = _LABEL[0].upper() + _LABEL[1:] + "."
     return {
         "assumed": f"{alike}{'; ' * bool(votes)}{votes}.",

@@ -232,6 +232,11 @@ def test_a_network_can_be_fine_tuned_on_the_answers(labeler, federation, tmp_pat
     result = labeler("student", out, *arguments, "--test", federation.root / "test")
     assert result.code == 0, result.err
     tuned = json.loads(result.out)
+    told = labeler("student", out, *arguments[:-1]).err
+    assert told.index("Fine-tuning reads ") < told.index(" epochs of ") < told.index("Epoch 1 of ")
+    assert " will take about " in told
+    assert " left" in told
+    assert "Epoch" not in result.err
     assert tuned["kind"] == "finetune"
     assert tuned["accuracy"] > 0.7
     assert Path(tuned["path"]).exists()

@@ -212,6 +212,53 @@ def test_the_same_backbone_on_another_computer_runs_and_its_student_labels_no_ot
         student.label(odd, quiet=True)
 
 
+def test_a_student_of_own_features_labels_arrays_and_files_of_them_and_says_by_which_command(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    a, b, public = federation(tmp_path, (PROBE, PROBE, PROBE))
+    job = labeler.run([a, b], public, tmp_path / "job", epsilon=5, colluding_agents=0, quiet=True)
+    model = job.path / "student.safetensors"
+    student, new = labeler.load_student(model), rows(20, seed=5)
+    labels = student.label(new, "arrow", quiet=True)
+    assert labels["label"].to_pylist() == [0, 1] * 10
+    assert labels["source"].to_pylist()[:2] == ["row#0", "row#1"]
+    assert job.predict(new).tolist() == [0, 1] * 10
+    for write in (as_npz, as_npy, as_parquet, as_hdf5):
+        (tmp_path / write.__name__).mkdir()
+        file = write(tmp_path / write.__name__, new)["features"]
+        assert student.label(file, "arrow", quiet=True)["label"].to_pylist() == [0, 1] * 10
+        assert job.predict(file).tolist() == [0, 1] * 10
+        told = command("predict", model, file, "--out", tmp_path / f"{write.__name__}.csv")
+        assert told.code == 0, told.err
+        assert "20 images labeled" in told.out
+    np.savez(tmp_path / "true.npz", features=new, labels=np.array(NAMES))
+    assert student.scores(tmp_path / "true.npz")["accuracy"] == 1.0
+    use = "labeler predict student.safetensors new.npz --out new-labels.parquet"
+    assert use in (job.path / "report.html").read_text()
+    assert (
+        f"labeler predict {job.path}/student-pooled.safetensors new.npz"
+        in command("student", job.path, "--kind", "pooled").out
+    )
+
+
+def test_features_that_a_student_cannot_read_are_refused_with_what_it_reads(tmp_path: Path) -> None:
+    a, b, public = federation(tmp_path, (PROBE, PROBE, PROBE))
+    job = labeler.run([a, b], public, tmp_path / "job", epsilon=5, colluding_agents=0, quiet=True)
+    student = labeler.load_student(job.path / "student.safetensors")
+    with pytest.raises(MixedShards, match="features of 12 numbers, and these have 7"):
+        student.label(rows(4)[:, :7], quiet=True)
+    with pytest.raises(BadData, match="numbers of shape"):
+        student.label(np.zeros((2, 4, 4, 3)), quiet=True)
+    with pytest.raises(BadData, match="zero or not finite"):
+        student.label(np.full((2, WIDTH), np.nan), quiet=True)
+    (tmp_path / "pictures").mkdir()
+    with pytest.raises(InvalidSetting, match=r"name a file of them \(\.npz, \.npy"):
+        student.label(tmp_path / "pictures", quiet=True)
+    np.savez(tmp_path / "x.npz", features=rows(4))
+    with pytest.raises(InvalidSetting, match="leave the backbone"):
+        student.label(tmp_path / "x.npz", backbone="pixels:8", quiet=True)
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_job_with_another_backbone_of_the_same_name_is_refused_before_anything_is_paid_for(
     place: int, tmp_path: Path

@@ -123,23 +123,16 @@ class LabeledJob:
         return self._table("pseudo_labels.parquet", frame)
 
     def predict(self, images: PathLike[str] | str | NDArray[np.generic]) -> NDArray[np.int64]:
-        """Label other images: a shard of the same backbone, or its features of shape (n, dimension).
+        """Label other images: features of shape (n, dimension), or whatever `TrainedStudent.label` takes.
 
         Raises:
-            MixedShards: the shard was made by another backbone.
+            MixedShards: the images have features of another backbone.
         """
         if isinstance(images, np.ndarray):
             return self.student.predict(images)
-        from feature_store.shard import Shard
-        from labeler.errors import MixedShards
-
-        shard = Shard.open(named_path(images, "images"))
-        made_by = self.report["task"]["backbone_fingerprint"]
-        if shard.fingerprint != made_by:
-            raise MixedShards(
-                f"these images were embedded by backbone {shard.fingerprint[:16]}, those of the job by {made_by[:16]}"
-            )
-        return self.student.predict(shard.features)
+        self._check_one_class()
+        labels = load_student(self.path / "student.safetensors").label(images, "arrow", quiet=True)["label"]
+        return np.asarray(labels.to_numpy(), dtype=np.int64)
 
     def evaluate(
         self,

@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from feature_store.array_reader import SUFFIXES
 from feature_store.backbones.spec import is_plain_name
 from feature_store.decode import Skipped
 from feature_store.own_features import FeatureSource, read_features
@@ -294,10 +295,6 @@ class Prediction:
     threshold: tuple[str, float] | None = None
 
 
-FEATURE_FILES: Final = (".npy", ".npz", ".h5", ".hdf5", ".parquet")
-"""Files of own features; a Parquet file holds them only for a model of own features, images else."""
-
-
 def say_use(model: StoredModel, path: Path) -> str:
     """Return the command that labels further images, or features, with a model in a file."""
     new = "new.npz" if model.reads_own_features else "new-images"
@@ -343,7 +340,7 @@ def predict_images(
     if model.reads_own_features and not backbone:
         raise InvalidSetting(
             f"the model reads features that its owner computed, and {str(images)!r} is none: name a file of them "
-            f"({', '.join(FEATURE_FILES)}) or a shard that `labeler embed --features` made of them"
+            f"({', '.join(SUFFIXES)}) or a shard that `labeler embed --features` made of them"
         )
     # Imported on use: a shard needs no network.
     from feature_store.backbones import load_backbone
@@ -374,13 +371,15 @@ def predict_images(
 def _own_features(model: StoredModel, images: Path | str | NDArray[Any]) -> FeatureSource | None:
     """Return the rows of an array or of a file of features; None for a shard or images.
 
+    A Parquet file holds features for a model of own features, and images for every other.
+
     Raises:
         InvalidSetting: the model reads features of a backbone that this program runs, so images are wanted.
     """
     is_array = isinstance(images, np.ndarray)
     path = Path("rows") if is_array else Path(str(images))
     if not is_array and (
-        path.suffix.lower() not in FEATURE_FILES
+        path.suffix.lower() not in SUFFIXES
         or path.is_dir()
         or (path.suffix.lower() == ".parquet" and not model.reads_own_features)
     ):

@@ -100,7 +100,7 @@ def test_the_student_labels_other_images_of_the_same_backbone(job: labeler.Label
     smaller = labeler.embed(
         folders / "other", folders / "small.shard", backbone="pixels:4", classes=CLASSES, public=True, quiet=True
     )
-    with pytest.raises(MixedShards, match="embedded by backbone"):
+    with pytest.raises(MixedShards, match="its labels would mean nothing"):
         job.predict(smaller)
 
 
@@ -279,7 +279,7 @@ def test_a_price_at_which_noise_drowns_the_votes_is_told_in_plan_and_run(
     plan = labeler.plan(epsilon=0.001, delta=1e-4, queries=16, agents=2, classes=4)
     assert "WARNING: the noise drowns the votes" in str(plan)
     assert plan.expected_accuracy is not None
-    assert plan.expected_accuracy[1] < 0.6
+    assert plan.expected_accuracy[1] < 0.7
     assert labeler.plan(epsilon=8.0, delta=1e-4, queries=16, agents=2, classes=4).warning == ""
     document = json.loads(
         CliRunner().invoke(app, ["plan", "--sigma", "4000", "--method", "reverse-knn", "--json"]).stdout

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from workers.run.finetune import FineTuning, fine_tune
+from workers.run.finetune import FineTuning, estimate_seconds, fine_tune
 
 
 def small_backbone() -> torch.nn.Module:
@@ -103,3 +103,17 @@ def test_a_network_is_tuned_on_bytes_of_which_no_more_than_a_batch_becomes_float
         made.append(tuned.predict_proba(images, batch_size=20))
     assert np.array_equal(made[0], made[1])
     assert max(counts) == 20
+
+
+def test_every_step_is_counted_from_the_first_on_and_an_estimate_changes_no_network(rng: np.random.Generator) -> None:
+    images, truth = bars(rng, 70)
+    settings, steps = FineTuning(epochs=2, batch_size=32, warmup_epochs=1), list[int]()
+    body = small_backbone()
+    plain = fine_tune(small_backbone(), images, soft(truth), settings=settings, seed=3).predict_proba(images)
+    state = torch.get_rng_state()
+    seconds = estimate_seconds(body, images, num_classes=3, settings=settings)
+    assert torch.equal(torch.get_rng_state(), state)
+    tuned = fine_tune(body, images, soft(truth), settings=settings, seed=3, on_step=steps.append)
+    assert steps == list(range(settings.all_epochs * settings.steps(70))) == list(range(9))
+    assert np.array_equal(tuned.predict_proba(images), plain)
+    assert seconds > 0
