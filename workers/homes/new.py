@@ -64,6 +64,10 @@ UNNAMED_AGENTS = """
 """The comment in the settings of a tallier that sums all agents that the coordinator names."""
 
 
+EXAMPLE_URL: Final = "https://labels.example.org"
+"""Stands in new settings for the address that only the operator knows."""
+
+
 def make_coordinator_home(home: Path) -> dict[str, Any]:
     """Make a coordinator's home: keys, and settings to fill in.
 
@@ -76,7 +80,7 @@ def make_coordinator_home(home: Path) -> dict[str, Any]:
     _refuse_second(home / COORDINATOR_FILE)
     _private(home)
     text = coordinator_toml(
-        public_url="https://labels.example.org",
+        public_url=EXAMPLE_URL,
         redis_url="unix:///run/labeler-redis/redis.sock",
         delta=DEFAULT_DELTA,
         instance_epsilon=1.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -17,7 +17,7 @@ from api.client import Client, made
 from api.schema import LabelsOf, Selection, TaskRequest
 from feature_store.backbones.spec import DEFAULT_BACKBONE
 from labeler.errors import InvalidSetting, JobNotCompleted
-from labeler.methods import DEFAULT_METHOD, DEFAULT_RELEASE, METHODS, MethodName, ReleaseKind
+from labeler.methods import DEFAULT_METHOD, DEFAULT_RELEASE, MethodName, ReleaseKind
 from labeler.rounds.effects import AskedStrategy, StudentKind
 from labeler.setting import DEFAULT_DELTA, PLANNED_AGENTS, PLANNED_CLASSES, PLANNED_QUERIES
 from labeler.system.files import named_path

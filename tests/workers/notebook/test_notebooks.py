@@ -23,9 +23,9 @@ def executed(name: str) -> dict[str, Any]:
             continue
         tree = ast.parse(cell.source)
         last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-        exec(compile(tree, cell.id, "exec"), defined)  # noqa: S102  # the notebook's own cells
+        exec(compile(tree, cell.id, "exec"), defined)  # the notebook's own cells
         if isinstance(last, ast.Expr):
-            shown = eval(compile(ast.Expression(last.value), cell.id, "eval"), defined)  # noqa: S307
+            shown = eval(compile(ast.Expression(last.value), cell.id, "eval"), defined)
             assert getattr(shown, "_repr_html_", shown.__repr__)()
     return defined
 
