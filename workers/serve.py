@@ -127,7 +127,7 @@ def run_coordinator(
 
 def missing_steps(settings: CoordinatorConfig, tokens: Sequence[TokenRecord], *, edge: Edge | None) -> list[str]:
     """Return what an operator has yet to do before anybody can use the service: its address, and the first token."""
-    from workers.homes.new import EXAMPLE_URL
+    from workers.party.home import EXAMPLE_URL
 
     found = []
     if settings.public_url.rstrip("/") == EXAMPLE_URL and (edge is None or f"https://{edge.domain}" != EXAMPLE_URL):

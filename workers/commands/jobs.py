@@ -163,8 +163,8 @@ def run(
         summary = run_job(job, clock=clock, progress=progress, warn=tell_warning)
     if is_finished:
         typer.echo(
-            f"This job was finished before. Its stored answers were used: nobody was asked and nothing was charged. For "
-            f"new answers, at their own price, give another --out than {escaped(str(out))}.",
+            f"This job was finished before. Its stored answers were used: nobody was asked and nothing was charged. "
+            f"For new answers, at their own price, give another --out than {escaped(str(out))}.",
             err=True,
         )
     if METHODS[job.file.task.method].evaluates:

@@ -36,6 +36,7 @@ from workers.party.home import (
     AGENT_FILE,
     ANCHOR_FILE,
     COORDINATOR_FILE,
+    EXAMPLE_URL,
     JOURNAL_FILE,
     KEYS_FILE,
     POLICY_FILE,
@@ -62,10 +63,6 @@ UNNAMED_AGENTS = """
 # hospital-a = "64 hexadecimal digits"
 """
 """The comment in the settings of a tallier that sums all agents that the coordinator names."""
-
-
-EXAMPLE_URL: Final = "https://labels.example.org"
-"""Stands in new settings for the address that only the operator knows."""
 
 
 def make_coordinator_home(home: Path) -> dict[str, Any]:
