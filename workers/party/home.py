@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, overload
+from typing import Annotated, Final, Literal, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
