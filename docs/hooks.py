@@ -1,9 +1,9 @@
 """MkDocs hooks: generate pages from the project's own sources, rewrite their links, and draw diagrams.
 
-The home page is the README, and the documents of the repository's root become pages. The command reference comes from
-the commands, the REST reference from the OpenAPI document, the errors from their classes, and the byte vectors from the
-file that the tests check. Notebooks of the tutorials become pages, too. Links in the sources name files of the repository, so that they also work on the code's host;
-the hooks rewrite them for the site.
+The home page is the README, and the documents of the repository's root become pages. So do the notebooks of the
+tutorials. The command reference comes from the commands, the REST reference from the OpenAPI document, the errors from
+their classes, and the byte vectors from the file that the tests check. Links in the sources name files of the
+repository, so that they also work on the code's host; the hooks rewrite them for the site.
 
 A block of Mermaid becomes an SVG in the page while the site is built. So a page fetches no script, and shows its
 diagrams in a closed network and on paper.

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import re
 import shutil
@@ -28,7 +29,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,9 @@ from workers.up.supervisor import die_with_parent, end_process
 
 if TYPE_CHECKING:
     from api.coordinator.config import CoordinatorConfig
+    from labeler.ledger.tokens import TokenRecord
+
+log = logging.getLogger("labeler.coordinator")
 
 _SWITCH_S = 0.0002
 
@@ -107,6 +111,8 @@ def run_coordinator(
     # Clients that come while the journal is opened and checked wait, and are not sent away to try again later.
     with listen(host, port) as listening:
         coordinator = Coordinator.open(settings)
+        for missing in missing_steps(settings, coordinator.tokens.list(), edge=edge):
+            log.warning(missing)
         _settle_in()
         with ExitStack() as front:
             if edge is not None:
@@ -117,6 +123,24 @@ def run_coordinator(
                 }
                 front.enter_context(running(edge, address, home=settings.home, on_end=stop, **sizes))
             serve_at(listening, coordinator, on_ready=ready, on_server=servers.append)
+
+
+def missing_steps(settings: CoordinatorConfig, tokens: Sequence[TokenRecord], *, edge: Edge | None) -> list[str]:
+    """Return what an operator has yet to do before anybody can use the service: its address, and the first token."""
+    from workers.party.home import EXAMPLE_URL
+
+    found = []
+    if settings.public_url.rstrip("/") == EXAMPLE_URL and (edge is None or f"https://{edge.domain}" != EXAMPLE_URL):
+        found.append(
+            f"public_url in coordinator.toml is still the example, {EXAMPLE_URL}: invitations would lead there; write "
+            "the address at which sites and people reach this service, and start again"
+        )
+    if not any(one.revoked_at is None for one in tokens):
+        found.append(
+            "nobody has a token, so nobody can use this service: stop it, make the first token with `labeler keys "
+            f"token --home {settings.home} --name NAME --role admin`, and start again"
+        )
+    return found
 
 
 def refuse_open_doors(host: str, settings: CoordinatorConfig, *, edge: Edge | None, is_behind_proxy: bool) -> None:

@@ -79,7 +79,7 @@ def test_git_ignores_what_commands_write_about_private_images(secret: str) -> No
 
 
 def test_the_picture_and_the_lines_of_the_readme_are_of_one_demo() -> None:
-    """`make picture` makes both; the picture's file keeps the lines. And the demo that they are of is that of `make demo`."""
+    """`make picture` makes both of what `make demo` wrote; the picture's file keeps the lines."""
     picture = runpy.run_path(str(ROOT / "docs" / "picture.py"))
     lines = picture["BLOCK"].search(README)
     assert lines is not None

@@ -464,3 +464,25 @@ def test_only_a_party_that_has_seen_something_consents(consenting: Path, tmp_pat
     (consenting / "agent.toml").unlink()
     with pytest.raises(InvalidSetting, match="not the home of an agent or a tallier"):
         trust_restored_journal(consenting, TEXT)
+
+
+def test_a_new_operator_learns_of_the_first_token_and_of_the_example_address(tmp_path: Path, labeler: Labeler) -> None:
+    from datetime import UTC, datetime
+
+    from labeler.ledger.tokens import TokenRecord
+    from workers.serve import Edge, missing_steps, read_settings
+
+    home = tmp_path / "coordinator"
+    made = labeler("serve", "--home", home, "--init")
+    assert all(f"--role {role}" in made.out for role in ("admin", "requester"))
+    settings = read_settings(home)
+    address, token = missing_steps(settings, [], edge=None)
+    assert "public_url" in address
+    assert f"labeler keys token --home {home} --name NAME --role admin" in token
+    active = TokenRecord("t", "first", "admin", datetime.now(UTC))
+    revoked = TokenRecord("t", "first", "admin", datetime.now(UTC), datetime.now(UTC))
+    assert missing_steps(settings, [active, revoked], edge=None) == [address]
+    assert missing_steps(settings, [revoked], edge=None) == [address, token]
+    own = settings.model_copy(update={"public_url": "https://labels.hospital.example"})
+    assert missing_steps(own, [active], edge=None) == []
+    assert missing_steps(settings, [active], edge=Edge("labels.example.org", 443, "acme", None)) == []

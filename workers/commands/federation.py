@@ -186,6 +186,8 @@ def serve(
             public,
             f"Coordinator's home is {home}; fill in {home / 'coordinator.toml'} before the first start.",
             f"Fingerprint {public['fingerprint']}: read it to every site over the phone.",
+            f"Then make the first token, an administrator's: labeler keys token --home {home} --name NAME --role admin",
+            "With it, make a requester's once the coordinator runs: labeler keys token --name NAME --role requester",
             as_json=as_json,
         )
         return

@@ -132,9 +132,11 @@ def run(
             raise InvalidSetting("nothing says what the job may cost; give --epsilon 0.5, or name a task file")
         file = make_task_file(fields, shards=shard, images=images, out=out, queries=questions)
     else:
-        if given := [f"--{name}" for name, value in (*fields.items(), ("questions", questions)) if value is not None]:
+        given = [f"--{name}" for name, value in (fields | {"questions": questions}).items() if value is not None]
+        if given:
             raise InvalidSetting(
-                f"{', '.join(given)} and a task file both say what is asked; write it into {task}, or leave the file out"
+                f"{', '.join(given)} and a task file both say what is asked; write it into {task}, or leave the file "
+                "out"
             )
         file = read_task_file(task)
     from workers.run.folder import JobFolder
@@ -162,8 +164,8 @@ def run(
         summary = run_job(job, clock=clock, progress=progress, warn=tell_warning)
     if is_finished:
         typer.echo(
-            f"This job was finished before. Its stored answers were used: nobody was asked and nothing was charged. For "
-            f"new answers, at their own price, give another --out than {escaped(str(out))}.",
+            f"This job was finished before. Its stored answers were used: nobody was asked and nothing was charged. "
+            f"For new answers, at their own price, give another --out than {escaped(str(out))}.",
             err=True,
         )
     if METHODS[job.file.task.method].evaluates:

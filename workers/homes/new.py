@@ -36,6 +36,7 @@ from workers.party.home import (
     AGENT_FILE,
     ANCHOR_FILE,
     COORDINATOR_FILE,
+    EXAMPLE_URL,
     JOURNAL_FILE,
     KEYS_FILE,
     POLICY_FILE,
@@ -76,7 +77,7 @@ def make_coordinator_home(home: Path) -> dict[str, Any]:
     _refuse_second(home / COORDINATOR_FILE)
     _private(home)
     text = coordinator_toml(
-        public_url="https://labels.example.org",
+        public_url=EXAMPLE_URL,
         redis_url="unix:///run/labeler-redis/redis.sock",
         delta=DEFAULT_DELTA,
         instance_epsilon=1.0,

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, overload
+from typing import Annotated, Final, Literal, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -36,6 +36,9 @@ from workers.agent.policy import HexKey, PartyId, Policy, policy_toml, toml_text
 
 AGENT_FILE = "agent.toml"
 TALLIER_FILE = "tallier.toml"
+EXAMPLE_URL: Final = "https://labels.example.org"
+"""Stands in new settings for the address that only the operator knows."""
+
 COORDINATOR_FILE = "coordinator.toml"
 POLICY_FILE = "policy.toml"
 RECORDS_FOLDER = "records.shard"

@@ -220,7 +220,7 @@ def _check_headings(text: SettingsText) -> None:
             f"{text.name} refused: {place}: {name} is a field of [{table}] and stands under no heading; write the line "
             f"[{table}] above it"
         )
-    if not any(name.lower() == "task" for name in text.fields):
+    if "task" not in text.fields and text.fields.keys() <= TaskFile.model_fields.keys():
         raise InvalidTask(
             f'{text.name} refused: it has no [task]; write the line [task], and below it a name ("digits") and what '
             "the job may cost (epsilon = 0.5). docs/task-file.md has a whole file"

@@ -9,6 +9,7 @@ forbids scripts and requests in case something slips through. Each file appears 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -63,6 +64,7 @@ def render_page(report: JobReport, pictures: dict[str, Picture]) -> str:
             folded_questions=questions[_OPEN_TILES:],
             has_truth=report.label_accuracy is not None or report.image_accuracy is not None,
             has_groups=any(query.group_size > 1 for query in report.queries),
+            longest_word=min(24, max(len(word) for name in report.task.classes for word in re.split(r"[\s-]+", name))),
             has_bars=any(tile["bars"] for tile in questions),
             wrong=[] if images is None else image_tiles(report, images.wrong()[:MAX_FIRST].tolist()),
             wrong_count=0 if images is None else len(images.wrong()),

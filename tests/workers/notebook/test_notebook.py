@@ -83,6 +83,24 @@ def test_a_job_that_is_run_again_is_the_same_job_and_is_charged_once(job: labele
     assert len(dict(charges)) == 1
 
 
+def test_the_command_without_a_task_file_is_the_same_job_and_says_that_it_is_finished(
+    job: labeler.LabeledJob, folders: Path, request: pytest.FixtureRequest
+) -> None:
+    labeler_command = request.getfixturevalue("labeler")
+    shards = [word for part in ("a", "b") for word in ("--shard", folders / f"site-{part}.shard")]
+    ask = ("run", *shards, "--images", folders / "scans.shard", "--out", job.path, "--delta", 1e-4, "--seed", 3)
+    again = labeler_command(*ask, "--questions", 16, "--epsilon", 8.0)
+    assert again.code == 0, again.err
+    assert "nobody was asked and nothing was charged" in again.err
+    other = labeler_command(*ask, "--questions", 16, "--epsilon", 7.0)
+    assert other.code != 0
+    assert "another, finished job" in other.err
+    unpriced = labeler_command(*ask)
+    assert (unpriced.code, "give --epsilon 0.5" in unpriced.err) == (2, True)
+    both = labeler_command(*ask, "task.toml", "--epsilon", 8.0)
+    assert (both.code, "both say what is asked" in both.err) == (2, True)
+
+
 @pytest.mark.parametrize("frame", ["pandas", "polars"])
 def test_labels_come_as_a_frame(job: labeler.LabeledJob, frame: Any) -> None:
     library = pytest.importorskip(frame)

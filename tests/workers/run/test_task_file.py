@@ -135,3 +135,21 @@ def test_two_agents_of_which_one_may_be_missing_need_a_word_on_collusion() -> No
         TaskFile(task=TaskTable(name="t", sigma_votes=9.0, delta=1e-5, max_dropouts=1)).resolve(**public)
     said = TaskTable(name="t", sigma_votes=9.0, delta=1e-5, max_dropouts=1, colluding_agents=0)
     assert TaskFile(task=said).resolve(**public).noise_contributors == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name = 'x'\nepsilon = 0.5", "line 1, column 1: name is a field of [task] and stands under no heading"),
+        ("count = 3\n" + FOUR, "line 1, column 1: count is a field of [queries] and stands under no heading"),
+        ("[queries]\ncount = 3", "it has no [task]; write the line [task]"),
+        ("", "it has no [task]; write the line [task]"),
+        ("task = 3", "write the line [task] once, in single brackets"),
+        ("[[task]]\nname = 'x'", "write the line [task] once, in single brackets"),
+        (FOUR + "[[queries]]\ncount = 3", "write the line [queries] once, in single brackets"),
+    ],
+)
+def test_a_missing_heading_is_named_with_the_line_to_write(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "task.toml").write_text(text)
+    with pytest.raises(InvalidTask, match=re.escape(said)):
+        read_task_file(tmp_path / "task.toml")
