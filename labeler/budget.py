@@ -161,22 +161,6 @@ def epsilon_left(nano: int, delta: float) -> float:
     return epsilon
 
 
-def epsilon_that_fits(nano: int, delta: float, *, digits: int = 3) -> float:
-    """Return `epsilon_left` for people: the largest epsilon of this many significant digits that is covered.
-
-    Args:
-        nano: what is left, nano-units of mu^2.
-        delta: of the epsilon, from LEAST_DELTA to MOST_DELTA.
-    """
-    exact = epsilon_left(nano, delta)
-    if exact in (0.0, MOST_EPSILON):
-        return exact
-    near = Decimal(repr(exact))
-    step = Decimal(1).scaleb(near.adjusted() - digits + 1)
-    above, below = (float(near.quantize(step, rounding=rounding)) for rounding in (ROUND_CEILING, ROUND_FLOOR))
-    return above if budget_for(above, delta) <= nano else below
-
-
 @dataclass(frozen=True)
 class NothingLeft:
     """The statement that nothing computed from private data under a reservation has left its owner.

@@ -26,7 +26,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.batching import round_sizes, total_charges
-from labeler.budget import UNBOUNDED_NANO, epsilon_that_fits
+from labeler.budget import UNBOUNDED_NANO, epsilon_left, say_epsilon_left
 from labeler.errors import InvalidSetting, InvalidTask, UnsafeGrid
 from labeler.methods import DEFAULT_METHOD, DEFAULT_RELEASE, METHODS, MethodName, ReleaseKind
 from labeler.methods.sensitivity import largest_distance, squared_sensitivity
@@ -139,11 +139,11 @@ def epsilon_within(task: Task, queries: int, *, level: StatedLevel, left_nano: i
     if instance is None or there is None:
         return None
     room = left_nano + 1 if level == "instance" else math.floor(Fraction(instance, there) * left_nano)
-    return epsilon_that_fits(room - len(sizes), task.delta) or None
+    return float(say_epsilon_left(epsilon_left(room - len(sizes), task.delta))) or None
 
 
 def queries_that_fit(task: Task, queries: int, *, level: Level, left_nano: int) -> int:
-    """Return how many of a job's queries the rest of a budget pays for; 0 if none, or if their number changes nothing."""
+    """Return how many queries of a job the rest of a budget pays for; 0 if none, or if the number changes nothing."""
 
     def charge(count: int) -> int:
         return total_charges(task, round_sizes(task, count)).get(level, UNBOUNDED_NANO)

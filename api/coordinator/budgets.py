@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.metadata import version
+from typing import cast
 
 from api.coordinator.config import CoordinatorConfig
 from api.schema import BalanceView, BudgetView, LedgerEntryView, LedgerPage

@@ -1,4 +1,4 @@
-"""What a refusal offers its reader, passes: the epsilon and the number of queries that it names are within the budget."""
+"""What a refusal offers its reader, passes: the epsilon and the number of queries that it names fit the budget."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labeler.batching import round_sizes, total_charges
-from labeler.budget import MOST_EPSILON, budget_for, epsilon_spent, epsilon_that_fits
+from labeler.budget import MOST_EPSILON, budget_for, epsilon_left, say_epsilon_left
 from labeler.setting import LEVELS
 from labeler.solving import queries_that_fit, solve_sigma, ways_to_fit
 from labeler.task import Task
@@ -21,20 +21,13 @@ from tests.labeler.tasks import make_task
 @given(
     nano=st.integers(10**7, 10**13 - 1), delta=st.sampled_from((1e-12, 1e-6, 1e-5, 1e-3, 0.1)), digits=st.integers(1, 3)
 )
-def test_the_epsilon_that_fits_is_covered_and_the_next_one_is_not(nano: int, delta: float, digits: int) -> None:
-    epsilon = epsilon_that_fits(nano, delta, digits=digits)
+def test_the_epsilon_that_is_left_is_covered_and_the_next_one_is_not(nano: int, delta: float, digits: int) -> None:
+    epsilon = float(say_epsilon_left(epsilon_left(nano, delta), digits=digits))
     assert epsilon == 0.0 or budget_for(epsilon, delta) <= nano
     exact = Decimal(repr(epsilon))
     next_one = float(exact + Decimal(1).scaleb(exact.adjusted() - digits + 1))
     if epsilon > 0 and next_one < MOST_EPSILON:
         assert budget_for(next_one, delta) > nano
-
-
-def test_what_is_left_of_an_epsilon_is_more_than_the_difference() -> None:
-    assert epsilon_that_fits(budget_for(0.5, 1e-5), 1e-5) == 0.5
-    left = budget_for(1.0, 1e-5) - budget_for(0.5, 1e-5)
-    assert epsilon_that_fits(left, 1e-5) > 0.8
-    assert epsilon_spent(left, 1e-5) == pytest.approx(epsilon_that_fits(left, 1e-5), rel=1e-2)
 
 
 TASKS: list[dict[str, Any]] = [
