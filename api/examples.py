@@ -228,12 +228,29 @@ BALANCE: dict[str, Any] = {
     "delta": 1e-5,
     "cap_epsilon": 2.0,
     "spent_epsilon": 0.42,
+    "posted_epsilon": 0.42,
+    "left_epsilon": 1.95,
+    "words": "at most 0.420 so far; one more job of up to 1.95",
     "left_fraction": 0.9538,
 }
 
-BUDGET: dict[str, Any] = {"accounts": [BALANCE], "head_seq": 17, "head_hash": HASH, "delta": 1e-5}
+PERSON: dict[str, Any] = {
+    "account": "federation",
+    "person_nano": 6_050_000,
+    "person_epsilon": 0.28,
+    "records_per_person": 1,
+    "reason": "",
+    "delta": 1e-5,
+    "words": "One patient with at most 1 voting image: at most epsilon 0.280 so far (delta 1e-05).",
+}
 
-AGENT_BUDGET: dict[str, Any] = {**BUDGET, "accounts": [{**BALANCE, "account": "agent:hospital-a"}]}
+BUDGET: dict[str, Any] = {"accounts": [BALANCE], "persons": [PERSON], "head_seq": 17, "head_hash": HASH, "delta": 1e-5}
+
+AGENT_BUDGET: dict[str, Any] = {
+    **BUDGET,
+    "accounts": [{**BALANCE, "account": "agent:hospital-a"}],
+    "persons": [{**PERSON, "account": "agent:hospital-a"}],
+}
 
 LEDGER_ENTRY: dict[str, Any] = {
     "seq": 17,

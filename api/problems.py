@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from api.access import ACCESS
 from api.schema import Problem
 from labeler import errors
-from labeler.budget import epsilon_spent
+from labeler.budget import epsilon_left, epsilon_spent
 from labeler.errors import BudgetExceeded, LabelerError, NotAuthenticated, StorageFull, TryAgain
 from labeler.settings import plain_problems
 from labeler.system.files import is_full, storage_full
@@ -156,7 +156,7 @@ def _budget_members(error: BudgetExceeded, delta: float | None) -> dict[str, Any
         members |= {
             "delta": delta,
             "asked_epsilon": epsilon_spent(error.asked, delta) if error.asked else None,
-            "left_epsilon": epsilon_spent(error.left, delta),
+            "left_epsilon": epsilon_left(error.left, delta),
             "cap_epsilon": epsilon_spent(error.cap, delta),
         }
     return members

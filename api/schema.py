@@ -443,6 +443,12 @@ class BalanceView(View):
     cap_epsilon: float | None
     spent_epsilon: float | None
     """The joint epsilon of everything reserved and posted, at `delta`."""
+    posted_epsilon: float | None = None
+    """The joint epsilon of what was answered, at `delta`: so far."""
+    left_epsilon: float | None = None
+    """The epsilon of the largest further job that still fits, rounded down; null without a limit."""
+    words: str = ""
+    """The three in words."""
     left_fraction: float | None
     life_nano: int = 0
     """The part of it set aside for all votes for life together, however many are asked."""
@@ -450,10 +456,27 @@ class BalanceView(View):
     """The same as an epsilon at `delta`; null where nothing was set aside."""
 
 
+class PersonView(View):
+    """What everything that was answered from one account says of one person at one site."""
+
+    account: str
+    person_nano: int | None
+    person_epsilon: float | None
+    """Of all jobs together, rounded up, at `delta`; null where no bound is proved, and `reason` says why."""
+    records_per_person: int | None
+    """The most images of one person that a task let vote."""
+    reason: str
+    delta: float
+    words: str
+    """All of it in a sentence."""
+
+
 class BudgetView(View):
     """All accounts of the coordinator."""
 
     accounts: tuple[BalanceView, ...]
+    persons: tuple[PersonView, ...] = ()
+    """One for each account: a person has no account, so this follows from the charged rounds and their tasks."""
     head_seq: int
     head_hash: str
     delta: float

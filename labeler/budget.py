@@ -368,6 +368,22 @@ def say_epsilon_left(epsilon: float, *, digits: int = 3) -> str:
     return _say(epsilon, digits, ROUND_FLOOR)
 
 
+def spent_in_words(posted: float | None, spent: float | None, left: float | None) -> str:
+    """Return in words what an account has spent and what is left, for every place that says either.
+
+    Args:
+        posted: the epsilon of what was answered; None without a bound.
+        spent: the epsilon of that and of all that is set aside for jobs that wait; None without a bound.
+        left: `epsilon_left`; None where the account has no limit.
+    """
+    so_far = "no bound on what was answered" if posted is None else f"at most {say_epsilon(posted)} so far"
+    waits = ""
+    if spent != posted:
+        waits = f"; {'no bound' if spent is None else say_epsilon(spent)} if all that waits is answered"
+    more = "" if left is None else f"; one more job of up to {say_epsilon_left(left)}" if left else "; nothing is left"
+    return so_far + waits + more
+
+
 def short_epsilon(epsilon: float, *, digits: int) -> str:
     """Return an epsilon as the format `.{digits}g` writes it, but never below its value: for cards and tables."""
     exact = Decimal(repr(float(epsilon)))

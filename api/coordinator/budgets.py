@@ -14,9 +14,18 @@ from importlib.metadata import version
 from typing import cast
 
 from api.coordinator.config import CoordinatorConfig
-from api.schema import BalanceView, BudgetView, LedgerEntryView, LedgerPage
+from api.schema import BalanceView, BudgetView, LedgerEntryView, LedgerPage, PersonView
 from feature_store.results.evidence import SignedEvidence, sign_evidence
-from labeler.budget import LEAST_DELTA_OF_WINNERS, budget_for, epsilon_spent, short_epsilon
+from labeler.batching import person_spent
+from labeler.budget import (
+    LEAST_DELTA_OF_WINNERS,
+    budget_for,
+    epsilon_left,
+    epsilon_spent,
+    say_epsilon_left,
+    short_epsilon,
+    spent_in_words,
+)
 from labeler.errors import BudgetExceeded, InvalidSetting, NotFound
 from labeler.evidence.derive import derive, software
 from labeler.ledger.chain import Head
@@ -24,6 +33,7 @@ from labeler.ledger.database import Connection, Database
 from labeler.ledger.evidence import Wanted, coordinator_facts
 from labeler.ledger.ledger import LOOKED_THROUGH, Balance, Ledger
 from labeler.ledger.lifetimes import all_set_aside, set_aside
+from labeler.ledger.rounds import PostedRounds
 from labeler.ledger.tasks import TaskStore
 from labeler.methods.sensitivity import least_delta
 from labeler.setting import LEVELS
@@ -97,6 +107,8 @@ def balance_view(balance: Balance, delta: float, *, is_bounded: bool = True, for
         is_bounded: False if something without a finite price at this level was paid from it.
         for_life: the part set aside for votes for life.
     """
+    posted, spent = (epsilon_spent(nano, delta) if is_bounded else None for nano in (balance.posted, balance.spent))
+    left = None if balance.left is None else epsilon_left(balance.left, delta)
     return BalanceView(
         account=balance.account,
         level=balance.level,
@@ -106,7 +118,10 @@ def balance_view(balance: Balance, delta: float, *, is_bounded: bool = True, for
         left_nano=balance.left,
         delta=delta,
         cap_epsilon=None if balance.cap is None else cap_as_written(balance.cap, delta),
-        spent_epsilon=epsilon_spent(balance.spent, delta) if is_bounded else None,
+        spent_epsilon=spent,
+        posted_epsilon=posted,
+        left_epsilon=left,
+        words=spent_in_words(posted, spent, left),
         left_fraction=balance.left / balance.cap if balance.cap and balance.left is not None else None,
         life_nano=for_life,
         life_epsilon=epsilon_spent(for_life, delta) if for_life else None,
@@ -122,6 +137,7 @@ class Budgets:
     def __init__(self, ledger: Ledger, delta: float) -> None:
         self._ledger, self._delta = ledger, delta
         self._lock = threading.Lock()
+        self._posted = PostedRounds()
         self._known: tuple[BudgetView, Mapping[tuple[str, Level], Balance]] | None = None
 
     def balances(self) -> Mapping[tuple[str, Level], Balance]:
@@ -140,7 +156,8 @@ class Budgets:
         found = tuple(one for one in view.accounts if one.account == account)
         if not found:
             raise NotFound(f"there is no account {account[:100]!r}; agents have one from the moment they are enrolled")
-        return view.model_copy(update={"accounts": found})
+        persons = tuple(one for one in view.persons if one.account == account)
+        return view.model_copy(update={"accounts": found, "persons": persons})
 
     def _read(self) -> tuple[BudgetView, Mapping[tuple[str, Level], Balance]]:
         with self._lock, self._ledger.database.read() as connection:
@@ -162,8 +179,24 @@ class Budgets:
             )
             for one in balances
         )
-        view = BudgetView(accounts=views, head_seq=head.seq, head_hash=head.hash, delta=self._delta)
+        view = BudgetView(
+            accounts=views,
+            persons=self._persons(balances, connection),
+            head_seq=head.seq,
+            head_hash=head.hash,
+            delta=self._delta,
+        )
         return view, {(one.account, one.level): one for one in balances}
+
+    def _persons(self, balances: Iterable[Balance], connection: Connection) -> tuple[PersonView, ...]:
+        rounds, forgotten = self._posted.read(connection), self._ledger.written_off(connection=connection)
+        return tuple(
+            PersonView.model_validate(
+                person_spent(rounds.get(account, ()), is_complete=account not in forgotten).to_json(self._delta)
+                | {"account": account}
+            )
+            for account in dict.fromkeys(one.account for one in balances)
+        )
 
 
 def budget_view(ledger: Ledger, delta: float, *, account: str | None = None) -> BudgetView:
@@ -189,8 +222,9 @@ def refusal(error: BudgetExceeded, task: Task, *, queries: int, delta: float) ->
     way_out = ", or ".join((*ways, operator))
     return BudgetExceeded(
         f"account {error.account!r}, {error.level} level: {what} costs {costs} ({asked or 'unbounded'} "
-        f"nano-units of mu^2, delta {delta:g}); {error.left} of {error.cap} nano-units are left, worth "
-        f"{epsilon_text(error.left, delta)} of {epsilon_text(error.cap, delta)}. Nobody was asked. "
+        f"nano-units of mu^2, delta {delta:g}); {error.left} of {error.cap} nano-units are left of "
+        f"{epsilon_text(error.cap, delta)}: one more job of up to epsilon "
+        f"{say_epsilon_left(epsilon_left(error.left, delta))}. Nobody was asked. "
         + (f"Last spenders: {spenders}. " if spenders else "")
         + f"{way_out[0].upper()}{way_out[1:]}.",
         account=error.account,

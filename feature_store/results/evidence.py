@@ -146,6 +146,7 @@ def render_page(document: Evidence, *, verify_key: str = "", signature: str = ""
             ],
             confidence=", ".join(sorted({one.confidence for one in document.audits})),
             accounts=_accounts(document),
+            person=_in_person(document),
             delta=facts.delta,
             meaning=[(name.capitalize(), _Value(words)) for name, words in document.meaning],
             signed=signed if signature else [],
@@ -312,9 +313,13 @@ def _job(job: Job) -> dict[str, Any]:
     posted = [one for one in job.rounds if one.charge == "posted"]
     last = f", last {_moment(posted[-1].posted_at)}" if posted else ""
     return {
-        "job_id": job.job_id,
+        "job_id": job.job_id if job.job_id != UNNAMED else f"name of the job: {NOT_TOLD}",
         "submitted": _moment(job.submitted_at),
-        "state": job.state if not job.problem else f"{job.state}: {job.problem.rpartition(':')[2]}",
+        "state": NOT_TOLD
+        if job.state == "not known"
+        else job.state
+        if not job.problem
+        else f"{job.state}: {job.problem.rpartition(':')[2]}",
         "questions": f"{job.questions:,}",
         "asked": f"{len(job.asked):,}",
         "charged": f"{len(posted):,} of {count(len(job.rounds), 'round')}{last}" if posted else "nothing",
@@ -323,6 +328,27 @@ def _job(job: Job) -> dict[str, Any]:
             for one in refusals
         ],
     }
+
+
+NOT_TOLD: Final = "the agent is not told"
+"""What an agent's page says of how a job ended: an agent learns of its own rounds alone."""
+
+UNNAMED: Final = "not known"
+
+
+def _in_person(document: Evidence) -> str:
+    """Return what one person cost over all tasks of the document, in a sentence; empty if the document has it not."""
+    one = document.person
+    if one is None:
+        return ""
+    if one.epsilon is None:
+        return f"One patient at one agent, all jobs of this document together: no bound is proved, since {one.reason}."
+    most = max((int((task.task or {}).get("records_per_person") or 0) for task in document.facts.tasks), default=0)
+    many = f" with at most {count(most, 'voting image')}" if most else ""
+    return (
+        f"One patient{many} at one agent, all jobs of this document together: epsilon at most {one.epsilon}, delta "
+        f"{one.delta}."
+    )
 
 
 def _accounts(document: Evidence) -> list[dict[str, str]]:

@@ -20,7 +20,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any, Final
 
 from labeler.auditing import findings_of
-from labeler.batching import round_charges
+from labeler.batching import person_spent, round_charges
 from labeler.budget import UNBOUNDED_NANO, epsilon_spent
 from labeler.errors import LabelerError, PrivacyRefusal
 from labeler.evidence.document import (
@@ -111,8 +111,12 @@ AGENT_ONLY: Final = (
 )
 
 
-def derive(facts: Facts, software: Software) -> Evidence:
-    """Return the document of some facts."""
+def derive(facts: Facts, software: Software, *, states_persons: bool = True) -> Evidence:
+    """Return the document of some facts.
+
+    Args:
+        states_persons: False for a document of a program that did not state what was spent of one person.
+    """
     meaning = MEANING if facts.scope.party == "coordinator" else (*MEANING, AGENT_ONLY)
     meaning = (*meaning, AUDITED) if facts.audits else meaning
     audits = _audits(facts)
@@ -125,7 +129,7 @@ def derive(facts: Facts, software: Software) -> Evidence:
     return Evidence(
         software=software,
         facts=facts,
-        tasks=tuple(_findings(one, float(facts.delta)) for one in facts.tasks),
+        tasks=tuple(_findings(one, float(facts.delta), states_persons=states_persons) for one in facts.tasks),
         accounts=tuple(
             AccountFindings(
                 account=one.account,
@@ -149,6 +153,7 @@ def derive(facts: Facts, software: Software) -> Evidence:
         ),
         meaning=meaning,
         audits=audits,
+        person=_person(facts) if states_persons else None,
     )
 
 
@@ -264,7 +269,7 @@ def _charged_nano(one: Round, level: Level) -> int:
     return max((charge.nano for charge in one.charges if charge.level == level), default=0)
 
 
-def _findings(facts: TaskFacts, delta: float) -> TaskFindings:
+def _findings(facts: TaskFacts, delta: float, *, states_persons: bool) -> TaskFindings:
     task = task_of(facts)
     rounds = _charged_rounds(facts)
     stated = None if task is None else price(task)
@@ -282,7 +287,7 @@ def _findings(facts: TaskFacts, delta: float) -> TaskFindings:
             _guarantee(one.level, one.epsilon, task.delta, one.reason, participant=bound(one.participant_epsilon))
             for one in stated.stated
         ),
-        spent=_spent(task, rounds, delta),
+        spent=_spent(task, rounds, delta, states_persons=states_persons),
         cohort=_cohort(facts, rounds),
         cadence=_cadence(facts, rounds),
         refused=tuple(sorted(refused.items())),
@@ -328,7 +333,17 @@ def _guarantee(
     )
 
 
-def _spent(task: Task | None, rounds: list[Round], delta: float) -> tuple[Guarantee, ...]:
+def _person(facts: Facts) -> Guarantee:
+    """Return what all charged rounds of the document cost one person at one agent (`person_spent`).
+
+    At a coordinator's, rounds that an agent was not asked for count for it, too.
+    """
+    spent = person_spent((task_of(task), one.questions, 1) for task in facts.tasks for one in _charged_rounds(task))
+    delta = float(facts.delta)
+    return _guarantee("person", spent.epsilon(delta), delta, spent.reason)
+
+
+def _spent(task: Task | None, rounds: list[Round], delta: float, *, states_persons: bool) -> tuple[Guarantee, ...]:
     delta = delta if task is None else task.delta
     found = []
     for level in LEVELS:
@@ -336,6 +351,9 @@ def _spent(task: Task | None, rounds: list[Round], delta: float) -> tuple[Guaran
         epsilon = None if nano is None else epsilon_spent(nano, delta)
         reason = "" if nano is not None else "no finite price can be proved at this level; charges were only recorded"
         found.append(_guarantee(level, epsilon, delta, reason))
+    if states_persons and task is not None and task.records_per_person is not None:
+        person = person_spent((task, one.questions, 1) for one in rounds)
+        found.insert(1, _guarantee("person", person.epsilon(delta), delta, person.reason))
     return tuple(found)
 
 
@@ -454,7 +472,7 @@ def differences(found: Evidence, expected: Evidence) -> list[str]:
 
 def rebuilt(document: Evidence) -> Evidence:
     """Return the document that a document's own facts give."""
-    return derive(document.facts, document.software)
+    return derive(document.facts, document.software, states_persons=document.person is not None)
 
 
 def _in_job(job: Job, task: TaskFacts, facts: Facts) -> Iterator[str]:

@@ -41,11 +41,11 @@ class _Part(BaseModel):
 
 
 class _MayHaveAudits(_Part):
-    """A part that is written without its audits if it has none."""
+    """A part that is written without its audits if it has none, and without a person if an earlier program made it."""
 
     @model_serializer(mode="wrap")
     def _leave_out_no_audits(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in dump(self).items() if name != "audits" or value}
+        return {name: value for name, value in dump(self).items() if name not in ("audits", "person") or value}
 
 
 class Scope(_Part):
@@ -367,6 +367,8 @@ class Evidence(_MayHaveAudits):
         remarks: notes on these facts for a reader: contradictions that are no reason to refuse, such as a charge
             below today's price.
         audits: conclusions from the facts' audits.
+        person: what all charged rounds in the document cost one person at one agent, over all its tasks; absent in
+            documents of earlier programs.
         meaning: what refusals, exports, repeats and the chain say and do not say; fixed words of this format.
     """
 
@@ -378,6 +380,7 @@ class Evidence(_MayHaveAudits):
     remarks: tuple[Text, ...]
     meaning: tuple[tuple[Text, Text], ...]
     audits: tuple[AuditFinding, ...] = ()
+    person: Guarantee | None = None
 
 
 def parse_evidence(data: bytes) -> Evidence:

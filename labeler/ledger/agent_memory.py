@@ -409,6 +409,19 @@ def answered(database: Database, *, last: int | None = None) -> tuple[list[Answe
     return list(found.values()), tasks
 
 
+def answered_by_price(connection: Connection) -> list[tuple[Task | None, int, int]]:
+    """Return how many rounds of a task and a size were ever charged, as (task, queries, rounds).
+
+    The task is None where it is not kept (`labeler.batching.person_spent` adds these up).
+    """
+    paid = answered_rounds.c
+    query = select(paid.task_digest, paid.num_queries, func.count().label("rounds"))
+    rows = connection.execute(query.group_by(paid.task_digest, paid.num_queries)).all()
+    kept = select(answered_tasks.c.digest, answered_tasks.c.body)
+    tasks = {digest: parse_task(json.loads(body)) for digest, body in connection.execute(kept)}
+    return [(tasks.get(row.task_digest), row.num_queries, row.rounds) for row in rows]
+
+
 @dataclass(frozen=True, repr=False)
 class KeptAnswer:
     """The stored state of one round at an agent. Its bodies are sealed but private all the same, so it does not print.

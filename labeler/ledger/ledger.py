@@ -344,6 +344,12 @@ class Ledger:
             for level in LEVELS
         }
 
+    def written_off(self, *, connection: Connection | None = None) -> frozenset[str]:
+        """Return the accounts that were written off, at any level: charges of theirs may have been forgotten."""
+        query = select(_account.account, _account.written_off)
+        with self._database.reading(connection) as held:
+            return frozenset(row.account for row in held.execute(query) if row.written_off)
+
     def entries(
         self,
         *,

@@ -18,13 +18,16 @@ over other agents. When the release is stored the sums are dropped; their digest
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection, Row, bindparam, func, select
 
 from labeler.errors import InvalidSetting, NotFound, NotReady, PrivacyRefusal, ProtocolViolation
 from labeler.ledger.database import Database, insert_rows, select_rows, update_rows
+from labeler.ledger.ledger import WRITTEN_OFF
+from labeler.ledger.lifetimes import SET_ASIDE
 from labeler.ledger.schema import (
     FINISHED,
     JOB_STATES,
@@ -38,7 +41,9 @@ from labeler.ledger.schema import (
     round_refusals,
     round_shares,
     rounds,
+    tasks,
 )
+from labeler.task import Task, parse_task
 
 UNFINISHED = jobs.c.state.in_(sorted(set(JOB_STATES) - FINISHED))
 """The condition that a job is not finished: by the states it may have, so that an index finds the few."""
@@ -338,3 +343,62 @@ class AggregateStore:
                     continue
                 found.setdefault(row.round_digest, {})[row.tallier_id] = bytes(row.data)
         return found
+
+
+_AT_ONCE: Final = 500
+
+
+class PostedRounds:
+    """How many rounds of a task and a size each account of a coordinator was charged for, for good.
+
+    Entries of a ledger only come, so each call reads those since the last one. `labeler.batching.person_spent` adds
+    up what they cost a person. What is set aside for votes for life released nothing, and a write-off is known by its
+    account (`Ledger.written_off`); every other charge that belongs to no known round counts as one of an unknown task.
+    """
+
+    def __init__(self) -> None:
+        self._seq = 0
+        self._counts: dict[str, dict[tuple[str, int], int]] = {}
+        self._tasks: dict[str, Task | None] = {}
+
+    def read(self, connection: Connection) -> dict[str, list[tuple[Task | None, int, int]]]:
+        """Return (task, queries, rounds) by account; the task is None where it is not known."""
+        entry = ledger_entries.c
+        query = select(entry.seq, entry.account, entry.reservation_id)
+        new: dict[tuple[str, str], None] = {}
+        last = self._seq
+        for row in connection.execute(query.where(entry.seq > last, entry.kind == "post").order_by(entry.seq)):
+            last = row.seq
+            # Both levels of a charge have an entry, of one transaction, and so has a part that was held.
+            key = (row.account, str(row.reservation_id).removesuffix("/held"))
+            if not key[1].startswith((WRITTEN_OFF, f"{SET_ASIDE}/")):
+                new[key] = None
+        known = self._rounds_of(sorted({name for _, name in new}), connection)
+        for account, name in new:
+            counts = self._counts.setdefault(account, {})
+            priced = known.get(name, ("", 1))
+            counts[priced] = counts.get(priced, 0) + 1
+        self._seq = last
+        return {
+            account: [(self._task(digest, connection), queries, many) for (digest, queries), many in counts.items()]
+            for account, counts in self._counts.items()
+        }
+
+    def _rounds_of(self, names: Sequence[str], connection: Connection) -> dict[str, tuple[str, int]]:
+        job_ids = sorted({name.rpartition("/")[0] for name in names})
+        found: dict[str, tuple[str, int]] = {}
+        for start in range(0, len(job_ids), _AT_ONCE):
+            query = (
+                select(rounds.c.job_id, rounds.c.number, rounds.c.num_queries, jobs.c.task_digest)
+                .join(jobs, jobs.c.job_id == rounds.c.job_id)
+                .where(rounds.c.job_id.in_(job_ids[start : start + _AT_ONCE]))
+            )
+            for row in connection.execute(query):
+                found[f"{row.job_id}/{row.number}"] = (row.task_digest, row.num_queries)
+        return found
+
+    def _task(self, digest: str, connection: Connection) -> Task | None:
+        if digest not in self._tasks:
+            body = connection.execute(select(tasks.c.body).where(tasks.c.digest == digest)).scalar()
+            self._tasks[digest] = None if body is None else parse_task(json.loads(body))
+        return self._tasks[digest]

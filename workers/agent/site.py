@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from labeler.batching import round_sizes, total_charges
-from labeler.budget import epsilon_spent
+from labeler.batching import PersonSpent, person_charge, person_spent, round_sizes, total_charges
+from labeler.budget import epsilon_left, epsilon_spent, spent_in_words
 from labeler.errors import BudgetExceeded, LabelerError, NotFound, NotReady, PolicyRefusal
-from labeler.ledger.agent_memory import AgentMemory, AnsweredRound, answered, check_delta
+from labeler.ledger.agent_memory import AgentMemory, AnsweredRound, answered, answered_by_price, check_delta
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.lifetimes import all_set_aside
@@ -40,7 +40,8 @@ MOST_ROUNDS: Final = 1000
 def site_budget(home: Path) -> list[dict[str, Any]]:
     """Return every account of an agent's own ledger, in nano-units of mu^2 and as epsilon at the policy's delta.
 
-    A spent epsilon is None where something was answered that has no finite price at that level.
+    A spent epsilon is None where something was answered that has no finite price at that level. "Posted" is what was
+    answered; "spent" also counts what is set aside for jobs that wait. `left_epsilon` is the largest further job.
 
     Raises:
         JournalBroken, JournalBehind: the ledger cannot be trusted.
@@ -55,20 +56,43 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
             check_delta(connection, delta)
         ledger = Ledger(database, clock=now_utc)
         balances, unpriced, aside = ledger.balances(), ledger.charged_without(), all_set_aside(database)
-    return [
-        {
-            "account": one.account,
-            "level": one.level,
-            "delta": delta,
-            "cap_nano": one.cap,
-            "spent_nano": one.spent,
-            "left_nano": one.left,
-            "cap_epsilon": None if caps[one.level] == "unlimited" else caps[one.level],
-            "life_nano": aside.get(one.account, 0) if one.level == "instance" else 0,
-            "spent_epsilon": None if one.account in unpriced[one.level] else epsilon_spent(one.spent, delta),
-        }
-        for one in balances
-    ]
+    found = []
+    for one in balances:
+        is_bounded = one.account not in unpriced[one.level]
+        posted, spent = (epsilon_spent(nano, delta) if is_bounded else None for nano in (one.posted, one.spent))
+        left = None if one.left is None else epsilon_left(one.left, delta)
+        found.append(
+            {
+                "account": one.account,
+                "level": one.level,
+                "delta": delta,
+                "cap_nano": one.cap,
+                "posted_nano": one.posted,
+                "spent_nano": one.spent,
+                "left_nano": one.left,
+                "cap_epsilon": None if caps[one.level] == "unlimited" else caps[one.level],
+                "life_nano": aside.get(one.account, 0) if one.level == "instance" else 0,
+                "posted_epsilon": posted,
+                "spent_epsilon": spent,
+                "left_epsilon": left,
+                "words": spent_in_words(posted, spent, left),
+            }
+        )
+    return found
+
+
+def site_person(home: Path) -> dict[str, Any]:
+    """Return what everything that was ever answered says of one patient of the site (`labeler.batching.person_spent`).
+
+    Raises:
+        As `site_budget`.
+    """
+    read_agent_config(home)
+    delta = read_policy(home / POLICY_FILE).budget.delta
+    with closing(_look(home)) as database, database.read() as connection:
+        check_delta(connection, delta)
+        is_complete = not Ledger(database, clock=now_utc).written_off(connection=connection)
+        return person_spent(answered_by_price(connection), is_complete=is_complete).to_json(delta)
 
 
 def shares_taken(home: Path) -> list[tuple[str, float]]:
@@ -161,13 +185,18 @@ def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         known = jobs.get(key)
         if known is None:
             fields = ("task_id", "name", "requesters", "method", "classes", "job_id", "delta", "life_nano")
-            sums = dict.fromkeys(("queries", "rounds", "instance_nano", "agent_nano"), 0)
+            fields = (*fields, "records_per_person")
+            sums = dict.fromkeys(("queries", "rounds", "instance_nano", "agent_nano", "person_nano"), 0)
             jobs[key] = known = {name: one[name] for name in fields} | {"first_at": one["at"]} | sums
         known["last_at"] = one["at"]
         known["rounds"] += 1
         for name in ("queries", "instance_nano", "agent_nano"):
             known[name] += one[name]
+        # One round without a bound for a person leaves the job without one.
+        parts = (known["person_nano"], one["person_nano"])
+        known["person_nano"] = None if None in parts else sum(parts)
     for job in jobs.values():
+        job["person_epsilon"] = PersonSpent(job["person_nano"]).epsilon(job["delta"])
         for level in LEVELS:
             nano = job["life_nano"] if level == "instance" and job["life_nano"] else job[f"{level}_nano"]
             job[f"{level}_epsilon"] = epsilon_spent(nano, job["delta"])
@@ -277,6 +306,7 @@ def _decision(
 def _answered(one: AnsweredRound, task: Task | None, names: Mapping[str, list[str]], delta: float) -> dict[str, Any]:
     charges = {level: one.charges.get(level, 0) for level in LEVELS}
     life_nano = 0 if task is None or task.lifetime_budget is None else task.lifetime_budget.budget_nano
+    person_nano = None if task is None else person_charge(task, one.num_queries)
     return {
         "at": _moment(one.at),
         "task_id": one.task_digest,
@@ -291,7 +321,10 @@ def _answered(one: AnsweredRound, task: Task | None, names: Mapping[str, list[st
         "delta": delta,
         "life_nano": life_nano,
         **{f"{level}_nano": amount for level, amount in charges.items()},
+        "person_nano": person_nano,
+        "records_per_person": None if task is None else task.records_per_person,
         "agent_epsilon": epsilon_spent(charges["agent"], delta),
+        "person_epsilon": PersonSpent(person_nano).epsilon(delta),
         # No round of votes for life has a separate epsilon: the stated one is of all such rounds together, ever.
         "instance_epsilon": epsilon_spent(life_nano or charges["instance"], delta),
     }
@@ -342,13 +375,14 @@ class SiteConsole:
             "waiting": lambda: waiting_tasks(home),
             "decided": lambda: decided_tasks(home),
             "budget": lambda: site_budget(home),
+            "person": lambda: site_person(home),
             "jobs": lambda: answered_jobs(answered_rounds(home, last=MOST_ROUNDS)),
         }
         for name, read in parts.items():
             try:
                 found[name] = read()
             except LabelerError as error:
-                found[name] = None if name == "images" else []
+                found[name] = None if name in ("images", "person") else []
                 if isinstance(error, NotReady) and (found["images"] or {}).get("is_embedded") is False:
                     continue  # an agent that has never embedded its images has no journal yet
                 problems.append(str(error))
@@ -406,9 +440,12 @@ COLUMNS: Final = (
     "queries",
     "talliers",
     "instance_epsilon",
+    "person_epsilon",
     "agent_epsilon",
     "delta",
+    "records_per_person",
     "instance_nano",
+    "person_nano",
     "agent_nano",
 )
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")

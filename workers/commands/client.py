@@ -43,6 +43,7 @@ from workers.commands.console import (
     tell,
     tell_warning,
     waiting,
+    wrapped,
 )
 
 if TYPE_CHECKING:
@@ -209,6 +210,8 @@ def budget(
         return
     console = Console(highlight=False)
     console.print(budget_table(document["accounts"]))
+    for one in document["persons"]:
+        wrapped(f"{one['account']}: {one['words']}")
     console.print(f"delta {view.delta:g}, ledger entry {view.head_seq}")
 
 

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from labeler.budget import say_epsilon, say_epsilon_left
 from labeler.errors import InvalidSetting
 
 if TYPE_CHECKING:
@@ -91,13 +92,13 @@ def budget_table(accounts: Sequence[Mapping[str, Any]]) -> Table:
     """A table of accounts.
 
     Args:
-        accounts: mappings with account, level, delta, cap_nano, left_nano, cap_epsilon and spent_epsilon; a cap of
-            None is unlimited, a spent epsilon of None has no finite bound.
+        accounts: mappings with account, level, delta, cap_nano, left_nano, cap_epsilon, spent_epsilon and
+            left_epsilon; a cap of None is unlimited, a spent epsilon of None has no finite bound.
     """
     table = Table(show_edge=False)
     table.add_column("account", overflow="fold")
     table.add_column("level")
-    for heading in ("spent", "of", "share"):
+    for heading in ("spent", "of", "one more", "share"):
         table.add_column(heading, justify="right")
     table.add_column("", no_wrap=True)
     for one in accounts:
@@ -105,12 +106,16 @@ def budget_table(accounts: Sequence[Mapping[str, Any]]) -> Table:
         table.add_row(
             cell(one["account"]),
             "per image" if one["level"] == "instance" else "per agent",
-            "no bound" if spent is None else f"{spent:.3f}",
+            "no bound" if spent is None else say_epsilon(spent),
             "unlimited" if cap is None else f"{cap:g}",
+            "" if one["left_epsilon"] is None else say_epsilon_left(one["left_epsilon"]),
             "" if one["cap_nano"] is None else f"{1 - left_fraction(one):.1%}",
             _bar(one),
         )
-    table.caption = "epsilon; the share that is spent is counted in mu^2, which adds up over jobs"
+    table.caption = (
+        "epsilon, with what is set aside for jobs that wait; one more: the largest further job; the share that is "
+        "spent is counted in mu^2, which adds up over jobs"
+    )
     if any(one.get("life_nano") for one in accounts):
         table.caption += (
             "; what is set aside for votes for life is counted as spent from the beginning, and no such job adds to it"

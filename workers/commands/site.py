@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from labeler.budget import short_epsilon
 from labeler.errors import InvalidSetting, NotFound
 from labeler.system.files import check_file
 from workers.commands.console import Home, Json, budget_table, filled, one_of, print_json, tell, wrapped
@@ -126,13 +127,16 @@ def budget(home: Home, as_json: Json = False) -> None:
 
     Example: `labeler agent budget --home hospital-a`
     """
-    from workers.agent.site import shares_taken, site_budget
+    from workers.agent.site import shares_taken, site_budget, site_person
 
     accounts = site_budget(home)
     if as_json:
         print_json(accounts)
         return
     Console(highlight=False).print(budget_table(accounts))
+    for one in accounts:
+        wrapped(f"{'Per image' if one['level'] == 'instance' else 'Per site'}: {one['words']}.")
+    wrapped(site_person(home)["words"])
     for name, part in shares_taken(home):
         who = name or "Whoever asks without a name"
         typer.echo(f"{who} has taken {100 * part:.1f} % of one requester's share.")
@@ -150,7 +154,7 @@ def history(
 
     Example: `labeler agent history --format csv --out answered.csv --home hospital-a`
     """
-    from workers.agent.site import answered_jobs, answered_rounds, as_csv
+    from workers.agent.site import answered_jobs, answered_rounds, as_csv, site_budget, site_person
 
     check_file(out)
     chosen = "json" if as_json else one_of("format", format, FORMATS)
@@ -159,6 +163,10 @@ def history(
         if out is not None:
             raise InvalidSetting("--out needs --format json or csv")
         _say_history(answered_jobs(rounds))
+        typer.echo("\nAll jobs together")
+        for one in site_budget(home):
+            _line("per image" if one["level"] == "instance" else "per site", one["words"])
+        _line("per patient", site_person(home)["words"])
         return
     text = as_csv(rounds) if chosen == "csv" else json.dumps(rounds, indent=1, allow_nan=False) + "\n"
     if out is None:
@@ -290,11 +298,11 @@ def _say_history(jobs: Sequence[Mapping[str, Any]]) -> None:
             "answered",
             f"{job['queries']} questions in {_rounds(job['rounds'])}, by {job['method'] or 'not kept'}",
         )
-        per_site = _epsilon(job["agent_epsilon"])
-        _line(
-            "epsilon",
-            f"{_epsilon(job['instance_epsilon'])} per image, {per_site} for this site (delta {job['delta']:g})",
-        )
+        per_site, most = _epsilon(job["agent_epsilon"]), job["records_per_person"]
+        voting = f" (at most {most} voting image{'' if most == 1 else 's'})" if job["person_nano"] is not None else ""
+        _line("epsilon", f"{_epsilon(job['instance_epsilon'])} per image")
+        _line("", f"{_epsilon(job['person_epsilon'])} per patient{voting}")
+        _line("", f"{per_site} for this site (delta {job['delta']:g})")
 
 
 def _line(label: str, text: str) -> None:
@@ -310,7 +318,7 @@ def _minute(moment: object) -> str:
 
 
 def _epsilon(value: object) -> str:
-    return "no bound" if value is None else f"{value:.3g}"
+    return "no bound" if value is None else short_epsilon(float(str(value)), digits=3)
 
 
 def exposure(

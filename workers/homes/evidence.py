@@ -103,7 +103,7 @@ def check_evidence(signed: SignedEvidence, *, verify_key: str | None = None, hom
         except (LabelerError, ValueError) as error:
             wrong.append(f"the journal: {error}")
         else:
-            told = differences(document, derive(again, document.software))
+            told = differences(document, derive(again, document.software, states_persons=document.person is not None))
             wrong += [line for line in told if line not in wrong]
             if not told:
                 confirmed.append(f"the journal says the same, its chain verified to entry {head.seq} and beyond")

@@ -36,6 +36,7 @@ export class Budget {
   show(view) {
     this.#view = view;
     const federation = LEVELS.map((level) => this.balance("federation", level)).filter(Boolean);
+    setText(byId("budget-person"), view.persons?.find((one) => one.account === "federation")?.words ?? "");
     keyed(byId("budget-federation"), federation, (balance) => balance.level, federationCard);
     this.#renderAgents();
     setText(byId("headline"), this.#headline());
@@ -46,9 +47,10 @@ export class Budget {
     if (!balance) return "Privacy budget";
     if (balance.spent_epsilon === null) return "No bound is stated about one private image.";
     if (balance.spent_epsilon === 0) return "Nothing has been asked of any private image yet.";
+    if (balance.posted_epsilon === 0) return `Nothing was answered of any private image yet: ${balance.words}.`;
     const shares = sharesOf(balance);
     const spent = shares ? `${percentWords(100 - shares.left)} of the budget is ${shares.reserved > 0 ? "spent or reserved" : "spent"}` : "that budget has no limit";
-    return `So far nobody outside could learn more than epsilon ${epsilon(balance.spent_epsilon)} about any one private image (delta ${delta(balance.delta)}); ${spent}.`;
+    return `So far nobody outside could learn more than epsilon ${epsilon(balance.posted_epsilon ?? balance.spent_epsilon)} about any one private image (delta ${delta(balance.delta)}); ${spent}.`;
   }
 
   #toggleAll() {
@@ -133,7 +135,7 @@ function federationCard(first) {
         setText(parts.left, `left ${percentWords(shares.left)}`);
         bar.update(shares, inWords(balance));
       } else {
-        setText(figure, `epsilon ${epsilon(balance.spent_epsilon)}`);
+        setText(figure, `epsilon ${epsilon(balance.posted_epsilon ?? balance.spent_epsilon)}`);
         setText(of, "so far");
       }
       bar.node.hidden = legend.hidden = shares === null || balance.spent_epsilon === null;

@@ -66,7 +66,7 @@ export function boundWords(balance) {
   if (balance.spent_epsilon === null) return "";
   const most = balance.cap_nano === null ? "no limit is set on how far it may grow" : `at most ${worth(balance.cap_epsilon)} once all of it is spent`;
   const life = balance.life_nano > 0 ? ` Of it ${worth(balance.life_epsilon)} is set aside for votes for life: all such jobs that were ever asked and will be, together, so they are answered on and on.` : "";
-  return `So far ${worth(balance.spent_epsilon)}; ${most} (delta ${delta(balance.delta)}).${life}`;
+  return `Epsilon ${balance.words}; ${most} (delta ${delta(balance.delta)}).${life}`;
 }
 
 /** Everything about one account at one level, in one sentence. */
@@ -90,8 +90,7 @@ export function compactMeter() {
       if (shares) bar.update(shares, inWords(balance));
       const parts = shares ? `${percentWords(shares.spent)} spent${shares.reserved > 0 ? `, ${percentWords(shares.reserved)} reserved` : ""}, ${percentWords(shares.left)} left` : "no limit is set";
       setText(sum, parts);
-      const most = balance.cap_nano === null ? "" : `, at most ${epsilon(balance.cap_epsilon)}`;
-      setText(bound, balance.spent_epsilon === null ? "no bound is stated" : `epsilon ${epsilon(balance.spent_epsilon)} so far${most}`);
+      setText(bound, balance.spent_epsilon === null ? "no bound is stated" : `epsilon ${balance.words}`);
     },
   };
 }

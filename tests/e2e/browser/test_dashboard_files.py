@@ -189,6 +189,11 @@ def test_shares_add_up_and_what_is_there_never_shows_as_nothing(modules: Page) -
 def balance(**changes: Any) -> dict[str, Any]:
     fields = {"account": "federation", "level": "instance", "cap_nano": 1000, "posted_nano": 250, "reserved_nano": 0}
     fields |= {"left_nano": 750, "left_fraction": 0.75, "delta": 1e-5, "cap_epsilon": 1.0, "spent_epsilon": 0.5}
+    fields |= {
+        "posted_epsilon": 0.5,
+        "left_epsilon": 0.834,
+        "words": "at most 0.500 so far; one more job of up to 0.834",
+    }
     return fields | changes
 
 
@@ -197,7 +202,10 @@ def test_an_account_is_told_in_one_measure_that_adds_up_with_the_epsilon_of_the_
 ) -> None:
     words = called(modules, "meters.js", "inWords", balance())
     assert words.startswith("spent 25.0 % + reserved 0.0 % + left 75.0 % = 100 %")
-    assert "So far epsilon 0.500; at most epsilon 1.00 once all of it is spent (delta 1e-5)." in words
+    assert (
+        "Epsilon at most 0.500 so far; one more job of up to 0.834; at most epsilon 1.00 once all of it is spent (delta 1e-5)."
+        in words
+    )
     chosen = balance(spent_epsilon=None, cap_nano=None, left_nano=None, left_fraction=None, cap_epsilon=None)
     assert called(modules, "meters.js", "inWords", chosen).startswith("No limit is set here")
     assert called(modules, "meters.js", "standing", chosen)["kind"] == "open", "what an operator chose is no alarm"

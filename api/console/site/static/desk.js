@@ -58,7 +58,7 @@ function show(site) {
     if (!list.dataset.empty) list.replaceChildren(el("p", { class: "card empty" }, "No task waits for approval. What is asked next appears here by itself."));
     list.dataset.empty = "yes";
   }
-  accounts(byId("budget"), site.budget);
+  accounts(byId("budget"), site.budget, site.person);
   jobs(byId("jobs"), site.jobs);
   byId("csv").disabled = byId("json").disabled = !site.jobs.length;
   decisions(byId("decisions"), site.decided, decide);

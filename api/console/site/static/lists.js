@@ -6,8 +6,24 @@ import { epsilon, many, method, moment, names, small } from "./words.js";
 const LOW = 0.1;
 
 /** One card for each account. A budget adds up in units, so its parts are shares of it; the epsilons stand below. */
-export function accounts(parent, budget) {
-  fill(parent, JSON.stringify(budget), () => [...budget].sort((one, other) => other.level.localeCompare(one.level)).map(account));
+export function accounts(parent, budget, one) {
+  fill(parent, JSON.stringify([budget, one]), () => {
+    const cards = [...budget].sort((a, b) => b.level.localeCompare(a.level)).map(account);
+    return one ? [cards[0], person(one), ...cards.slice(1)].filter(Boolean) : cards;
+  });
+}
+
+/** What all jobs together say of one patient. It is no account: it follows from what was answered. */
+function person(one) {
+  const none = one.person_epsilon === null;
+  return el(
+    "div",
+    { class: "card account" },
+    el("h3", {}, "About one patient"),
+    el("p", { class: "total" }, el("span", { class: none ? "figure none" : "figure" }, none ? "no bound" : `epsilon ${epsilon(one.person_epsilon)}`), none ? null : el("span", { class: "of" }, " so far, all jobs together")),
+    el("p", { class: "small" }, one.words),
+    el("p", { class: "small" }, "A patient may cost less than one image: if one image leaves, the patient's next one votes in its place; if the patient leaves, nothing does. Where several images of one patient vote, a patient costs more."),
+  );
 }
 
 function account(one) {
@@ -15,18 +31,19 @@ function account(one) {
   const none = one.spent_epsilon === null;
   const worth = none
     ? "Something was answered that has no finite price at this level, so nothing bounds what it told."
-    : `Everything answered and promised so far is worth epsilon ${epsilon(one.spent_epsilon)} (delta ${small(one.delta)}).${one.life_nano > 0 ? " What is set aside for votes for life is in it, whether or not it was asked for." : ""}`;
+    : `Epsilon ${one.words} (delta ${small(one.delta)}).${one.life_nano > 0 ? " What is set aside for votes for life is in it, whether or not it was asked for." : ""}`;
   if (one.cap_nano === null) {
-    return el("div", { class: "card account" }, el("h3", {}, what), el("p", { class: "total" }, el("span", { class: none ? "figure none" : "figure" }, none ? "no bound" : `epsilon ${epsilon(one.spent_epsilon)}`)), el("p", { class: "standing" }, "No limit is set: it is recorded, and nothing is refused."), el("p", { class: "small" }, worth));
+    return el("div", { class: "card account" }, el("h3", {}, what), el("p", { class: "total" }, el("span", { class: none ? "figure none" : "figure" }, none ? "no bound" : `epsilon ${epsilon(one.posted_epsilon)}`)), el("p", { class: "standing" }, "No limit is set: it is recorded, and nothing is refused."), el("p", { class: "small" }, worth));
   }
   const used = one.cap_nano ? one.spent_nano / one.cap_nano : 1;
+  const waits = one.spent_nano > one.posted_nano;
   const left = 1 - used;
   const percent = `${(100 * used).toFixed(used > 0.1 || used === 0 ? 0 : 1)} %`;
   return el(
     "div",
     { class: left < LOW ? "card account low" : "card account" },
     el("h3", {}, what),
-    el("p", { class: "total" }, el("span", { class: "figure" }, percent), el("span", { class: "of" }, " of the budget is spent")),
+    el("p", { class: "total" }, el("span", { class: "figure" }, percent), el("span", { class: "of" }, waits ? " of the budget is spent, or set aside for jobs that wait" : " of the budget is spent")),
     el("progress", { class: "share", max: "1000", value: String(Math.round(1000 * used)), "aria-label": `${what}: used part of the budget` }),
     el("p", { class: "small" }, `${worth} The whole budget is epsilon ${epsilon(one.cap_epsilon)}. Budgets add up in units of mu squared, of which the share is stated; epsilons do not add up.`),
   );
@@ -43,10 +60,11 @@ export function jobs(parent, list) {
         cell("Classes", names(job.classes, 6) || "not kept"),
         cell("Answered", `${many(job.queries, "question", "questions")}`, el("span", { class: "small" }, method(job.method))),
         cell("Epsilon per image", epsilon(job.instance_epsilon), null, "num"),
+        cell("Per patient", epsilon(job.person_epsilon), job.person_nano === null ? null : el("span", { class: "small" }, `at most ${many(job.records_per_person, "image votes", "images vote")}`), "num"),
         cell("For this site", epsilon(job.agent_epsilon), null, "num"),
       ),
     );
-    return table("Every job, the newest first. The epsilon is of each job by itself.", ["Task", "When", "Classes", "Answered", "Epsilon per image", "For this site"], rows);
+    return table("Every job, the newest first. The epsilon is of each job by itself.", ["Task", "When", "Classes", "Answered", "Epsilon per image", "Per patient", "For this site"], rows);
   });
 }
 
@@ -81,6 +99,6 @@ function cell(label, content, more = null, kind = null) {
 }
 
 function table(caption, headings, rows) {
-  const head = headings.map((words) => (words ? el("th", { scope: "col", class: words.startsWith("Epsilon") || words.startsWith("For") ? "num" : null }, words) : el("th", { scope: "col" }, el("span", { class: "visually-hidden" }, "Change"))));
+  const head = headings.map((words) => (words ? el("th", { scope: "col", class: words.startsWith("Epsilon") || words.startsWith("For") || words.startsWith("Per") ? "num" : null }, words) : el("th", { scope: "col" }, el("span", { class: "visually-hidden" }, "Change"))));
   return el("div", { class: "card scroll as-cards" }, el("table", {}, el("caption", {}, caption), el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
 }

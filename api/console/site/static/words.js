@@ -1,8 +1,11 @@
 // Numbers and moments as people read them.
 
-/** An epsilon with three digits; null has no bound. */
+/** An epsilon with three digits, rounded up so that the bound holds; null has no bound. */
 export function epsilon(value) {
-  return value === null || value === undefined ? "no bound" : Number(value.toPrecision(3)).toString();
+  if (value === null || value === undefined) return "no bound";
+  const near = Number(value.toPrecision(3));
+  if (near >= value) return near.toString();
+  return Number((value + 10 ** (Math.floor(Math.log10(value)) - 2) / 2).toPrecision(3)).toString();
 }
 
 /** A tiny number such as delta. */
