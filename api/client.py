@@ -128,7 +128,8 @@ class Client:
         token: access token.
         timeout_s: longest silence within one request.
         patience_s: how long a repeatable request is retried.
-        absent_patience_s: the same while nothing answers at all, except in `wait`; `patience_s` when None.
+        absent_patience_s: the same while nothing answers at all, except in `wait`. When None, an address that never
+            answered is given up within 10 s, and a service that did is waited for as long as `patience_s`.
         ca_file: PEM file of the authority behind the service's certificate; the system's when None.
     """
 

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from feature_store.shard import Shard
 
 AGAIN = frozenset({429, 502, 503, 504})
+STRANGER_PATIENCE_S = 4.0
+"""Time that an address has to answer for the first time; a wrong one is found out in twice this."""
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 10.0
 _TOKEN = re.compile(r"[!-~]{1,1000}")
@@ -86,7 +88,8 @@ class Connection:
         token: access token; never printed.
         timeout_s: longest silence within one request.
         patience_s: how long a repeatable request is retried.
-        absent_patience_s: the same while nothing answers at all; `patience_s` when None.
+        absent_patience_s: the same while nothing answers at all. When None: STRANGER_PATIENCE_S until the address has
+            answered once, then `patience_s`.
         ca_file: PEM file of the authority that signed the service's certificate; the system's when None.
 
     Raises:
@@ -114,7 +117,8 @@ class Connection:
             )
         self.url = url.rstrip("/")
         self._patience_s = patience_s
-        self._absent_patience_s = patience_s if absent_patience_s is None else min(absent_patience_s, patience_s)
+        self._absent_patience_s = absent_patience_s
+        self._has_answered = False
         try:
             self._http = http_client(
                 self.url,
@@ -162,6 +166,7 @@ class Connection:
 
         def send() -> bytes:
             try:
+                self._meet()
                 # A fresh iterator for every try: the body may have been half sent.
                 body = None if content is None else iter(content)
                 with self._http.stream(method, path, content=body, **asked) as response:
@@ -176,6 +181,7 @@ class Connection:
     def readiness(self) -> bytes:
         """Return the body of /readyz. Its 503 is an answer, so it is not retried."""
         try:
+            self._meet()
             with self._http.stream("GET", "/readyz") as response:
                 body = read_whole(response, MAX_ANSWER_BYTES)
         except httpx2.RequestError as error:
@@ -201,6 +207,7 @@ class Connection:
             TooLarge: the answer has more bytes than this.
         """
         try:
+            self._meet()
             with self._http.stream("GET", path, params=_present(params), headers=dict(headers or {})) as response:
                 if response.is_error:
                     raise problem_in(response)
@@ -225,12 +232,21 @@ class Connection:
             except ServiceBusy as error:
                 # Jitter, so that a hundred clients of a restarted service do not all retry at once.
                 wait_s = max(error.retry_after_s, pause_s * (0.5 + random.random()))
-                is_absent = not error.status and not is_waiting
-                patience_s = self._absent_patience_s if is_absent else self._patience_s
+                patience_s = self._patience_s
+                if not error.status and not is_waiting:
+                    stranger_s = patience_s if self._has_answered else STRANGER_PATIENCE_S
+                    absent_s = stranger_s if self._absent_patience_s is None else self._absent_patience_s
+                    patience_s = min(patience_s, absent_s)
                 if time.monotonic() + wait_s > begun + patience_s:
                     raise
             time.sleep(wait_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _meet(self) -> None:
+        """Find out, before the first request, that something answers at the address: a request may take a minute."""
+        if not self._has_answered:
+            with self._http.stream("GET", "/healthz", timeout=STRANGER_PATIENCE_S):
+                self._has_answered = True
 
     def _unreachable(self, error: httpx2.RequestError) -> ServiceBusy:
         untrusted = _untrusted(error)
@@ -239,6 +255,10 @@ class Connection:
             why = f"{untrusted.verify_message}; give the file of its authority (ca_file, LABELER_CA_FILE)"
         elif isinstance(error, httpx2.ConnectError):
             title, why = f"nothing answers at {self.url}", "is the service running there, and is this its address?"
+            if "SSL" in str(error):
+                why = "what answers there does not speak TLS; check the port, or begin with http:// on this machine"
+        elif isinstance(error, httpx2.TimeoutException):
+            title, why = f"no answer from {self.url} in time", "is this the service's address and port, and does it run?"
         else:
             title, why = f"no answer from {self.url}", f"{type(error).__name__}; is the service running there?"
         return ServiceBusy(type="", status=0, title=title, detail=why)

@@ -312,8 +312,10 @@ class Health:
     def _agents(self) -> str:
         active = self._roster.active("agent")
         silent = sorted(party.party_id for party in active if not self._roster.is_live(party))
+        if not active:
+            raise NotReady("no agent is enrolled; invite one (labeler invite)")
         there = f"{len(active) - len(silent)} of {len(active)}"
         if len(silent) == len(active):
             named = ", ".join(silent[:5]) + (" ..." if len(silent) > 5 else "")
-            raise NotReady(f"{there} agents are there, 1 are needed" + (f"; silent: {named}" if named else ""))
+            raise NotReady(f"{there} agents are there, 1 is needed" + (f"; silent: {named}" if named else ""))
         return f"{there} are there"

@@ -247,7 +247,7 @@ export function resolved(near, name) {
 
 function timeLabel(seconds, span) {
   const moment = new Date(seconds * 1000);
-  if (span < 600) return moment.toLocaleTimeString(undefined, { timeStyle: "medium", timeZone: "UTC" });
-  if (span < 36 * 3600) return moment.toLocaleTimeString(undefined, { timeStyle: "short", timeZone: "UTC" });
+  if (span < 600) return moment.toLocaleTimeString(undefined, { timeStyle: "medium", timeZone: "UTC", hourCycle: "h23" });
+  if (span < 36 * 3600) return moment.toLocaleTimeString(undefined, { timeStyle: "short", timeZone: "UTC", hourCycle: "h23" });
   return moment.toLocaleDateString(undefined, { day: "numeric", month: "short", timeZone: "UTC" });
 }

@@ -4,8 +4,8 @@ import { el, icon, setText } from "./dom.js";
 
 const THREE = new Intl.NumberFormat(undefined, { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
 const WHOLE = new Intl.NumberFormat();
-const MINUTES = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short", timeZone: "UTC" });
-const SECONDS = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium", timeZone: "UTC" });
+const MINUTES = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short", timeZone: "UTC", hourCycle: "h23" });
+const SECONDS = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium", timeZone: "UTC", hourCycle: "h23" });
 
 /** Three significant digits; null is what has no finite bound, and must never look like a number. */
 export function epsilon(value) {

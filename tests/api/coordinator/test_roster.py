@@ -50,7 +50,7 @@ def test_one_part_that_fails_is_named_and_hides_no_other(house: House) -> None:
 def test_agents_count_as_there_while_they_were_heard_of_lately(house: House) -> None:
     assert looked_at(house)["agents"] == (True, "3 of 3 are there")
     house.clock.turn(seconds=61)
-    silent = (False, "0 of 3 agents are there, 1 are needed; silent: east, north, west")
+    silent = (False, "0 of 3 agents are there, 1 is needed; silent: east, north, west")
     assert looked_at(house)["agents"] == silent
 
 

@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -61,6 +62,11 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         headers = {name.lower(): value for name, value in self.headers.items()}
+        if self.path == "/healthz":  # asked once, before anything else, and by no script's doing
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         self.script.seen.append(Seen(self.command, self.path, headers, body))
         self.script.answers.pop(0)(self)
 
@@ -246,6 +252,37 @@ def test_an_unreachable_service_is_try_again(script: Script) -> None:
         pytest.raises(ServiceBusy, match="nothing answers at"),
     ):
         client.budget()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("closed", "nothing answers at http://127.0.0.1:"),
+        ("silent", "in time: is this the service's address and port"),
+        ("silent TLS", "no answer from https://127.0.0.1:"),
+        ("plain", "does not speak TLS; check the port"),
+    ],
+)
+@pytest.mark.parametrize("call", ["budget", "create_token"])
+@pytest.mark.timeout(50)
+def test_a_wrong_address_is_found_out_long_before_a_request_would_time_out(
+    script: Script, monkeypatch: pytest.MonkeyPatch, kind: str, said: str, call: str
+) -> None:
+    assert 2 * client_http.STRANGER_PATIENCE_S < 10  # a first try, and what remains of the last one
+    monkeypatch.setattr(client_http, "STRANGER_PATIENCE_S", 0.5)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        if kind != "closed":
+            listener.listen()
+        url = {
+            "plain": script.url.replace("http:", "https:"),
+            "silent TLS": f"https://{address}",
+        }.get(kind, f"http://{address}")
+        with Client(url, "t") as client, pytest.raises(ServiceBusy) as refused:
+            client.budget() if call == "budget" else client.create_token("name", "viewer")
+    assert said in str(refused.value)
+    assert script.seen == []
 
 
 def test_a_token_is_never_made_twice(client: Client, script: Script) -> None:

@@ -17,11 +17,11 @@ export function many(count, one, more) {
   return `${count.toLocaleString("en")} ${count === 1 ? one : more}`;
 }
 
-/** A moment in the reader's own time. */
+/** A moment in the reader's own time, which it names. */
 export function moment(text) {
   const at = new Date(text);
   if (!text || Number.isNaN(at.getTime())) return "";
-  return at.toLocaleString("en-GB", { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit" });
+  return at.toLocaleString("en-GB", { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit", timeZoneName: "short" });
 }
 
 /** A few names of many. */
