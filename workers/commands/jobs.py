@@ -666,23 +666,21 @@ _HEADINGS = {"instance": "per private image", "person": "per person", "agent": "
 
 def _print_least(least: dict[str, Any], rehearsed_on: int | None) -> None:
     """Print the least epsilon for an accuracy: its range, a table, and the reasons for the range."""
-    from labeler.budget import say_epsilon
+    from workers.plan import RUNGS
 
     console = Console(highlight=False)
-    wanted, level = f"{least['wanted']:.3g}", _HEADINGS[least["level"]]
-    ends = f"from {say_epsilon(least['low'])} (the least that may do) " + (
-        "and no upper end: the labels may stay below that at any price"
-        if least["high"] is None
-        else f"to {say_epsilon(least['high'])} (enough in nine jobs of ten)"
-        if rehearsed_on is not None
-        else f"to {say_epsilon(least['high'])} (if private images are as unlike yours as assumed)"
-    )
-    if least["middle"] is None:
-        console.print(f"For a share of {wanted} of right labels epsilon {level} reaches {ends}.")
+    low = f"{least['low']:g}{' or less' * (least['low'] <= RUNGS[0])}"
+    if least["high"] is None:
+        end = "no upper end is known: labels may stay below that at any price"
+    elif rehearsed_on is None:
+        end = f"{least['high']:g} where private images are of another kind, as assumed below"
     else:
-        console.print(
-            f"For a share of {wanted} of right labels: epsilon {say_epsilon(least['middle'])} {level}, {ends}."
-        )
+        end = f"{least['high']:g} is enough in nine jobs of ten"
+    about = "" if least["middle"] is None else f" {least['middle']:g}"
+    console.print(
+        f"For a share of {least['wanted']:.3g} of right labels: epsilon{about} {_HEADINGS[least['level']]}. "
+        f"Below {low} that is out of reach; {end}."
+    )
     table = Table(title=None, show_edge=False)
     for heading in ("epsilon", "noise (sigma, votes)", "questions", "labels right"):
         table.add_column(heading, justify="right")
