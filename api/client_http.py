@@ -256,7 +256,10 @@ class Connection:
             if "SSL" in str(error):
                 why = "what answers there does not speak TLS; check the port, or begin with http:// on this machine"
         elif isinstance(error, httpx2.TimeoutException):
-            title, why = f"no answer from {self.url} in time", "is this the service's address and port, and does it run?"
+            title, why = (
+                f"no answer from {self.url} in time",
+                "is this the service's address and port, and does it run?",
+            )
         else:
             title, why = f"no answer from {self.url}", f"{type(error).__name__}; is the service running there?"
         return ServiceBusy(type="", status=0, title=title, detail=why)

@@ -1,4 +1,4 @@
-"""What a refusal offers its reader, passes: the epsilon and the number of queries that it names are within the budget."""
+"""What a refusal offers its reader, passes: its epsilon and its number of queries are within the budget."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from tests.labeler.tasks import make_task
 
 
 @settings(deadline=None)
-@given(nano=st.integers(10**7, 10**13 - 1), delta=st.sampled_from((1e-12, 1e-6, 1e-5, 1e-3, 0.1)), digits=st.integers(1, 3))
+@given(
+    nano=st.integers(10**7, 10**13 - 1), delta=st.sampled_from((1e-12, 1e-6, 1e-5, 1e-3, 0.1)), digits=st.integers(1, 3)
+)
 def test_the_epsilon_that_fits_is_covered_and_the_next_one_is_not(nano: int, delta: float, digits: int) -> None:
     epsilon = epsilon_that_fits(nano, delta, digits=digits)
     assert epsilon == 0.0 or budget_for(epsilon, delta) <= nano
     exact = Decimal(repr(epsilon))
     next_one = float(exact + Decimal(1).scaleb(exact.adjusted() - digits + 1))
-    if 0 < epsilon and next_one < MOST_EPSILON:
+    if epsilon > 0 and next_one < MOST_EPSILON:
         assert budget_for(next_one, delta) > nano
 
 

@@ -194,7 +194,9 @@ class Policy(_Table):
         if allow.tasks != "any" and task.digest not in allow.tasks:
             raise _refusal("allow.tasks", _short(allow.tasks), task.digest)
         if task.method not in allow.methods:
-            raise _refusal("allow.methods", ", ".join(allow.methods) or "none", task.method, _take("method", allow.methods))
+            raise _refusal(
+                "allow.methods", ", ".join(allow.methods) or "none", task.method, _take("method", allow.methods)
+            )
         if task.release not in allow.releases:
             raise _refusal(
                 "allow.releases", ", ".join(allow.releases) or "none", task.release, _take("release", allow.releases)

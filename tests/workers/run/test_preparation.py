@@ -76,7 +76,11 @@ def mistakes(job: LabelingJob, make: Any) -> dict[str, tuple[dict[str, Any], typ
             InvalidSetting,
             "queries.count is 20, and strategy 'all'",
         ),
-        "too small a budget": ({"file": _file(cap=0.4)}, BudgetExceeded, "In the task file, ask for epsilon 0.4 or less"),
+        "too small a budget": (
+            {"file": _file(cap=0.4)},
+            BudgetExceeded,
+            "In the task file, ask for epsilon 0.4 or less",
+        ),
     }
 
 
