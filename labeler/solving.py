@@ -143,7 +143,7 @@ def epsilon_within(task: Task, queries: int, *, level: StatedLevel, left_nano: i
 
 
 def queries_that_fit(task: Task, queries: int, *, level: Level, left_nano: int) -> int:
-    """Return how many queries of a job the rest of a budget pays for; 0 if none, or if the number changes nothing."""
+    """Return how many of a job's queries the rest of a budget pays for; 0 if fewer queries would not help."""
 
     def charge(count: int) -> int:
         return total_charges(task, round_sizes(task, count)).get(level, UNBOUNDED_NANO)

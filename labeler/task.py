@@ -230,7 +230,7 @@ class Task(PlainNumbers):
             raise ValueError(
                 f"too few agents for the collusion stated: of {self.agents}, {self.colluding_agents} may collude and "
                 f"{self.max_dropouts} may drop out, which can leave no agent whose noise they cannot subtract; "
-                f"add agents, or lower colluding_agents or max_dropouts: both together at most {self.agents - 1}"
+                f"add agents, or lower colluding_agents or max_dropouts: together at most {self.agents - 1}"
             )
 
     def _check_attributes(self) -> None:

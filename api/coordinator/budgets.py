@@ -217,7 +217,8 @@ def refusal(error: BudgetExceeded, task: Task, *, queries: int, delta: float) ->
     what = f"a job of {queries} {'query' if queries == 1 else 'queries'}"
     spenders = ", ".join(f"{name} ({epsilon_text(amount, delta)})" for name, amount in error.last_spenders)
     costs = epsilon_text(asked, delta) if asked else "no finite epsilon"
-    ways = ways_to_fit(task, queries, level=cast(Level, error.level), asked_nano=asked, left_nano=error.left)
+    level = next(one for one in LEVELS if one == error.level)
+    ways = ways_to_fit(task, queries, level=level, asked_nano=asked, left_nano=error.left)
     operator = "ask the operator about the budget" if asked else "ask the operator to leave this account unlimited"
     way_out = ", or ".join((*ways, operator))
     return BudgetExceeded(

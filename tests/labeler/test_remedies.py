@@ -1,4 +1,4 @@
-"""What a refusal offers its reader, passes: the epsilon and the number of queries that it names fit the budget."""
+"""What a refusal offers its reader, passes: its epsilon and its number of queries are within the budget."""
 
 from __future__ import annotations
 

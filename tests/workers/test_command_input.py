@@ -275,7 +275,7 @@ def test_a_place_is_looked_at_before_the_work(
         ("plan --epsilon 1 --solve queries", "--solve queries finds what --epsilon pays for: give the noise (--sigma)"),
         ("plan --sigma 25 --delta 2", "--delta: must be"),
         ("plan --sigma 25 --colluding-agents 5", "lower --colluding-agents or --max-dropouts"),
-        ("plan --sigma 25 --max-dropouts 2", "lower --max-dropouts to 0, or say --colluding-agents = 0"),
+        ("plan --sigma 25 --max-dropouts 2", "lower --max-dropouts to 1, or say --colluding-agents = 0"),
         ("plan --sigma 25 --method knn --max-agent-records 5", "--max-agent-records only means something"),
         ("plan --sigma 25 --method reverse-knn --records-per-person 2 --max-dropouts -1", "--max-dropouts: must be"),
         ("plan --sigma 25 --method blind-average --min-records 5 --regularisation -1", "--regularisation: must be"),

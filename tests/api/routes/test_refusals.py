@@ -132,7 +132,7 @@ def test_unknown_routes_and_methods_are_problem_documents_too(service: Service) 
         ("/v1/tasks", "k", 0, "must be at least 1"),
         ("/v1/tasks", "sigma_vote", 3, "unknown field; did you mean sigma_votes?"),
         ("/v1/jobs", "taks_id", "x", "unknown field; did you mean task_id?"),
-        ("/v1/labels", "wait_s", -1, "must be at least 0"),
+        ("/v1/labels", "wait_s", -1, "must be more than 0"),
         ("/v1/tokens", "role", "admn", "must be 'admin', 'requester' or 'viewer'; did you mean 'admin'?"),
     ],
 )
