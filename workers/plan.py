@@ -302,7 +302,7 @@ def least_epsilon(
             f"at {RUNGS[-1]:g} it is {low[-1]:.1%} to {high[-1]:.1%}"
             + ("" if labeled is not None else f", where a class gets at most {ALIKE:.0%} of the votes, as assumed")
             + ". Ask for less; "
-            + ("more labels, or another backbone, would tell classes apart" if labeled is not None else _LABEL)
+            + ("another backbone, or more agents, may do more" if labeled is not None else _LABEL.format("(`images`)"))
         )
     place = int(np.searchsorted(RUNGS, possible if about is None else about))
     first = max(0, min(place - _ROWS // 2, len(RUNGS) - _ROWS))
@@ -330,7 +330,7 @@ def _at(request: PlanRequest, epsilon: float, images: _PublicShard | None) -> Ta
     task = {**request.task, "max_queries": PLANNED_QUERIES if given is None else given}
     if task.get("ballot_radius") == "auto":
         raise InvalidSetting(
-            "plan refused: accuracy: name ballot_radius as a whole number, as `plan` proposes it first"
+            "plan refused: accuracy: give ballot_radius as a whole number; a plan with an epsilon proposes one"
         )
     one = replace(request, accuracy=None, epsilon=epsilon, solve="sigma", task=task)
     found = solve_request(one)
@@ -383,8 +383,7 @@ def _rounded(epsilon: float, *, up: bool) -> float:
 
 
 _LABEL: Final = (
-    "label some of your public images and name their shard with --public (`images` in Python): jobs are then rehearsed "
-    "on them, at no privacy cost"
+    "label some of your public images and name their shard {}: jobs are then rehearsed on them, at no privacy cost"
 )
 
 
@@ -418,7 +417,7 @@ def _reasons(task: Task, request: PlanRequest, images: _PublicShard | None) -> d
             "Nothing is known of how alike private and public images are, nor of how well their classes lie in groups, "
             "and that decides more than noise does. Where classes lie in no groups, labels stay below the lower end."
         )
-        narrower = _LABEL[0].upper() + _LABEL[1:] + "."
+        narrower = (_LABEL[0].upper() + _LABEL[1:] + ".").format("(--public; `images` in Python)")
     return {
         "assumed": f"{alike}{'; ' * bool(votes)}{votes}.",
         "wide": wide,

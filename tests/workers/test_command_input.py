@@ -293,7 +293,7 @@ def test_a_place_is_looked_at_before_the_work(
         ),
         ("plan --sigma 3 --method reverse-knn --life-epsilon -1", "'--life-epsilon': must be"),
         ("plan --sigma 3 --epsilon 1 --solve sigma", "--solve sigma finds the noise for --epsilon, so do not give"),
-        ("plan --sigma 3 --method reverse-knn --ballot-radius auto", "name their shard (--queries-shard)"),
+        ("plan --sigma 3 --method reverse-knn --ballot-radius auto", "name their shard (--public)"),
         ("plan --sigma 3 --classes 33000", "--classes: must be a whole number from 2 to 32,000"),
         ("plan --epsilon 1 --solve sigma --method reverse-knn --life-epsilon 1", "give --sigma, which decides"),
         ("submit . --task t --strategy random --url https://localhost:9 --token t", "needs --count"),

@@ -186,7 +186,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "max_queries": "queries",
     "memory_limit_bytes": "memory_limit",
     "idempotency_key": "key",
-    "images": "queries_shard",
+    "images": "public",
 }
 """Fields whose parameters have another name."""
 

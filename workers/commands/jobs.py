@@ -669,17 +669,18 @@ def _print_least(least: dict[str, Any], rehearsed_on: int | None) -> None:
     from workers.plan import RUNGS
 
     console = Console(highlight=False)
-    low = f"{least['low']:g}{' or less' * (least['low'] <= RUNGS[0])}"
+    low = f"{least['low']:g}"
+    begin = f"{low} or less may do" if least["low"] <= RUNGS[0] else f"below {low} hardly a job gets there"
     if least["high"] is None:
         end = "no upper end is known: labels may stay below that at any price"
     elif rehearsed_on is None:
         end = f"{least['high']:g} where private images are of another kind, as assumed below"
     else:
         end = f"{least['high']:g} is enough in nine jobs of ten"
-    about = "" if least["middle"] is None else f" {least['middle']:g}"
+    about = "" if least["middle"] is None else f" about {least['middle']:g};"
     console.print(
-        f"For a share of {least['wanted']:.3g} of right labels: epsilon{about} {_HEADINGS[least['level']]}. "
-        f"Below {low} that is out of reach; {end}."
+        f"For a share of {least['wanted']:.3g} of right labels, epsilon {_HEADINGS[least['level']]}:{about} {begin}; "
+        f"{end}."
     )
     table = Table(title=None, show_edge=False)
     for heading in ("epsilon", "noise (sigma, votes)", "questions", "labels right"):
