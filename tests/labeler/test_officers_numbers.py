@@ -102,8 +102,9 @@ def test_one_round_without_a_bound_leaves_no_bound_and_says_why() -> None:
         ([(free, 5, 1), (None, 5, 2)], "not kept"),
     ):
         spent = person_spent(rounds)
-        assert spent.nano is None and spent.epsilon(1e-5) is None
-        assert words in spent.reason and words in spent.in_words(1e-5)
+        assert (spent.nano, spent.epsilon(1e-5)) == (None, None)
+        assert words in spent.reason
+        assert words in spent.in_words(1e-5)
     assert person_spent([(bounded, 5, 1)], is_complete=False).nano is None
     assert person_spent([]).in_words(1e-5) == "One patient: nothing was answered, so nothing was learned."
 
