@@ -8,14 +8,14 @@ Only the entries of the chain cannot be changed unseen, so evidence begins with 
 as of one head: whose it is, how much, for which job, and how it was settled.
 
 An agent's document tells its people what the agent was charged for, when and at what price, and what it declined for
-lack of budget. The version of its shard, what a record has spent and what it answered are not read.
+lack of budget or its policy refused by itself. The version of its shard, what a record has spent and what it answered are not read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from sqlalchemy import Connection, select
 from labeler.errors import InvalidSetting, JournalBehind, JournalBroken, NotFound, TooLarge
 from labeler.evidence.derive import contradictions, decimal
 from labeler.evidence.document import AccountFacts, Charge, Facts, Job, Journal, Refusal, Round, Scope, TaskFacts
-from labeler.ledger.agent_memory import check_delta
+from labeler.ledger.agent_memory import RefusedByPolicy, check_delta, refused_by_policy
 from labeler.ledger.chain import Head, time_of, time_text
 from labeler.ledger.ledger import WRITTEN_OFF, hash_at
 from labeler.ledger.schema import (
@@ -445,7 +445,11 @@ def agent_facts(
             by_task.setdefault(row["task_digest"], {}).setdefault(job, []).append(found)
     _check_none_forgotten(chain, known)
     declined = _declined(connection, wanted, chain)
-    for digest in declined:
+    refused: dict[str, list[RefusedByPolicy]] = {}
+    for no in reversed(refused_by_policy(connection, until=time_of(chain.journal.read_at))):
+        if wanted.holds(no.at) and wanted.task in ("", no.task_digest):
+            refused.setdefault(no.task_digest, []).append(no)
+    for digest in (*declined, *refused):
         by_task.setdefault(digest, {})
     facts = Facts(
         scope=wanted.scope("agent", agent_id),
@@ -458,6 +462,7 @@ def agent_facts(
                 jobs=(
                     *(_job_of_agent(job, agent_id, of) for job, of in jobs.items()),
                     *_refused(agent_id, declined.get(digest)),
+                    *_refused_by_policy(agent_id, refused.get(digest, ())),
                 ),
             )
             for digest, jobs in by_task.items()
@@ -515,6 +520,26 @@ def _job_of_agent(job_id: str, agent_id: str, rounds: list[Round]) -> Job:
 def _refused(agent_id: str, job_ids: list[str] | None) -> tuple[Job, ...]:
     said = Refusal(agent=agent_id, said="declined", reason="budget-exceeded", sentence="the budget did not cover it")
     return tuple(Job(job_id=job, state="not known", questions=0, refusals=(said,)) for job in job_ids or ())
+
+
+def _refused_by_policy(agent_id: str, found: Iterable[RefusedByPolicy]) -> tuple[Job, ...]:
+    return tuple(
+        Job(
+            job_id=one.job_id or UNNAMED,
+            state="not known",
+            submitted_at=time_text(one.at),
+            questions=0,
+            refusals=(
+                Refusal(
+                    agent=agent_id,
+                    said="declined" if one.job_id else "refused",
+                    reason="policy-refusal",
+                    sentence=one.sentence[:4_000],
+                ),
+            ),
+        )
+        for one in found
+    )
 
 
 def _promised(connection: Connection) -> dict[str, str]:

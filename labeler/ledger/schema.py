@@ -684,6 +684,17 @@ forbid(
     because="an answer is paid for by an entry of the ledger",
 )
 
+policy_refusals = strict_table(
+    "policy_refusals",
+    Column("digest", Text, primary_key=True),
+    *filled(Text, "task_digest", "sentence"),
+    *(Column(name, Text, nullable=False) for name in ("job_id", "name", "requester")),
+    Column("refused_at", Moment, nullable=False),
+    Index(None, "refused_at"),
+)
+"""What an agent's policy refused by itself: the digest of a proposal or of a round, and the sentence that was sent."""
+keep(policy_refusals)
+
 answered_sums = strict_table(
     "answered_sums",
     Column("ledger_seq", WHOLE, primary_key=True, autoincrement=False),

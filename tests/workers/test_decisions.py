@@ -11,16 +11,20 @@ from typing import Any
 
 import pytest
 
-from labeler.budget import budget_for
+from feature_store.results.evidence import render_page
+from labeler.budget import budget_for, epsilon_left, epsilon_spent, say_epsilon
 from labeler.errors import BudgetExceeded, InvalidSetting, NotFound
+from labeler.evidence.derive import bound
+from labeler.ledger.evidence import Wanted
 from labeler.planning import price
 from tests.command_line import Labeler, Outcome
 from tests.workers.agent_site import UNTIL, Site, same
 from workers.agent import decisions
 from workers.agent.policy import BudgetTable, policy_toml
-from workers.agent.site import SiteConsole, answered_jobs, answered_rounds, as_csv, percent
+from workers.agent.site import SiteConsole, answered_jobs, answered_rounds, as_csv, percent, site_budget
 from workers.commands.site import approve as approve_by_command
 from workers.commands.site import waiting as say_waiting
+from workers.homes.evidence import check_evidence, make_evidence
 from workers.homes.journals import backup_home
 
 
@@ -280,3 +284,64 @@ def test_the_shell_does_the_same_at_80_columns(site: Site, labeler: Labeler, mon
     assert f"{spent:.1%}" in shown  # the share beside a bar says what the bar shows
     assert f"{1 - spent:.1%}" not in shown
     assert agent("refuse", digest[:8], "--reason", "").code == 2
+
+
+def test_what_the_policy_refused_by_itself_is_in_page_history_and_evidence_once(site: Site, labeler: Labeler) -> None:
+    site.write_policy(releases=["winner"])
+    made = site.proposal(name="asks too much")
+    site.propose(made)
+    with site.run():
+        (declined,) = site.declined(1)
+        site.propose(made)
+        site.declined(2)
+    (refused,) = SiteConsole(site.home).overview()["refused"]
+    assert refused["name"] == "asks too much"
+    assert refused["sentence"] == declined.refusal.sentence
+    assert "allow.releases" in refused["sentence"]
+    assert "allow.releases" in " ".join(labeler("agent", "history", "--home", site.home).out.split())
+    signed = make_evidence(site.home, Wanted())
+    [[job]] = [task.jobs for task in signed.evidence.facts.tasks]
+    assert [one.sentence for one in job.refusals] == [refused["sentence"]]
+    page = render_page(signed.evidence)
+    assert "the agent is not told" in page
+    assert "not known" not in page
+    assert check_evidence(signed, home=site.home).wrong == ()
+
+
+def test_what_a_person_cost_over_all_jobs_is_the_sum_that_the_ledger_of_images_bears_out(site: Site) -> None:
+    site.write_policy()
+    asks = [site.ask(method="reverse-knn", k=1, records_per_person=1, nonce=name, sigma_votes=40.0) for name in "ab"]
+    shown = SiteConsole(site.home)
+    with site.run():
+        for ask in asks:
+            site.shares_of(ask)
+    overview = shown.overview()
+    charged = sum(one["instance_nano"] for one in overview["jobs"])
+    # Where one image votes, its removal lets the next one in: two votes change. A person's removal changes one.
+    assert overview["person"]["person_nano"] == pytest.approx(charged / 2, abs=2)
+    assert overview["person"]["person_epsilon"] == epsilon_spent(overview["person"]["person_nano"], 1e-5)
+    rows = list(csv.DictReader(io.StringIO(shown.rounds_csv())))
+    assert sum(int(row["person_nano"]) for row in rows) == overview["person"]["person_nano"]
+    (instance,) = (one for one in overview["budget"] if one["level"] == "instance")
+    assert instance["left_epsilon"] == epsilon_left(instance["cap_nano"] - charged, 1e-5)
+    document = make_evidence(site.home, Wanted()).evidence
+    assert document.person is not None
+    assert document.person.epsilon == bound(overview["person"]["person_epsilon"])
+    with site.run():
+        site.shares_of(site.ask(nonce="no bound per person"))
+    person = shown.overview()["person"]
+    assert person["person_epsilon"] is None
+    assert "1 of 3 answered rounds do not limit how many images of one person vote" in person["words"]
+    assert make_evidence(site.home, Wanted()).evidence.person.epsilon is None
+
+
+def test_what_a_waiting_job_takes_is_not_spent(site: Site) -> None:
+    site.write_policy()
+    site.propose(site.proposal())
+    with site.run():
+        site.willing(1)
+        (one,) = (one for one in site_budget(site.home) if one["level"] == "instance")
+    assert one["posted_epsilon"] == 0
+    assert one["words"].startswith(
+        f"at most 0 so far; {say_epsilon(one['spent_epsilon'])} if all that waits is answered"
+    )

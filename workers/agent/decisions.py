@@ -14,6 +14,7 @@ A file that cannot be read decides as if it could: refused, stopped, in no words
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,15 +24,19 @@ from pathlib import Path
 from labeler.errors import (
     AwaitingApproval,
     InvalidSetting,
+    PolicyRefusal,
     ProtocolViolation,
     RefusedByPerson,
     SiteStopped,
+    Unavailable,
 )
 from labeler.ledger.agent_memory import AgentMemory
 from labeler.messages.bodies import Ask, Proposal
 from labeler.system.clock import Clock
 from labeler.system.files import replace_file, sync_folder
 from workers.agent.policy import Policy
+
+log = logging.getLogger("labeler.agent")
 
 APPROVED_FOLDER = "approved"
 STOPPED_FILE = "stopped"
@@ -212,3 +217,15 @@ class Admission:
             if isinstance(asked, Proposal):
                 self._memory.note_requester(task.digest, asked.requester, self._clock())
             raise
+        except PolicyRefusal as error:
+            self._note(asked, error)
+            raise
+
+    def _note(self, asked: Ask | Proposal, error: PolicyRefusal) -> None:
+        """Keep a refusal for the site's people; one that cannot be kept is in the log, and refused all the same."""
+        about = {"job_id": asked.job_id, "requester": asked.requester} if isinstance(asked, Proposal) else {}
+        digest = asked.digest if isinstance(asked, Proposal) else asked.round.digest
+        try:
+            self._memory.note_refusal(digest, asked.task, str(error), self._clock(), **about)
+        except Unavailable:
+            log.warning("a refusal could not be kept", extra={"task_digest": asked.task.digest})

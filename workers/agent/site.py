@@ -18,7 +18,14 @@ from typing import Any, Final
 from labeler.batching import PersonSpent, person_charge, person_spent, round_sizes, total_charges
 from labeler.budget import epsilon_left, epsilon_spent, spent_in_words
 from labeler.errors import BudgetExceeded, LabelerError, NotFound, NotReady, PolicyRefusal
-from labeler.ledger.agent_memory import AgentMemory, AnsweredRound, answered, answered_by_price, check_delta
+from labeler.ledger.agent_memory import (
+    AgentMemory,
+    AnsweredRound,
+    answered,
+    answered_by_price,
+    check_delta,
+    refused_by_policy,
+)
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.lifetimes import all_set_aside
@@ -204,6 +211,32 @@ def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return sorted(jobs.values(), key=lambda job: str(job["last_at"]), reverse=True)
 
 
+MOST_REFUSALS: Final = 500
+"""Refusals by the policy that the overview and the shell list, the last ones."""
+
+
+def policy_refusals(home: Path) -> list[dict[str, Any]]:
+    """Return what the site's policy refused by itself, the last first; what people refused is in `decided_tasks`.
+
+    Raises:
+        NotReady: the agent has not run yet, so it has been asked nothing.
+    """
+    read_agent_config(home)
+    with closing(_look(home)) as database, database.read() as connection:
+        found = refused_by_policy(connection, last=MOST_REFUSALS)
+    return [
+        {
+            "at": _moment(one.at),
+            "task_id": one.task_digest,
+            "name": one.name,
+            "requester": one.requester,
+            "job_id": one.job_id,
+            "sentence": one.sentence,
+        }
+        for one in found
+    ]
+
+
 def approve(home: Path, digest: str) -> None:
     """Let the agent answer a task that its budget can pay.
 
@@ -375,6 +408,7 @@ class SiteConsole:
             "policy": lambda: policy_in_words(read_policy(home / POLICY_FILE)),
             "waiting": lambda: waiting_tasks(home),
             "decided": lambda: decided_tasks(home),
+            "refused": lambda: policy_refusals(home),
             "budget": lambda: site_budget(home),
             "person": lambda: site_person(home),
             "jobs": lambda: answered_jobs(answered_rounds(home, last=MOST_ROUNDS)),

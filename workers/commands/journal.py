@@ -106,7 +106,9 @@ def accept_restored(home: Home, reason: Reason, as_json: Json = False) -> None:
         f"  cp {quote(str(home / 'journal.head'))} {quote(found['witness'])}\n"
     )
     words = (
-        f"The journal goes on at entry {found['entries']}; nothing can be charged until a cap is raised.\n{told}"
+        f"The journal goes on at entry {found['entries']}; nothing can be charged until a cap is raised.\n"
+        + "".join(f"{line}\n" for line in found["next"])
+        + f"{told}"
         "If this is a coordinator's, every site that saw the newer one consents, with\n"
         f"  labeler journal trust-restored --home HOME --head {found['head']}"
     )

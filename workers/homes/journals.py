@@ -20,18 +20,19 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from labeler.errors import InvalidSetting, JournalBehind
+from labeler.budget import budget_for, epsilon_left, say_epsilon_left
+from labeler.errors import InvalidSetting, JournalBehind, LabelerError
 from labeler.ledger.backup import accept_restored, backup, renew_home
 from labeler.ledger.chain import Anchor, Head
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.jobs import ForgottenJobs
-from labeler.ledger.ledger import Ledger
+from labeler.ledger.ledger import Balance, Ledger
 from labeler.ledger.lifetimes import LifetimeSpends
 from labeler.ledger.tallier_memory import TallierMemory
 from labeler.system.clock import Clock, now_utc
@@ -40,6 +41,7 @@ from labeler.system.files import replace_file, sync_folder
 from labeler.system.site_key import SITE_KEY_FILE
 from labeler.task import Level
 from workers.agent.decisions import APPROVED_FOLDER, REFUSED_FOLDER, STOPPED_FILE
+from workers.agent.policy import read_policy
 from workers.homes.new import PUBLIC_FILE, existing_journal, journal_of
 from workers.party.home import (
     AGENT_FILE,
@@ -140,8 +142,9 @@ def accept_restored_journal(home: Path, *, reason: str) -> dict[str, Any]:
     See labeler.ledger.backup. A party's erasable keys are replaced: nothing is kept of any round from before.
 
     Returns:
-        The accepted head, and `witness` where the agent keeps one. A person copies the new head there: a command that
-        overwrote it would be all that an attacker needs to undo spends.
+        The accepted head; `next`, the lines that say what to do now (`_caps_to_set`); and `witness` where the agent
+        keeps one. A person copies the new head there: a command that overwrote it would be all that an attacker needs
+        to undo spends.
 
     Raises:
         JournalBehind: it has no account (but a tallier's), so nothing can be counted as spent.
@@ -157,7 +160,46 @@ def accept_restored_journal(home: Path, *, reason: str) -> dict[str, Any]:
         head = accept_restored(database, clock=now_utc, reason=reason)
         if (home / AGENT_FILE).exists() or (home / TALLIER_FILE).exists():
             renew_home(database, KeyFolder(home / ERASABLE_FOLDER))
-    return {"entries": head.seq, "hash": head.hash, "head": f"{head.seq}:{head.hash}", "witness": witness}
+        balances = Ledger(database, clock=now_utc).balances()
+    accepted = {"entries": head.seq, "hash": head.hash, "head": f"{head.seq}:{head.hash}", "witness": witness}
+    return accepted | {"next": _caps_to_set(home, balances)}
+
+
+def _caps_to_set(home: Path, balances: Sequence[Balance]) -> list[str]:
+    """Return the next step after a restore, and the cap to set for each account that is limited.
+
+    All of an account counts as spent. A cap that pays for one more job of epsilon e holds the whole mu^2: its epsilon
+    is that of spent + budget_for(e), rounded down, and less than the old cap plus e.
+    """
+    try:
+        if (home / AGENT_FILE).exists():
+            delta, file = read_policy(home / POLICY_FILE).budget.delta, f"[budget] of {home / POLICY_FILE}"
+        elif (home / COORDINATOR_FILE).exists():
+            from workers.serve import read_settings
+
+            delta, file = read_settings(home).delta, f"[federation] or [agents] of {home / COORDINATOR_FILE}"
+        else:
+            return []
+    except LabelerError as error:
+        return [f"Next: mend the settings, which cannot be read ({error}); then raise the caps there."]
+    other = "the coordinator's" if (home / AGENT_FILE).exists() else "the hospitals'"
+    lines = [
+        f"Next: find in {other} ledger the largest job that was left (labeler budget, labeler agent budget: one more), "
+        f"and raise the cap in {file} to no more than this:"
+    ]
+    for one in balances:
+        if one.cap is None:
+            continue
+        caps = ", ".join(
+            f"{left:g} was left: {say_epsilon_left(epsilon_left(one.spent + budget_for(left, delta), delta), digits=4)}"
+            for left in _LEFT
+        )
+        lines.append(f"  {one.account}, {one.level}_epsilon: if {caps}")
+    return lines
+
+
+_LEFT = (0.1, 0.5, 1.0)
+"""Examples of what another ledger may show as left."""
 
 
 def trust_restored_journal(home: Path, head: str) -> dict[str, Any]:

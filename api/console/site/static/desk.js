@@ -2,7 +2,7 @@
 
 import { announce, byId, el, fill, keyed, save, setText } from "./dom.js";
 import { ask, download, Refused } from "./link.js";
-import { accounts, decisions, jobs, policy } from "./lists.js";
+import { accounts, decisions, jobs, policy, refusals } from "./lists.js";
 import { answering } from "./answering.js";
 import { images } from "./images.js";
 import { taskCard } from "./task.js";
@@ -62,6 +62,7 @@ function show(site) {
   jobs(byId("jobs"), site.jobs);
   byId("csv").disabled = byId("json").disabled = !site.jobs.length;
   decisions(byId("decisions"), site.decided, decide);
+  refusals(byId("refusals"), site.refused);
   policy(byId("policy-words"), site.policy);
 }
 

@@ -90,6 +90,21 @@ export function decisions(parent, list, decide) {
   });
 }
 
+/** What the policy refused without asking a person: it was asked of this site, too. */
+export function refusals(parent, list) {
+  fill(parent, JSON.stringify(list), () => {
+    if (!list.length) return el("p", { class: "card empty" }, "The policy refused nothing yet.");
+    const rows = list.map((one) =>
+      el("tr", {},
+        el("th", { scope: "row", class: "name" }, one.name, el("span", { class: "small block" }, [one.requester, one.job_id || one.task_id.slice(0, 16)].filter(Boolean).join(", "))),
+        cell("When", moment(one.at)),
+        cell("What was said", el("span", { class: "name" }, one.sentence)),
+      ),
+    );
+    return table("The last refusal first. Nothing was computed, and nothing was charged.", ["Task", "When", "What was said"], rows);
+  });
+}
+
 export function policy(parent, words) {
   fill(parent, JSON.stringify(words), () => (words.length ? words : ["It cannot be read, so everything is refused."]).map((line) => el("li", {}, line)));
 }
