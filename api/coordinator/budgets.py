@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.metadata import version
-from typing import cast
 
 from api.coordinator.config import CoordinatorConfig
 from api.schema import BalanceView, BudgetView, LedgerEntryView, LedgerPage, PersonView

@@ -192,7 +192,8 @@ def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         known = jobs.get(key)
         if known is None:
             fields = (
-                "task_id", "name", "requesters", "method", "classes", "job_id", "delta", "life_nano", "records_per_person"
+                "task_id", "name", "requesters", "method", "classes", "job_id", "delta", "life_nano",
+                "records_per_person",
             )  # fmt: skip
             sums = dict.fromkeys(("queries", "rounds", "instance_nano", "agent_nano", "person_nano"), 0)
             jobs[key] = known = {name: one[name] for name in fields} | {"first_at": one["at"]} | sums
