@@ -42,6 +42,7 @@ PROBLEMS: dict[type[LabelerError], tuple[int, str]] = {
     errors.UnreadableImage: (422, "An image cannot be read"),
     errors.UnreadableFile: (422, "A file cannot be read now"),
     errors.IdenticalImages: (422, "Private images are there more than once"),
+    errors.NoUsableImage: (422, "No image of a source can be used"),
     errors.JournalBroken: (503, "The journal fails verification"),
     errors.JournalBehind: (503, "The journal is older than an earlier copy of it"),
     errors.UnsafeStorage: (503, "The storage could lose a charge"),

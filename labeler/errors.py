@@ -12,6 +12,7 @@
     │   ├── UnreadableImage     a file that should hold an image does not
     │   │   └── UnreadableFile  it cannot be read now, whatever it holds
     │   ├── IdenticalImages     private images are there more than once
+    │   ├── NoUsableImage       no image of a source can be embedded
     │   ├── JournalBroken       the journal was edited, or its chain is broken
     │   ├── JournalBehind       the journal is older than an earlier copy of it
     │   └── UnsafeStorage       the storage does not keep what it says it keeps

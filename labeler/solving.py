@@ -139,7 +139,7 @@ def epsilon_within(task: Task, queries: int, *, level: StatedLevel, left_nano: i
     if instance is None or there is None:
         return None
     room = left_nano + 1 if level == "instance" else math.floor(Fraction(instance, there) * left_nano)
-    return float(say_epsilon_left(epsilon_left(room - len(sizes), task.delta))) or None
+    return float(say_epsilon_left(epsilon_left(room - len(sizes), task.delta)).replace(",", "")) or None
 
 
 def queries_that_fit(task: Task, queries: int, *, level: Level, left_nano: int) -> int:

@@ -21,7 +21,7 @@ from tests.labeler.tasks import make_task
     nano=st.integers(10**7, 10**13 - 1), delta=st.sampled_from((1e-12, 1e-6, 1e-5, 1e-3, 0.1)), digits=st.integers(1, 3)
 )
 def test_the_epsilon_that_is_left_is_covered_and_the_next_one_is_not(nano: int, delta: float, digits: int) -> None:
-    epsilon = float(say_epsilon_left(epsilon_left(nano, delta), digits=digits))
+    epsilon = float(say_epsilon_left(epsilon_left(nano, delta), digits=digits).replace(",", ""))
     assert epsilon == 0.0 or budget_for(epsilon, delta) <= nano
     exact = Decimal(repr(epsilon))
     next_one = float(exact + Decimal(1).scaleb(exact.adjusted() - digits + 1))

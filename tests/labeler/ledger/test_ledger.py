@@ -118,7 +118,7 @@ def test_a_refusal_names_account_level_left_asked_and_the_last_spenders(ledger: 
     found = refusal.value
     assert (found.account, found.level, found.asked, found.left, found.cap) == ("federation", "instance", 41, 40, 100)
     assert found.last_spenders == (("monday", 20), ("wednesday", 20), ("thursday", 20))
-    for part in ("'federation'", "instance level", "41 nano-units", "40 of 100", "thursday (20)", "raise the budget"):
+    for part in ("'federation'", "instance level", "41 nano-units", "40 of 100", "thursday (20)", "raise its budget"):
         assert part in str(found)
     ledger.reserve("friday", [charge(40)])
     assert left(ledger) == 0
