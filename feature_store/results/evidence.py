@@ -256,7 +256,7 @@ def _guarantees(found: TaskFindings) -> list[dict[str, str]]:
 
 def _epsilon(one: Guarantee | None) -> str:
     if one is None:
-        return "not known here"
+        return "not kept here"
     return "no bound" if one.epsilon is None else one.epsilon
 
 
@@ -294,7 +294,7 @@ def _cadence(facts: TaskFacts, found: TaskFindings) -> _Pairs:
         together += " in every round" * (cohort.fewest_contributors == cohort.most_contributors)
     questions = f"{cadence.questions_charged:,} paid for; {cadence.questions_asked_again:,} numbers asked again"
     return [
-        ("Agents of the task", _Value(", ".join(facts.participants) or "not known here")),
+        ("Agents of the task", _Value(", ".join(facts.participants) or NOT_TOLD)),
         ("Were asked", _Value(", ".join(asked) or "nobody")),
         ("Refused", _Value(refused or "nobody")),
         *([("Summed together", _Value(together))] if cohort.participants else []),

@@ -7,8 +7,9 @@ journal gives the same facts. A job that ended after that moment is read as "und
 Only the entries of the chain cannot be changed unseen, so evidence begins with them. `read_chain` returns every charge
 as of one head: whose it is, how much, for which job, and how it was settled.
 
-An agent's document tells its people what the agent was charged for, when and at what price, and what it declined for
-lack of budget or its policy refused by itself. The version of its shard, what a record has spent and what it answered are not read.
+An agent's document tells its people what the agent was charged for, when and at what price, what it declined for lack
+of budget, and what its policy refused by itself. The version of its shard, what a record has spent and what it answered
+are not read.
 """
 
 from __future__ import annotations

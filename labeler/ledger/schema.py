@@ -50,7 +50,7 @@ from labeler.rounds.effects import FINISHED as FINISHED
 from labeler.rounds.effects import JobState, RoundState
 from labeler.tally import MAX_TALLIERS
 
-REVISION: Final = "0002"
+REVISION: Final = "0003"
 """Revision of these tables: the last one of `labeler.ledger.migrations`."""
 
 metadata = MetaData(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from feature_store.results.evidence import render_page
@@ -19,6 +20,7 @@ from labeler.ledger.evidence import Wanted
 from labeler.planning import price
 from tests.command_line import Labeler, Outcome
 from tests.workers.agent_site import UNTIL, Site, same
+from tests.workers.builders import shard_of_rows
 from workers.agent import decisions
 from workers.agent.policy import BudgetTable, policy_toml
 from workers.agent.site import SiteConsole, answered_jobs, answered_rounds, as_csv, percent, site_budget
@@ -309,7 +311,19 @@ def test_what_the_policy_refused_by_itself_is_in_page_history_and_evidence_once(
 
 
 def test_what_a_person_cost_over_all_jobs_is_the_sum_that_the_ledger_of_images_bears_out(site: Site) -> None:
-    site.write_policy()
+    rng = np.random.default_rng(7)
+    site.shard = shard_of_rows(
+        site.home.parent / "named.shard",
+        site.shard.features[:],
+        np.asarray(site.shard.labels[:]),
+        classes=site.shard.classes,
+        fingerprint=site.shard.fingerprint,
+        persons=rng.integers(1, 5, (len(site.shard.features), 1)).repeat(2, axis=1),
+        site_key="k",
+        max_records=1000,
+    )
+    site.home = site.home.parent / "named"
+    site.make()
     asks = [site.ask(method="reverse-knn", k=1, records_per_person=1, nonce=name, sigma_votes=40.0) for name in "ab"]
     shown = SiteConsole(site.home)
     with site.run():

@@ -32,8 +32,8 @@ from sqlalchemy import CheckConstraint, Column, Text
 
 from labeler.ledger.schema import rule_text
 
-revision = "0003"
-down_revision = "0002"
+revision = "0004"
+down_revision = "0003"
 
 
 def upgrade():
@@ -63,7 +63,7 @@ def later(tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
     folder.mkdir()
     (folder / "later.py").write_text(LATER)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schema, "REVISION", "0003")
+        patch.setattr(schema, "REVISION", "0004")
         patch.setattr(migrations, "VERSIONS", [*migrations.VERSIONS, folder])
         yield patch
 
@@ -94,7 +94,7 @@ def test_a_journal_of_an_earlier_revision_is_brought_to_this_one_with_its_chain_
     filled: Place, clock: Clock, later: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        InvalidSetting, match="has tables of revision 0002, and this program works with 0003: start its"
+        InvalidSetting, match="has tables of revision 0003, and this program works with 0004: start its"
     ):
         filled.open(read_only=True)
     later.undo()
@@ -105,14 +105,14 @@ def test_a_journal_of_an_earlier_revision_is_brought_to_this_one_with_its_chain_
         rows(database, "tasks"),
     )
     filled.close()
-    later.setattr(schema, "REVISION", "0003")
+    later.setattr(schema, "REVISION", "0004")
     later.setattr(migrations, "VERSIONS", [*migrations.VERSIONS, filled.anchor.parent / "revisions"])
     database = filled.open()
     ledger = Ledger(database, clock=clock)
     assert ledger.verify() == head
     assert rows(database, "ledger_entries") == entries
     assert rows(database, "tasks") == [(*task, "none")]
-    assert rows(database, "alembic_version") == [("0003",)]
+    assert rows(database, "alembic_version") == [("0004",)]
     refuses(database, "DELETE FROM tasks", "UPDATE tasks SET next_query = -1", "DELETE FROM ledger_entries")
     assert len(TaskStore(database).list(open_to="t")) == 1
     ledger.reserve("another", [Charge("federation", "instance", 10)])
