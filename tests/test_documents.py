@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import BENCHES
 from benchmarks.papers import PAPERS
+from workers.agent.policy import AllowTable, BudgetTable, CoordinatorTable
 from workers.commands.catalog import load_commands
 
 ROOT = Path(__file__).parents[1]
@@ -59,6 +60,24 @@ def test_the_template_is_filled_where_the_program_decides_and_blank_where_the_si
     for field in re.findall(r"`(max_\w+|person_epsilon|records_per_person|colluding_agents)`", text):
         known = (ROOT / "docs" / "policy.md").read_text() + (ROOT / "docs" / "task-file.md").read_text()
         assert f"`{field}`" in known, field
+
+
+def test_every_policy_field_that_a_page_names_is_one_that_the_policy_has() -> None:
+    """Named after the word "policy" in parentheses, as `allow.FIELD`, or in the tables of docs/policy.md."""
+    tables = {"budget": BudgetTable.model_fields, "allow": AllowTable.model_fields}
+    fields = {name for one in tables.values() for name in one} | set(CoordinatorTable.model_fields)
+    named = 0
+    for page in ALL_PAGES:
+        text = page.read_text()
+        for listed in re.findall(r"polic(?:y|ies)\b[^.|`()]*\((`\w+`(?:(?:,| and) `\w+`)*)\)", text):
+            for name in re.findall(r"`(\w+)`", listed):
+                assert name in fields, f"{page.name}: the policy has no field {name!r}"
+                named += 1
+        for table, name in re.findall(r"`(budget|allow)\.(\w+)`", text):
+            assert name in tables[table], f"{page.name}: [{table}] has no field {name!r}"
+    assert named >= 3, "the pattern finds what it is for"
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "policy.md").read_text(), re.M)
+    assert set(rows) == fields
 
 
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)

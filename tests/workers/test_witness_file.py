@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import sqlite3
@@ -16,6 +17,7 @@ import pytest
 from sqlalchemy import select
 
 from labeler.accounting.lifetime import vote_nano
+from labeler.budget import budget_for
 from labeler.errors import InvalidSetting, JournalBehind, JournalBroken, Unavailable
 from labeler.ledger.chain import Anchor, Head
 from labeler.ledger.database import open_database
@@ -31,6 +33,7 @@ from tests.workers import test_votes_for_life
 from tests.workers.agent_site import AGENT, NOW
 from tests.workers.test_votes_for_life import RECORDS, LifeSite
 from workers.agent.agent import Agent
+from workers.agent.policy import read_policy
 from workers.homes.journals import verify_journal
 from workers.party.home import read_agent_config, witness_of
 
@@ -83,6 +86,12 @@ def test_who_goes_on_with_a_restored_home_is_told_what_its_witness_needs(
     assert accepted.code == 0
     with pytest.raises(JournalBehind, match=r"agent\.head has"):
         site.start_once()
+    ledger = read_policy(site.home / "policy.toml").budget
+    cap = budget_for(float(ledger.instance_epsilon), ledger.delta)
+    for left, raised in re.findall(r"([\d.]+) was left: ([\d.]+)", accepted.out.split("instance_epsilon: if")[1]):
+        more = budget_for(float(raised), ledger.delta) - cap
+        assert more <= budget_for(float(left), ledger.delta), "a cap that gives back more than was left"
+        assert more > 0.99 * budget_for(float(left), ledger.delta) - 1e-3 * cap
     [copy] = [line for line in accepted.out.splitlines() if line.startswith("  cp ")]
     subprocess.run(shlex.split(copy), check=True)
     site.start_once()

@@ -19,8 +19,11 @@ from api.coordinator.retention import JobProcess
 from api.schema import JobView, QueryBudgetView
 from feature_store.results.image_labels import ImageStamp, image_label_table, stamp_of, with_image_budgets
 from feature_store.results.job_process import write_prices
+from labeler.batching import person_spent
+from labeler.budget import epsilon_spent
 from labeler.errors import InvalidSetting, NotFound, Unavailable
 from labeler.ledger.jobs import ForgottenJobs
+from labeler.ledger.rounds import PostedRounds
 from labeler.ledger.tasks import TaskRecord
 from labeler.query_budgets import COLUMNS, running_prices
 from labeler.release import release_to_bytes
@@ -254,3 +257,33 @@ def test_images_take_what_the_questions_named_after_them_took(house: House) -> N
     assert found["total_nano"].to_pylist()[0] == table["total_nano"].to_pylist()[-1]
     assert sum(found["share_nano"].to_pylist()) == charge_of(house, view.job_id)
     assert stamp_of(found) == stamp_of(images)
+
+
+def test_a_service_says_what_a_person_cost_over_all_jobs_as_the_ledger_of_images_bears_out(house: House) -> None:
+    """Two jobs of which one image of a person votes: an image is charged two votes, a person costs one."""
+    for _ in range(2):
+        completed(house, method="reverse-knn", k=1, records_per_person=1, max_queries=4)
+    view = budget_view(house.ledger, house.config.delta)
+    charged = {one.account: one.posted_nano for one in view.accounts if one.level == "instance"}
+    assert charged[FEDERATION] > 0
+    for one in view.persons:
+        assert one.person_nano == pytest.approx(charged[one.account] / 2, abs=2)
+        assert one.person_epsilon == epsilon_spent(one.person_nano or 0, house.config.delta)
+    # Read once more after another job, as the page does: what is new is added, and one job without a bound ends it.
+    completed(house)
+    after = budget_view(house.ledger, house.config.delta)
+    (federation,) = (one for one in after.persons if one.account == FEDERATION)
+    assert federation.person_epsilon is None
+    assert federation.reason.startswith("1 of 3 answered rounds do not limit how many images of one person vote")
+
+
+def test_entries_since_the_last_look_count_once(house: House) -> None:
+    posted, seen = PostedRounds(), []
+    for _ in range(3):
+        completed(house, method="reverse-knn", k=1, records_per_person=1, max_queries=4)
+        with house.ledger.database.read() as connection:
+            seen.append(person_spent(posted.read(connection)[FEDERATION]).nano)
+            assert person_spent(posted.read(connection)[FEDERATION]).nano == seen[-1]
+    assert seen == [seen[0], 2 * seen[0], 3 * seen[0]]
+    with house.ledger.database.read() as connection:
+        assert person_spent(PostedRounds().read(connection)[FEDERATION]).nano == seen[-1]
