@@ -191,7 +191,17 @@ def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         key = (one["task_id"], one["job_id"])
         known = jobs.get(key)
         if known is None:
-            fields = "task_id name requesters method classes job_id delta life_nano records_per_person".split()
+            fields = [
+                "task_id",
+                "name",
+                "requesters",
+                "method",
+                "classes",
+                "job_id",
+                "delta",
+                "life_nano",
+                "records_per_person",
+            ]
             sums = dict.fromkeys(("queries", "rounds", "instance_nano", "agent_nano", "person_nano"), 0)
             jobs[key] = known = {name: one[name] for name in fields} | {"first_at": one["at"]} | sums
         known["last_at"] = one["at"]
