@@ -184,6 +184,12 @@ def answered_rounds(home: Path, *, last: int | None = None) -> list[dict[str, An
     return [_answered(one, tasks.get(one.task_digest), names, delta) for one in rounds]
 
 
+_OF_A_JOB: Final = (
+    *("task_id", "name", "requesters", "method", "classes", "job_id"),
+    *("delta", "life_nano", "records_per_person"),
+)
+
+
 def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Group answered rounds by job, the newest first; rounds that were asked without a job are grouped by task."""
     jobs: dict[tuple[str, str], dict[str, Any]] = {}
@@ -191,19 +197,8 @@ def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         key = (one["task_id"], one["job_id"])
         known = jobs.get(key)
         if known is None:
-            fields = [
-                "task_id",
-                "name",
-                "requesters",
-                "method",
-                "classes",
-                "job_id",
-                "delta",
-                "life_nano",
-                "records_per_person",
-            ]
             sums = dict.fromkeys(("queries", "rounds", "instance_nano", "agent_nano", "person_nano"), 0)
-            jobs[key] = known = {name: one[name] for name in fields} | {"first_at": one["at"]} | sums
+            jobs[key] = known = {name: one[name] for name in _OF_A_JOB} | {"first_at": one["at"]} | sums
         known["last_at"] = one["at"]
         known["rounds"] += 1
         for name in ("queries", "instance_nano", "agent_nano"):
