@@ -15,6 +15,8 @@ A round is opened in the transaction that charges it, after its key is durable. 
 nothing of any other. An answer is durable before a byte of it leaves, and is never replaced, so a repeated request
 gets the stored one. It is erased once the coordinator says that every tallier has what it needs, and at the latest
 when nobody may ask any more. `answered_rounds` keeps permanently that the round was charged.
+
+More than 600 lines: what an agent keeps of rounds, proposals and refusals is read and pruned together.
 """
 
 from __future__ import annotations
