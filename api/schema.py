@@ -457,7 +457,7 @@ class BalanceView(View):
 
 
 class PersonView(View):
-    """What everything that was answered from one account says of one person at one site."""
+    """The cost of all answered jobs of one account for one person at one site."""
 
     account: str
     person_nano: int | None

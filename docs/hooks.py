@@ -142,7 +142,7 @@ def _command(words: list[str], command: Any) -> list[str]:
 
 
 def _prose(text: str) -> str:
-    """Help of a command; what would be an empty link or HTML in Markdown is told as it is typed."""
+    """Help of a command; what would be an empty link or HTML in Markdown is shown as it is typed."""
     return re.sub(r"<(?=[a-z/])", "&lt;", text.replace("\b\n", ""))
 
 

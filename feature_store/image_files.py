@@ -5,7 +5,7 @@ A name and the first bytes of a file decide. In this order:
     leftover      a part of its path is one that a system or a tool leaves behind (LEFTOVERS), or begins with a dot.
     camera's raw  by its ending. Many begin as a TIFF does, whose first picture is a small preview.
     image         by its first bytes, whatever its ending; or by its ending, whatever its bytes. A damaged image is one,
-                  and whoever reads it says what is wrong.
+                  and its reader says what is wrong.
     text          a description, a table, a program.
     other         anything else.
 
@@ -266,7 +266,7 @@ def no_image(name: str, head: Callable[[], bytes]) -> NoImage | None:
     Args:
         name: its path within the source, with slashes.
         head: gives its first HEAD_BYTES bytes; called only where the name does not decide. If it raises OSError, the
-            file counts as an image: whoever reads it says why it cannot.
+            file counts as an image: its reader says why it cannot.
     """
     if found := leftover(name):
         return found

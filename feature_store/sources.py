@@ -202,9 +202,9 @@ def _advice(source: FolderSource) -> str:
 class ParquetSource:
     """A Parquet file with a column `image` (the bytes of an image file, or a struct with them in `bytes`).
 
-    Optional columns: `label` (text, or whole numbers: names from the data set's own metadata where it has them, else
-    the numbers; no label where it is missing, empty, or -1, which is how `datasets` writes none) and `id` (names of the
-    images, all different). One row group is kept in memory.
+    Optional columns: `label` (text, or whole numbers that the data set's own metadata may name) and `id` (names of
+    the images, all different). A label that is missing, empty, or -1 is none; `datasets` writes none as -1.
+    One row group is kept in memory.
     """
 
     labels_are_places = False

@@ -148,7 +148,7 @@ def _person_charge(one: OfKind, queries: int) -> int | None:
 
 @dataclass(frozen=True)
 class PersonSpent:
-    """What everything that was answered says of one person at one site.
+    """The cost of all answered rounds for one person at one site.
 
     Attributes:
         nano: nano-units of mu^2 of all rounds together; None where no bound is proved.
@@ -203,24 +203,24 @@ def person_spent(rounds: Iterable[tuple[Task | None, int, int]], *, is_complete:
     (`person_charge`), everything that the rounds released is mu-GDP for x and x' with mu^2 = sum p_i / 1e9.
 
     *Proof.* Fix all other records, and what was released before round i. Task, questions and noise of round i are then
-    the same for x and x': they follow from the release and public things, and a record's vote depends on the
-    records of its site, the task and the batch (no votes for life: they have a memory, and get no bound here). The
+    the same for x and x', since they follow from the release and public things. A record's vote depends on the records
+    of its site, the task and the batch. (Votes for life have a memory, and get no bound here.) The
     method's person-level theorem bounds the change of the round's sums when a person's records come or go, of which
     at most m = `records_per_person` vote. So round i is mu_i-GDP with mu_i^2 <= p_i / 1e9, given all before. m may
     be another one in each task: the theorem takes the m of its own task, and x, x' are the same pair throughout. GDP
     composes adaptively by adding mu^2 (Dong, Roth, Su 2022). Each p_i is rounded up, and so is the epsilon
     (`labeler.budget.epsilon_spent`, which also holds back what sampler and winners need). QED
 
-    It is the sum of prices of persons, not m times an image's: for reverse-knn with m = 1 a person costs less than an
-    image, since removing one image lets the person's next one in, and removing the person lets none in.
+    It is the sum of prices of persons, not m times an image's. For reverse-knn with m = 1 a person costs less than an
+    image: if one image goes, the person's next one comes in; if the person goes, none does.
 
     A person at two sites: the two mus add. Tasks that are chosen after seeing answers: like the spending of an account
     without a cap, the number then says what these rounds cost, and is no promise fixed beforehand. Such a promise is m
     times the mu of the image account's cap, by group privacy.
 
     **Fail closed.** One answered round without a bound for a person makes the sum None. The bound for a whole site does
-    not stand in: other people's records take the places of those that leave, and that can move a sum further than a
-    site whose ballots become zero (knn: 2 Q min(m, k)^2 against Q k^2).
+    not replace it. Other people's records take the places of those that leave. That can move a sum further than a site
+    whose ballots become zero (knn: 2 Q min(m, k)^2 against Q k^2).
 
     Args:
         rounds: the task (None where it is not kept), the queries of a round, and how many such rounds were charged.

@@ -8,10 +8,10 @@ the share of right labels. The range comes from what is at hand:
     none                     the noise and the number of votes alone (labeler.expectation)
 
 The ranges are made to grow with epsilon, since less noise does no harm. Then `possible` is the least epsilon whose
-upper end reaches the accuracy, `enough` the least whose lower end does, and `middle` that of the mean of rehearsals;
-between two rungs a straight line along log epsilon. Only labeled images have a mean. Without them both ends follow from
-two assumptions on how alike private and public images are, so that nothing is promised. All of this reads public facts
-alone, and is not charged.
+upper end reaches the accuracy, `enough` the least whose lower end does, and `middle` that of the mean of rehearsals.
+Between two rungs lies a straight line along log epsilon. Only labeled images have a mean. Without them both ends
+follow from two assumptions on how alike private and public images are, so that nothing is
+promised. All of this reads public facts alone, and is not charged.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class LabeledImages:
             )
 
     def sample(self, most: int, seed: int) -> LabeledImages:
-        """Return at most so many of them, those of a known class first."""
+        """Return at most this many of them, those of a known class first."""
         if len(self.labels) <= most:
             return self
         rng = np.random.default_rng(seed)

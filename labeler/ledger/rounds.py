@@ -349,7 +349,7 @@ _AT_ONCE: Final = 500
 
 
 class PostedRounds:
-    """How many rounds of a task and a size each account of a coordinator was charged for, for good.
+    """The number of rounds of a task and a size that each account of a coordinator was charged for, for good.
 
     Entries of a ledger only come, so each call reads those since the last one. `labeler.batching.person_spent` adds
     up what they cost a person. What is set aside for votes for life released nothing, and a write-off is known by its
