@@ -283,14 +283,11 @@ class ShardWriter:
         kept = np.arange(self.records) if keep is None else np.flatnonzero(keep)
         if not len(kept):
             left_out = [(one.source, one.reason) for one in self.skipped()]
-            reasons = "; ".join(
-                f"{count} {reason}" for reason, count in Counter(why for _, why in left_out).most_common(5)
-            )
-            raise NoUsableImage(
-                f"nothing to keep: shard {self.path.name!r} would be empty; {len(left_out)} images were left out"
-                + (f": {reasons}" if reasons else ""),
-                left_out=left_out,
-            )
+            message = f"nothing to keep: shard {self.path.name!r} would be empty, since no image of it can be used"
+            if self.public and left_out:  # an agent logs the message, and numbers and sizes of private files are secret
+                reasons = Counter(reason for _, reason in left_out).most_common(5)
+                message += ": " + "; ".join(f"{count} {reason}" for reason, count in reasons)
+            raise NoUsableImage(message, left_out=left_out)
         if self.max_records is not None and len(kept) > self.max_records:
             raise InvalidSetting(
                 f"shard {self.path.name!r} would hold {len(kept)} records, and was declared to hold at most "

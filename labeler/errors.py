@@ -135,8 +135,8 @@ class NoUsableImage(BadData):
     """No image of a source can be embedded.
 
     Attributes:
-        left_out: the name of each image and the reason. For the site's own people: the message tells the reasons and
-            their number, and no name.
+        left_out: the name of each image and the reason. For the site's own people: of private images the message tells
+            neither names nor reasons nor their number.
     """
 
     def __init__(self, message: str, *, left_out: Sequence[tuple[str, str]] = ()) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feature_store.decode import decode_image
+from feature_store.decode import decode_image, header_pixels
 from labeler.errors import UnreadableImage
 
 SHORT, LONG = 3, 4
@@ -176,6 +176,7 @@ TURNED_BY_JUNK = b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + b"\x01\x12\0\3\xff\xff\xff
 def test_broken_metadata_of_a_png_is_no_damage(broken: bytes) -> None:
     assert gray(png(b"\0\x40", 2, bits=8, color=0, more=broken)) == [0, 64]
     assert gray(png(b"\0\x40", 2, bits=8, color=0, late=broken)) == [0, 64]
+    assert header_pixels(png(b"\0\x40", 2, bits=8, color=0, more=broken)) == 2, "a service bounds an upload by it"
 
 
 @pytest.mark.filterwarnings("ignore")  # outside tests they go to the log

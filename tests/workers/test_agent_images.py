@@ -139,6 +139,24 @@ def test_a_policy_that_allows_nothing_is_told_before_anything_is_embedded(home: 
     assert not passed
 
 
+def test_an_extra_that_was_installed_since_is_enough_for_what_was_left_out(
+    home: Path, scans: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pydicom = pytest.importorskip("pydicom")
+    scan = Path(pydicom.__file__).parent / "data" / "test_files" / "CT_small.dcm"
+    shutil.copy(scan, scans / "ill/P-1/slice.dcm")
+    with monkeypatch.context() as absent:
+        absent.setitem(sys.modules, "pydicom", None)
+        assert [one["source"] for one in folder_of(home).embed()["skipped"]] == ["ill/P-1/slice.dcm"]
+    before = ids_of(home)
+    result = folder_of(home).embed()
+    assert (result["added"], result["dropped"], result["skipped"]) == (1, 0, [])
+    version = Shard.open(home / "records.shard").version
+    folder_of(home).embed()
+    assert len(ids_of(home)) == len(before) + 1
+    assert Shard.open(home / "records.shard").version == version
+
+
 def test_a_changed_folder_is_told_and_not_used_until_a_person_asks(
     home: Path, scans: Path, passed: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:

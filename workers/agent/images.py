@@ -190,12 +190,13 @@ class ImageFolder:
             look = self.look()
             _refuse_deleted(look.deleted)
             before = self._record_ids()
-            if look.has_changed or not self.is_embedded:
+            shard = Shard.open(self.shard, verify=False) if self.is_embedded else None
+            if shard is None or look.has_changed or shard.skipped:  # what was left out may be readable by now
                 report = self._bring_up_to_date(look, progress)
             else:
-                shard = Shard.open(self.shard, verify=False)
-                skipped, size = shard.skipped, len(shard)
-                report = told_of(EmbedReport(self.shard, size, skipped, size, shard.classes, shard.fingerprint, ()))
+                report = told_of(
+                    EmbedReport(self.shard, len(shard), (), len(shard), shard.classes, shard.fingerprint, ())
+                )
             after = self._record_ids()
         counts = look.counts()
         return report | {
