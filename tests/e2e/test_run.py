@@ -102,9 +102,9 @@ def test_a_winner_release_stores_no_votes(labeler, federation, tmp_path) -> None
         releases = [journal.release(job.job_id, one.number) for one in journal.rounds(job.job_id)]
     assert releases
     assert all(release is not None and release.noisy_votes is None for release in releases)
-    # What it prints: first how good the labels of all images are, then the price, then what was asked.
+    # What it prints: how good the labels are, the price, what was asked, where the report is, how to use the labels.
     said = [line.split()[0] for line in result.out.splitlines() if line[:1].strip()]
-    assert said == ["Labels", "Privacy", "Questions", "Report"]
+    assert said == ["Labels", "Privacy", "Questions", "Report", "Use"]
     report = json.loads((tmp_path / "job" / "report.json").read_text())
     labels = pq.read_table(tmp_path / "job" / "student_labels.parquet")
     assert report["images"]["checked"] == report["images"]["labelled"] == len(labels)
