@@ -43,6 +43,7 @@ from labeler.ledger.backup import UnusedKeys
 from labeler.ledger.chain import time_of, time_text
 from labeler.ledger.database import Database, insert_rows, now_utc, select_rows, update_rows
 from labeler.ledger.ledger import Charge, Ledger
+from labeler.ledger.promises import RefusedByPolicy, note_refusal
 from labeler.ledger.schema import (
     agent_rounds,
     answered_rounds,
@@ -52,7 +53,6 @@ from labeler.ledger.schema import (
     json_text,
     ledger_entries,
     ledger_reservations,
-    policy_refusals,
     promised_rounds,
     proposal_answers,
     task_approvals,
@@ -72,32 +72,10 @@ WAITING_KEPT = timedelta(days=7)
 MAX_DECIDED = 500
 """Most decisions that are listed, the latest ones."""
 
-MAX_REFUSALS_PER_DAY = 100
-"""Most refusals by the policy that are kept in 24 hours; a coordinator's requests cannot fill a site's disk."""
-
 _AT_ONCE = 500
-
-_DAY = timedelta(days=1)
 
 MAX_NAMES = 20
 """Most requester names kept per task, so that what a coordinator says cannot fill a site's disk."""
-
-
-@dataclass(frozen=True)
-class RefusedByPolicy:
-    """One request that the site's policy refused by itself, with the sentence that was sent.
-
-    Attributes:
-        job_id, requester: as a proposal named them; empty for a round that was asked without one.
-        name: of the task, by the requester.
-    """
-
-    task_digest: str
-    job_id: str
-    name: str
-    requester: str
-    sentence: str
-    at: datetime
 
 
 @dataclass(frozen=True)
@@ -295,23 +273,9 @@ class AgentMemory:
         found = select_rows(connection, task_approvals, digest=digest).first()
         return None if found is None else str(found.state)
 
-    def note_refusal(
-        self, digest: str, task: Task, sentence: str, at: datetime, *, job_id: str = "", requester: str = ""
-    ) -> None:
-        """Remember that the policy refused a request, once, unless the day has MAX_REFUSALS_PER_DAY already.
-
-        Args:
-            digest: of the proposal, or of the round.
-            sentence: as it was sent; it follows from the policy and the request alone.
-        """
-        since = select(func.count()).select_from(policy_refusals).where(policy_refusals.c.refused_at >= at - _DAY)
-        with self._database.read() as joined:
-            known = select_rows(joined, policy_refusals, digest=digest).first() is not None
-            if known or joined.execute(since).scalar_one() >= MAX_REFUSALS_PER_DAY:
-                return
-        row = {"digest": digest, "task_digest": task.digest, "job_id": job_id, "name": task.name}
-        with self._database.write() as joined:
-            insert_rows(joined, policy_refusals, row | {"requester": requester, "sentence": sentence, "refused_at": at})
+    def note_refusal(self, no: RefusedByPolicy, digest: str) -> None:
+        """Remember that the policy refused a request; see `labeler.ledger.promises.note_refusal`."""
+        note_refusal(self._database, no, digest)
 
     # What people are told: who asks, and what was answered.
 
@@ -450,23 +414,6 @@ def answered(database: Database, *, last: int | None = None) -> tuple[list[Answe
             for task in select_rows(connection, answered_tasks, digest=named[start : start + _AT_ONCE]):
                 tasks[task.digest] = parse_task(json.loads(task.body))
     return list(found.values()), tasks
-
-
-def refused_by_policy(
-    connection: Connection, *, last: int | None = None, until: datetime | None = None
-) -> list[RefusedByPolicy]:
-    """Return what the policy refused by itself, the last first.
-
-    Args:
-        last: most of them; None for all.
-        until: none that came later.
-    """
-    no = policy_refusals.c
-    query = select(no.task_digest, no.job_id, no.name, no.requester, no.sentence, no.refused_at)
-    if until is not None:
-        query = query.where(no.refused_at <= until)
-    rows = connection.execute(query.order_by(no.refused_at.desc(), no.digest).limit(last))
-    return [RefusedByPolicy(*row) for row in rows]
 
 
 def answered_by_price(connection: Connection) -> list[tuple[Task | None, int, int]]:

@@ -26,9 +26,10 @@ from sqlalchemy import Connection, select
 from labeler.errors import InvalidSetting, JournalBehind, JournalBroken, NotFound, TooLarge
 from labeler.evidence.derive import contradictions, decimal
 from labeler.evidence.document import AccountFacts, Charge, Facts, Job, Journal, Refusal, Round, Scope, TaskFacts
-from labeler.ledger.agent_memory import RefusedByPolicy, check_delta, refused_by_policy
+from labeler.ledger.agent_memory import check_delta
 from labeler.ledger.chain import Head, time_of, time_text
 from labeler.ledger.ledger import WRITTEN_OFF, hash_at
+from labeler.ledger.promises import RefusedByPolicy, refused_by_policy
 from labeler.ledger.schema import (
     FINISHED,
     answered_rounds,

@@ -8,8 +8,8 @@ A yes and its reservations are one transaction, so an agent that is asked again 
 agent gives a reservation back, from its own journal: it is still reserved, so nothing was answered under it, and
 nothing ever will be. Rounds of one task and size cost the same, so an answer takes the promise that ends first.
 
-Two more classes record what the answers have told of the site's budgets (`ToldAmounts`), and what each requester has
-taken of them (`RequesterShares`).
+What a site's policy refused by itself is kept for its people, too (`note_refusal`). Two more classes record what the
+answers have told of the site's budgets (`ToldAmounts`), and what each requester has taken of them (`RequesterShares`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from labeler.ledger.database import Database, insert_rows, select_rows, update_r
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.schema import (
     ledger_reservations,
+    policy_refusals,
     promised_rounds,
     proposal_answers,
     requester_sums,
@@ -372,3 +373,61 @@ class RequesterShares:
 
 
 _SUMS = ("instance_nano", "agent_nano", "unbounded", "life_nano")
+
+
+MAX_REFUSALS_PER_DAY = 100
+"""Most refusals by the policy that are kept in 24 hours; a coordinator's requests cannot fill a site's disk."""
+
+
+@dataclass(frozen=True)
+class RefusedByPolicy:
+    """One request that the site's policy refused by itself, with the sentence that was sent.
+
+    Attributes:
+        job_id, requester: as a proposal named them; empty for a round that was asked without one.
+        name: of the task, by the requester.
+    """
+
+    task_digest: str
+    job_id: str
+    name: str
+    requester: str
+    sentence: str
+    at: datetime
+
+
+def note_refusal(database: Database, no: RefusedByPolicy, digest: str) -> None:
+    """Remember that the policy refused a request, once, unless the day has MAX_REFUSALS_PER_DAY already.
+
+    Args:
+        digest: of the proposal, or of the round.
+    """
+    since = select(func.count()).select_from(policy_refusals).where(policy_refusals.c.refused_at >= no.at - DAY)
+    with database.read() as joined:
+        known = select_rows(joined, policy_refusals, digest=digest).first() is not None
+        if known or joined.execute(since).scalar_one() >= MAX_REFUSALS_PER_DAY:
+            return
+    row = {"digest": digest, "task_digest": no.task_digest, "job_id": no.job_id, "name": no.name}
+    with database.write() as joined:
+        insert_rows(
+            joined,
+            policy_refusals,
+            row | {"requester": no.requester, "sentence": no.sentence, "refused_at": no.at},
+        )
+
+
+def refused_by_policy(
+    connection: Connection, *, last: int | None = None, until: datetime | None = None
+) -> list[RefusedByPolicy]:
+    """Return what the policy refused by itself, the last first.
+
+    Args:
+        last: most of them; None for all.
+        until: none that came later.
+    """
+    no = policy_refusals.c
+    query = select(no.task_digest, no.job_id, no.name, no.requester, no.sentence, no.refused_at)
+    if until is not None:
+        query = query.where(no.refused_at <= until)
+    rows = connection.execute(query.order_by(no.refused_at.desc(), no.digest).limit(last))
+    return [RefusedByPolicy(*row) for row in rows]

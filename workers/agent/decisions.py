@@ -31,6 +31,7 @@ from labeler.errors import (
     Unavailable,
 )
 from labeler.ledger.agent_memory import AgentMemory
+from labeler.ledger.promises import RefusedByPolicy
 from labeler.messages.bodies import Ask, Proposal
 from labeler.system.clock import Clock
 from labeler.system.files import replace_file, sync_folder
@@ -223,9 +224,13 @@ class Admission:
 
     def _note(self, asked: Ask | Proposal, error: PolicyRefusal) -> None:
         """Keep a refusal for the site's people; one that cannot be kept is in the log, and refused all the same."""
-        about = {"job_id": asked.job_id, "requester": asked.requester} if isinstance(asked, Proposal) else {}
-        digest = asked.digest if isinstance(asked, Proposal) else asked.round.digest
+        job_id, requester, digest = "", "", ""
+        if isinstance(asked, Proposal):
+            job_id, requester, digest = asked.job_id, asked.requester, asked.digest
+        else:
+            digest = asked.round.digest
+        no = RefusedByPolicy(asked.task.digest, job_id, asked.task.name, requester, str(error), self._clock())
         try:
-            self._memory.note_refusal(digest, asked.task, str(error), self._clock(), **about)
+            self._memory.note_refusal(no, digest)
         except Unavailable:
             log.warning("a refusal could not be kept", extra={"task_digest": asked.task.digest})

@@ -24,12 +24,11 @@ from labeler.ledger.agent_memory import (
     answered,
     answered_by_price,
     check_delta,
-    refused_by_policy,
 )
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.lifetimes import all_set_aside
-from labeler.ledger.promises import PromiseStore, RequesterShares
+from labeler.ledger.promises import PromiseStore, RequesterShares, refused_by_policy
 from labeler.planning import price
 from labeler.setting import LEVELS
 from labeler.system.clock import now_utc
