@@ -16,7 +16,6 @@ nothing of any other. An answer is durable before a byte of it leaves, and is ne
 gets the stored one. It is erased once the coordinator says that every tallier has what it needs, and at the latest
 when nobody may ask any more. `answered_rounds` keeps permanently that the round was charged.
 
-More than 600 lines: what an agent keeps of rounds, proposals and refusals is read and pruned together.
 """
 
 from __future__ import annotations
