@@ -13,7 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labeler.expectation import RECORDS_EACH, expect, questions_for, say_expected, votes_per_question, winning_chance
+from labeler.expectation import (
+    ALIKE,
+    RECORDS_EACH,
+    UNLIKE,
+    expect,
+    questions_for,
+    say_expected,
+    votes_per_question,
+    winning_chance,
+)
 from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
 from tests.labeler.tasks import make_task
@@ -41,6 +50,20 @@ def test_the_chance_that_a_class_stands_out_is_what_simulation_finds(distance: f
     lead = rng.normal(size=draws) + distance
     others = rng.normal(size=(draws, classes - 1)).max(axis=1)
     assert abs(winning_chance(distance, classes) - (lead > others).mean()) < 6 * np.sqrt(0.25 / draws)
+
+
+@pytest.mark.parametrize("classes", [4, 6, 10, 20, 100])
+def test_of_pure_noise_the_range_holds_what_guessing_finds_and_hardly_more(classes: int) -> None:
+    """Noise alone matches groups of images to classes at random: half of four classes are right in one job of four."""
+    found = expect(at(1e-4, classes=[f"c{number}" for number in range(classes)], max_queries=classes), records=1)
+    rng = np.random.default_rng(7)
+    guessed = np.array([(rng.permutation(classes) == np.arange(classes)).mean() for _ in range(20_000)])
+    assert found.low is not None
+    assert found.high is not None
+    unlike, alike = (guessed * p + (1 - guessed) * (1 - p) / (classes - 1) for p in (UNLIKE, ALIKE))
+    rounding = 1e-3
+    assert ((found.low <= unlike + rounding) & (alike <= found.high + rounding)).mean() > 0.9
+    assert found.high < np.quantile(alike, 0.9) + 1 / classes
 
 
 def test_more_privacy_and_fewer_records_never_promise_more() -> None:
