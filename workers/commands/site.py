@@ -30,7 +30,7 @@ FORMATS = ("table", "json", "csv")
 
 def add_to_agent(app: typer.Typer) -> None:
     """Add these commands to `labeler agent`."""
-    for command in (waiting, approve, refuse, stop, resume, budget, history, embed, desk, exposure):
+    for command in (waiting, approve, refuse, stop, resume, budget, history, embed, desk):
         app.command()(command)
 
 
@@ -326,51 +326,3 @@ def _minute(moment: object) -> str:
 
 def _epsilon(value: object) -> str:
     return "no bound" if value is None else short_epsilon(float(str(value)), digits=3)
-
-
-def exposure(
-    task: Annotated[Path, typer.Argument(metavar="TASK", help="The task, as JSON or as a task file.")],
-    home: Home,
-    queries: Annotated[Path, typer.Option(help="Public shard whose images would be asked about.")],
-    agents: Annotated[
-        int | None, typer.Option(min=1, help="For a task file: how many agents; 3 when left out.")
-    ] = None,
-) -> None:
-    """Show how much a task would reveal of the images this site holds: less than its price, which covers any image.
-
-    The numbers depend on the site's images. They are only shown here, never stored or sent, because no private summary
-    of them can be below the price (docs/math/audit.md). Nothing is asked, nothing is charged.
-
-    Example: `labeler agent exposure task.json --home hospital-a --queries scans.shard`
-    """
-    from feature_store.shard import Shard
-    from labeler.budget import say_epsilon
-    from labeler.per_instance_privacy import own_losses
-    from labeler.tally import QueryBatch
-    from workers.audit.adversaries import read_task
-    from workers.party.home import path_in_home, read_agent_config
-    from workers.voting import NeighborIndexes, select_records
-
-    config = read_agent_config(home)
-    own, public = Shard.open(path_in_home(home, config.shard)), Shard.open(queries)
-    if not public.is_public:
-        raise InvalidSetting(f"{queries} is a private shard; questions are about public images")
-    features = public.features[public.rows]
-    asked = read_task(task, agents=agents, queries=None, classes=own.classes, fingerprint=own.fingerprint)
-    features = features[: asked.max_queries]
-    batch = QueryBatch(features)
-    records = select_records(own, records_per_person=None)
-    losses = own_losses(
-        config.agent_id, asked, batch, records, NeighborIndexes(dimension=own.dimension, engine=config.engine)
-    )
-    told = losses.told_to(config.agent_id)
-    priced = say_epsilon(told.priced_epsilon, digits=3)
-    lines = (
-        f"Asked       {len(batch):,} of {asked.max_queries:,} questions, {asked.method}",
-        f"Your images {told.records:,}; of {told.untouched:,} the answers would tell nothing",
-        f"Most told   epsilon at most {say_epsilon(told.largest_epsilon, digits=3)}, of one image",
-        f"Half of them at most {say_epsilon(told.median_epsilon, digits=3)}",
-        f"The price   {priced}, for any image there could be (delta {asked.delta:g})",
-        "For your eyes alone: these numbers depend on your images. Tell others the price.",
-    )
-    typer.echo("\n".join(lines))
