@@ -5,6 +5,7 @@ A read of a page, of a balance or of what is under way takes as many steps with 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -47,14 +48,19 @@ LIMIT = 1.5
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """Count steps of SQLite's machine, in tens, of all transactions that begin in this block."""
-    steps = [0]
+    """Count steps of SQLite's machine, in tens, of all transactions that this thread begins in this block.
+
+    Threads of servers that earlier tests share read their own journals meanwhile.
+    """
+    steps, here = [0], threading.get_ident()
 
     def tick() -> int:
         steps[0] += 1
         return 0
 
     def watch(connection: Connection) -> None:
+        if threading.get_ident() != here:
+            return
         raw = connection.connection.driver_connection
         assert raw is not None
         raw.set_progress_handler(tick, 10)
