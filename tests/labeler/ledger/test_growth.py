@@ -47,29 +47,37 @@ LIMIT = 1.5
 
 
 @contextmanager
-def counted() -> Iterator[list[int]]:
-    """Count steps of SQLite's machine, in tens, of all transactions that this thread begins in this block.
+def listening(what: str, note: Callable[..., None]) -> Iterator[None]:
+    """Tell of every event of any engine in this thread: servers that earlier tests started read their own journals."""
+    here = threading.get_ident()
 
-    Threads of servers that earlier tests share read their own journals meanwhile.
-    """
-    steps, here = [0], threading.get_ident()
+    def told(*arguments: Any) -> None:
+        if threading.get_ident() == here:
+            note(*arguments)
+
+    event.listen(Engine, what, told)
+    try:
+        yield
+    finally:
+        event.remove(Engine, what, told)
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """Count steps of SQLite's machine, in tens, of all transactions that begin in this block."""
+    steps = [0]
 
     def tick() -> int:
         steps[0] += 1
         return 0
 
     def watch(connection: Connection) -> None:
-        if threading.get_ident() != here:
-            return
         raw = connection.connection.driver_connection
         assert raw is not None
         raw.set_progress_handler(tick, 10)
 
-    event.listen(Engine, "begin", watch)
-    try:
+    with listening("begin", watch):
         yield steps
-    finally:
-        event.remove(Engine, "begin", watch)
 
 
 def opened(place: Place, clock: Clock) -> Ledger:
@@ -299,11 +307,8 @@ def entries_read(ledger: Ledger) -> int:
         nonlocal rows
         rows += "FROM ledger_entries" in statement
 
-    event.listen(Engine, "before_cursor_execute", read)
-    try:
+    with listening("before_cursor_execute", read):
         ledger.verify(is_whole=False)
-    finally:
-        event.remove(Engine, "before_cursor_execute", read)
     return rows
 
 
@@ -446,15 +451,12 @@ def test_what_a_party_keeps_is_found_without_the_rounds_that_are_over(sqlite_pla
     def note(_: object, __: object, statement: str, parameters: Any, *___: object) -> None:
         asked.append((statement, parameters))
 
-    event.listen(Engine, "before_cursor_execute", note)
-    try:
+    with listening("before_cursor_execute", note):
         rounds.over(datetime.now(UTC))
         rounds.unanswered_for_life()
         rounds.sweep()
         tallier.open_rounds()
         tallier.sweep()
-    finally:
-        event.remove(Engine, "before_cursor_execute", note)
     with database.read() as connection:
         plans = [
             str(row[3])
