@@ -40,7 +40,7 @@ install: .venv/.installed
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt --editable '.[dev]'
-	$(BIN)/python -m compileall -q labeler feature_store api workers benchmarks
+	$(BIN)/python -m compileall -q labeler feature_store api workers checks benchmarks
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m workers.up.supervisor  # compiles what every start loads
 	touch $@
 

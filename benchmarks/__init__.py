@@ -1,7 +1,7 @@
 """Benchmarks: `labeler bench NAME` reproduces a paper's table or measures speed; its results make BENCHMARKS.md.
 
-Benches use the product, and nothing of the product uses a bench (an import contract), except that the command `bench`
-loads this module when it is run. Packages that only benches need are in the extra `benchmarks`.
+Benches use the product, and nothing of the product imports a bench (an import contract): `labeler` loads the command
+`bench` by name (benchmarks.command). Packages that only benches need are in the extra `benchmarks`.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ QUERIES, RECORDS = 100, 20
 def prepare(agents: int, path: str) -> None:
     """Deal the digits, and sum the ballots as the product casts them."""
     from benchmarks.scale.rounds import Federation, ballots_of, group_size
+    from checks.audit.run import digits_pool
     from labeler.tally import QueryBatch
     from labeler.task import parse_task
-    from workers.audit.run import digits_pool
 
     pool = digits_pool(seed=0)
     federation, batch = Federation.dealt(pool, agents, records=RECORDS, seed=0), QueryBatch(pool.public[:QUERIES])

@@ -34,7 +34,7 @@ part. So `mu above the charge` contradicts the charge, whatever the mechanism is
 **Advantage** is the attacker's true positive rate minus its false positive rate. It is twice the attacker's gain over a
 coin in telling which canaries took part. Under mu-GDP it is at most 2 Phi(mu/2) - 1.
 
-**Facts and findings.** An audit runs attacks on the real pipeline (`workers.audit`). Its facts are counts, and anybody
+**Facts and findings.** An audit runs attacks on the real pipeline (`checks.audit`). Its facts are counts, and anybody
 can compute the findings from them. `findings_of` compares what the counts prove (`labeler.auditing`) with what the task
 promises (`labeler.planning`). All findings hold together with the stated confidence: each attempt has an equal part of
 the allowed failure.

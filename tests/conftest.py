@@ -79,7 +79,7 @@ def rng() -> np.random.Generator:
 LONG_S = 1200
 """When a long test, or one of real processes, counts as stuck: some need minutes of a core, which five others share."""
 
-FIRST = ("e2e", "workers", "benchmarks", "feature_store", "api", "labeler", "golden")
+FIRST = ("e2e", "workers", "checks", "benchmarks", "feature_store", "api", "labeler", "golden")
 """Files of these folders begin in this order: those of real processes wait most and last longest, so that what is left
 when one worker has nothing more to begin is short."""
 

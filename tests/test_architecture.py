@@ -14,7 +14,7 @@ import grimp
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("labeler", "feature_store", "api", "workers", "benchmarks")
+PACKAGES = ("labeler", "feature_store", "api", "workers", "checks", "benchmarks")
 
 PLANTED = {
     "labeler imports feature_store": ("labeler/task.py", "import feature_store", "Arrows point down"),
@@ -36,6 +36,7 @@ PLANTED = {
     "redis in the coordinator's decisions": ("api/coordinator/service.py", "import redis", "redis has one door"),
     "nacl beside its door": ("labeler/driver/mail_redis.py", "import nacl", "PyNaCl has one door"),
     "postgresql in a route": ("api/routes/parties.py", "import psycopg", "SQL has one door"),
+    "workers import a check": ("workers/agent/driver.py", "import checks.audit.run", "Arrows point down"),
     "a benchmark in the product": ("workers/agent/driver.py", "import benchmarks.speed.speed", "uses no benchmark"),
     "a benchmark behind a command": ("workers/commands/jobs.py", "from benchmarks import speed", "uses no benchmark"),
     "dp-accounting in a price": ("labeler/planning.py", "import dp_accounting", "dp-accounting has one door"),

@@ -124,7 +124,7 @@ def test_every_bench_that_is_named_is_one_that_the_command_lists() -> None:
                 named.setdefault(words[1], set()).add(page.name)
                 if words[1] == "papers" and words[2:] and re.fullmatch(r"[a-z][a-z-]+", words[2]):
                     assert words[2] in PAPERS, (page.name, words)
-    sources = [path for package in ("labeler", "feature_store", "api", "workers", "benchmarks", "docs")
+    sources = [path for package in ("labeler", "feature_store", "api", "workers", "checks", "benchmarks", "docs")
                for path in (ROOT / package).rglob("*.py")]  # fmt: skip
     for path in (*ALL_PAGES, *sources):
         text = " ".join(path.read_text().split())

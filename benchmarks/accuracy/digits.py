@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from benchmarks import BenchRow, in_turn, mean_row, rows_of
 from benchmarks.sums import task_at
+from checks.audit.adversaries import ADVERSARIES, STRONGEST
+from checks.audit.run import ONE_RUN, Audit, applicable, digits_pool, run_audit
 from labeler.task import Task
-from workers.audit.adversaries import ADVERSARIES, STRONGEST
-from workers.audit.run import ONE_RUN, Audit, applicable, digits_pool, run_audit
 from workers.progress import ProgressCallback, silent
 from workers.run.demo import TASK, run_demo
 

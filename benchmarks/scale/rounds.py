@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from benchmarks.learning.linear_users import train_users
 from benchmarks.machine import memory_bytes
 from benchmarks.sums import task_at
+from checks.audit.run import Pool, digits_pool
 from feature_store.index.build import build_index
 from feature_store.index.definition import NO_KEY, pack, ranks_of
 from feature_store.query_selection import model_rows, select_queries
@@ -58,7 +59,6 @@ from labeler.sharing import add_shares as add_words
 from labeler.system.keys import PartyKeys
 from labeler.tally import AggregateShare, QueryBatch, add_shares, round_of
 from labeler.task import Task
-from workers.audit.run import Pool, digits_pool
 from workers.learning.linear import predict, train_head
 from workers.progress import ProgressCallback, silent
 

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from benchmarks import BenchRow, parts_in_turn, rows_of, seconds_of
 from benchmarks.speed.speed import beside_bare, device_index, run_job, synthetic_job
+from checks.doctor.engines import full_norm
 from feature_store.index import nearest_by_definition
 from feature_store.index.build import WORTH_A_DEVICE, build_index, contact, device_engine, forget
 from feature_store.index.exact_index import Engine, ExactIndex, every_query_tied
 from labeler.errors import InvalidSetting
-from workers.doctor.engines import full_norm
 from workers.progress import ProgressCallback, silent
 
 _DIMENSION = 768

@@ -34,6 +34,7 @@ from benchmarks.scale.rounds import (
     total_of,
     traffic_of,
 )
+from checks.audit.run import digits_pool
 from feature_store.index.definition import check_features
 from feature_store.query_selection import model_rows
 from feature_store.rows import quantize
@@ -50,7 +51,6 @@ from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
 from tests.one_round import Tallier, agree_on_contributors, run_round
 from workers.agent.agent import Agent, InMemoryLedger
-from workers.audit.run import digits_pool
 from workers.learning.learner import Trainer
 from workers.voting import NeighborIndexes
 

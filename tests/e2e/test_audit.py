@@ -1,6 +1,6 @@
 """One question asked twenty thousand times: each answer is an independent run, so what is proved is close to exact.
 
-The attack is `labeler audit`'s strongest adversary (workers.audit) on a task whose questions are all the same; here
+The attack is `labeler audit`'s strongest adversary (checks.audit) on a task whose questions are all the same; here
 each answer is scored by itself, and stands against the price of one question. The agents that may drop out have, and
 the colluding ones tell their noise, so what is left is exactly the noise that is charged for.
 
@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 import labeler.release
+from checks.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack, Surroundings
+from checks.audit.observers import KnownVotes
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.auditing import Errors, many_runs_mu
 from labeler.noise import noise_share
 from labeler.planning import price
 from labeler.task import Task
-from tests.workers.audit.conftest import audited_task as small_task
-from tests.workers.audit.conftest import natural_records
-from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack, Surroundings
-from workers.audit.observers import KnownVotes
+from tests.checks.audit.conftest import audited_task as small_task
+from tests.checks.audit.conftest import natural_records
 
 TRIALS = 20_000
 FALSE_ALARM = 1e-6
@@ -90,7 +90,7 @@ def test_a_price_for_a_colluder_who_is_not_there_is_far_from_reached(
 ) -> None:
     """An outsider proves less than is stated against the colluder: the other agent's share is still there."""
     monkeypatch.setattr(
-        "workers.audit.pipeline.Pipeline._known_noise",
+        "checks.audit.pipeline.Pipeline._known_noise",
         lambda *_: np.zeros((TRIALS, 2)),
     )
     proved, stated = attack(audited_task(colluding_agents=1), tmp_path)

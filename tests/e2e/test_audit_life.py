@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from checks.audit.adversaries import ADVERSARIES, CANARIES, Surroundings
+from checks.audit.run import default_adversaries
 from labeler.auditing import Errors, many_runs_mu, promised_mu
 from labeler.ledger.lifetimes import LifetimeSpends, Spent
-from tests.workers.audit.conftest import audited_task, natural_records
-from workers.audit.adversaries import ADVERSARIES, CANARIES, Surroundings
-from workers.audit.run import default_adversaries
+from tests.checks.audit.conftest import audited_task, natural_records
 
 FALSE_ALARM = 1e-6
 FOR_LIFE = audited_task(
@@ -50,7 +50,7 @@ def test_they_prove_more_than_the_promise_where_the_count_is_forgotten(
         return Spent(found.version, found.spent * 0)
 
     monkeypatch.setattr(LifetimeSpends, "spent", forgotten)
-    monkeypatch.setattr("workers.audit.adversaries.CANARIES", 400)
+    monkeypatch.setattr("checks.audit.adversaries.CANARIES", 400)
     assert proved_mu(tmp_path, 400) > 1.1
 
 

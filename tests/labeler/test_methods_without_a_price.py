@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from api.coordinator.pricing import certified_price, estimate, finite_levels, price_view, round_amounts
+from checks.audit.adversaries import check_attackable
 from labeler import methods, task
 from labeler.batching import round_charges, total_charges
 from labeler.errors import InvalidSetting, PrivacyRefusal
@@ -29,7 +30,6 @@ from labeler.solving import solve_queries, solve_sigma
 from labeler.tally import QueryBatch
 from labeler.task import Task, Training
 from tests.workers.answer import answer
-from workers.audit.adversaries import check_attackable
 
 SIXTH = {
     "one of many rounds": Method("a sixth", "votes in some way"),
@@ -131,7 +131,7 @@ def test_only_the_table_of_methods_names_them_all() -> None:
     names = [f'"{name}"' for name in METHODS]
     lists = [
         path.relative_to(root).as_posix()
-        for package in ("labeler", "feature_store", "api", "workers")
+        for package in ("labeler", "feature_store", "api", "workers", "checks")
         for path in (root / package).rglob("*.py")
         if not path.relative_to(root).as_posix().startswith(("workers/simulated", "workers/commands/simulate"))
         and sum(name in path.read_text() for name in names) > 2

@@ -23,6 +23,7 @@ from PIL import Image
 from api import client_http, examples
 from api.coordinator.config import read_config
 from api.schema import JobView
+from checks.audit.adversaries import _stored
 from feature_store.backbones import read_spec
 from feature_store.results.models import read_model
 from feature_store.shard import read_manifest
@@ -31,7 +32,6 @@ from labeler.errors import BadData, InvalidSetting, InvalidTask, LabelerError
 from labeler.system.files import read_named
 from labeler.system.keys import PartyKeys
 from tests.command_line import Labeler
-from workers.audit.adversaries import _stored
 from workers.commands.catalog import in_option_words, load_commands
 from workers.commands.client import _tell_job, unreadable_images
 from workers.embedder.image_count import count_images

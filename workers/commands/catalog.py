@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -29,7 +32,8 @@ class Entry(NamedTuple):
     """A command, or a group of them, as `labeler --help` lists it.
 
     Attributes:
-        module: in `workers.commands`; it has a function of the command's name, or a group, `NAME_app`.
+        module: in `workers.commands`, or the path of one that stands apart. It has a function of the command's name, or
+            a group, `NAME_app`.
     """
 
     module: str
@@ -40,7 +44,7 @@ _TABLE: Final = """\
 Try:
 demo jobs Run the whole pipeline on real handwritten digits, without any download.
 up federation Run a whole federation here: coordinator, embedder, agents, talliers and redis-server, each a process.
-bench checks Reproduce a paper's table or measure speed. Runs in a checkout of the project.
+bench benchmarks.command Reproduce a paper's table or measure speed. Runs in a checkout of the project.
 Label images:
 plan jobs Show the price of a setting before anything is asked, or the setting for a price.
 embed shards Turn images into a shard of features. Resumes after an interruption.
@@ -67,10 +71,10 @@ embedder federation Run the embedder, which turns uploaded images into questions
 invite journal Invite a site: make one signed file with all it needs, and a phrase to compare by phone.
 keys journal Make, show, enrol, rotate and revoke keys; make access tokens.
 evidence journal Write signed evidence of what was asked and what it cost, from a verified journal; or verify it.
-audit checks Attack a task's real pipeline, and say how much of its promise the attacks prove.
+audit checks.commands Attack a task's real pipeline, and say how much of its promise the attacks prove.
 prune journal Delete images, questions and labels of ended jobs. Charges and digests stay; the journal still verifies.
 journal journal Verify and back up a home's ledger; recover after its loss.
-doctor checks Check that this machine is ready and computes exactly, and how fast it is; say how to fix problems.
+doctor checks.commands Check that this machine is ready and exact, and how fast it is; say how to fix problems.
 """
 """The headings of `labeler --help` in order, and below each its commands: name, module, first sentence."""
 
@@ -137,7 +141,7 @@ def load_commands(names: Sequence[str] = tuple(CATALOG)) -> dict[str, Any]:
 def _commands_of(module: str) -> dict[str, Any]:
     """Return the commands of a module. Cached, because each call would add a group's commands to it once more."""
     room = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
-    loaded = import_module(f"workers.commands.{module}")
+    loaded = _imported(module)
     for name in (name for name, entry in CATALOG.items() if entry.module == module):
         if (group := getattr(loaded, f"{name}_app", None)) is not None:
             room.add_typer(group, name=name)
@@ -147,6 +151,24 @@ def _commands_of(module: str) -> dict[str, Any]:
     for command in found.values():
         word_errors_of(command)
     return found
+
+
+def _imported(module: str) -> ModuleType:
+    """Return a module of commands.
+
+    Raises:
+        InvalidSetting: it is of the benchmarks, and the program runs from an installed package, which holds none.
+    """
+    apart, _, _ = module.rpartition(".")
+    if apart == "benchmarks":
+        checkout = Path(__file__).parents[2]
+        if not (checkout / apart / "__init__.py").is_file():
+            raise InvalidSetting(
+                "the installed package holds no benchmarks; clone the project and run make install, then "
+                ".venv/bin/labeler bench in the clone"
+            )
+        sys.path.insert(0, str(checkout))  # placed first, because opacus also installs a package named benchmarks
+    return import_module(module if apart else f"workers.commands.{module}")
 
 
 COMPLETION: Final = "_LABELER_COMPLETE"

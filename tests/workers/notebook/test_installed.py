@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PACKAGES = ("labeler", "feature_store", "api", "workers")
+PACKAGES = ("labeler", "feature_store", "api", "workers", "checks")
 
 
 @pytest.fixture(scope="module")

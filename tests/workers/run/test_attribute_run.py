@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from sklearn.metrics import recall_score, roc_auc_score
 
+from checks.audit.run import shard_pool
 from feature_store.backbones.backbone import PixelBackbone
 from feature_store.embedding import embed_source
 from feature_store.results.exports import Wanted, export_images
@@ -25,7 +26,6 @@ from labeler.errors import InvalidSetting, InvalidTask, MixedShards, PrivacyRefu
 from labeler.tally import QueryBatch
 from labeler.task import Task
 from workers.agent.agent import Agent, InMemoryLedger
-from workers.audit.run import shard_pool
 from workers.notebook.job import LabeledJob
 from workers.run.labeling import LabelingJob, run_job
 from workers.run.student import predict_images, read_job, score_student

@@ -27,6 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
+from checks.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack, Surroundings, View, check_attackable
+from checks.audit.observers import KnownVotes
+from checks.audit.poison import most_canaries, poisoned
 from feature_store.index.definition import check_features
 from feature_store.results.page_templates import page_templates
 from feature_store.shard import Shard
@@ -35,9 +38,6 @@ from labeler.errors import BadData, InvalidSetting
 from labeler.setting import StatedLevel
 from labeler.system.files import exclusive, replace_file
 from labeler.task import Task
-from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack, Surroundings, View, check_attackable
-from workers.audit.observers import KnownVotes
-from workers.audit.poison import most_canaries, poisoned
 from workers.progress import ProgressCallback, silent
 
 FORMAT: Final = "labeler-audit/1"
@@ -84,7 +84,7 @@ class Audit:
         check_attackable(self.task, self.level, self.view)
         unknown = sorted(set(self.adversaries) - {*ADVERSARIES, ONE_RUN})
         if not self.adversaries:
-            raise InvalidSetting("no adversary has an attack on this task; see workers.audit.adversaries to add one")
+            raise InvalidSetting("no adversary has an attack on this task; see checks.audit.adversaries to add one")
         if unknown:
             raise InvalidSetting(
                 f"no adversary is called {', '.join(unknown)}; choose {', '.join([*ADVERSARIES, ONE_RUN])}"
@@ -320,7 +320,7 @@ _CANARY = {"instance": "one record", "person": "the records of one person", "age
 
 
 def render_page(document: dict[str, Any]) -> str:
-    """Render the page of a document of `workers.audit.run`."""
+    """Render the page of a document of `checks.audit.run`."""
     facts, findings = read_document(document)
     found = findings.findings
     longest = 1.12 * max(findings.promised_epsilon, *(max(one.epsilon, one.moved_epsilon or 0) for one in found)) or 1.0
@@ -339,7 +339,7 @@ def render_page(document: dict[str, Any]) -> str:
         }
         for place, (attempt, one) in enumerate(zip(facts.attempts, found, strict=True))
     ]
-    environment = page_templates("workers", "audit")
+    environment = page_templates("checks", "audit")
     return environment.get_template("page.html.j2").render(
         facts=facts,
         findings=findings,

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import workers.audit.adversaries
+import checks.audit.adversaries
+from checks.audit.adversaries import ADVERSARIES
+from checks.audit.run import ONE_RUN, default_adversaries, render_page, run_audit, shard_pool
 from labeler.auditing import read_audit
 from labeler.errors import BadData, PrivacyRefusal
-from tests.workers.audit.conftest import audit_of, audited_task, findings
-from workers.audit.adversaries import ADVERSARIES
-from workers.audit.run import ONE_RUN, default_adversaries, render_page, run_audit, shard_pool
+from labeler.records import FEATURE_ONE
+from tests.checks.audit.conftest import audit_of, audited_task, findings, natural_records
+from tests.workers.builders import shard_of_rows
 
 
 def test_one_run_with_many_canaries_proves_something_and_nothing_too_much(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def test_an_adversary_that_was_added_is_a_row_of_the_audit(tmp_path: Path, monke
         def trial(self, number: int, *, present: bool) -> float:  # noqa: ARG002  # as every attack
             return 1.0 if present else -1.0
 
-    own = workers.audit.adversaries.Adversary("perfect", "knows", lambda _: Perfect())
+    own = checks.audit.adversaries.Adversary("perfect", "knows", lambda _: Perfect())
     monkeypatch.setitem(ADVERSARIES, "perfect", own)
     assert "perfect" in default_adversaries(audited_task())
     found = findings(audited_task(), tmp_path / "audit", runs=200, adversaries=("perfect",))
@@ -76,8 +77,10 @@ def test_counts_of_private_records_go_into_no_document_that_leaves(tmp_path: Pat
 
 
 @pytest.mark.parametrize("is_public", [False, True])
-def test_a_pool_knows_whether_its_shard_is_private(is_public: bool, make_shard: Any) -> None:
-    assert shard_pool(make_shard("a.shard", public=is_public), seed=0).is_private is not is_public
+def test_a_pool_knows_whether_its_shard_is_private(is_public: bool, tmp_path: Path) -> None:
+    features, labels = natural_records()
+    shard = shard_of_rows(tmp_path / "a.shard", features / FEATURE_ONE, labels, public=is_public)
+    assert shard_pool(shard, seed=0).is_private is not is_public
 
 
 def test_an_audit_writes_into_no_folder_of_something_else(tmp_path: Path) -> None:

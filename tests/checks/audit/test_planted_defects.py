@@ -23,8 +23,8 @@ import workers.learning.linear
 from labeler.methods import METHODS
 from labeler.noise import noise_share
 from labeler.task import Task
-from tests.workers.audit.conftest import audited_task, findings
-from tests.workers.audit.test_attacks import BALL, BOUNDED, HEADS, MEANS, TASKS, model_task, steps_task
+from tests.checks.audit.conftest import audited_task, findings
+from tests.checks.audit.test_attacks import BALL, BOUNDED, HEADS, MEANS, TASKS, model_task, steps_task
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

@@ -87,7 +87,7 @@ class Scene:
         canaries: at the first agent, each all that comes or goes together: one record, those of a person, or all that
             the agent has.
         queries: int16, shape (max_queries, dimension); of a model that is trained in steps, the rows of each.
-        is_level: whether colluding agents keep the first two classes level (`workers.audit.pipeline.Levelling`).
+        is_level: whether colluding agents keep the first two classes level (`checks.audit.pipeline.Levelling`).
         seed: of record ids and the order of rows.
     """
 

@@ -18,16 +18,16 @@ from pathlib import Path
 
 import pytest
 
+from checks.doctor.checkup import Finding, Step, check_up, run_alone, steps, well
+from checks.doctor.engines import built_for, devices
 from feature_store.index import ENGINES
 from labeler.errors import InvalidSetting
-from workers.doctor.checkup import Finding, Step, check_up, run_alone, steps, well
-from workers.doctor.engines import built_for, devices
 
 PLANTED = '''
 import os, resource, signal, subprocess, sys, time
 import numpy as np
-from workers.doctor import checkup, engines
-from workers.doctor.checkup import well
+from checks.doctor import checkup, engines
+from checks.doctor.checkup import well
 
 
 def well_then_abort():
@@ -203,7 +203,7 @@ def test_a_home_that_cannot_be_written_is_found(tmp_path: Path) -> None:
 
 def test_one_step_that_dies_does_not_end_the_check_up(tmp_path: Path) -> None:
     done = []
-    planted = [Step("dies", "planted_faults:well_then_abort"), Step("disk", "workers.doctor.checkup:disk",
+    planted = [Step("dies", "planted_faults:well_then_abort"), Step("disk", "checks.doctor.checkup:disk",
                arguments={"home": str(tmp_path / "not" / "there" / "yet")})]  # fmt: skip
     found = check_up(planted, progress=lambda _, at, of: done.append((at, of)))
     assert not found.is_well

@@ -36,13 +36,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from checks.doctor.checkup import Finding, look, well, wrong
 from feature_store.backbones import load_backbone
 from feature_store.backbones.backbone import decode_for, prepare_image
 from feature_store.index import ENGINES, NeighborIndex, Neighbors, build_index, nearest_by_definition
 from feature_store.index.build import is_cluster
 from feature_store.rows import quantize
 from labeler.errors import InvalidSetting, LabelerError, UnsafeIndex
-from workers.doctor.checkup import Finding, look, well, wrong
 
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
 _QUERY: Final = "--query-gpu=name,driver_version,memory.total,memory.used"

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 import workers.agent.agent
+from checks.audit.adversaries import ADVERSARIES, QUERIES, STRONGEST, SceneAttack, Surroundings, read_task
+from checks.audit.observers import log_winner_probability
+from checks.audit.run import ONE_RUN, default_adversaries
 from labeler.auditing import promised_mu
 from labeler.errors import InvalidSetting, InvalidTask
 from labeler.linear_model import model_before
 from labeler.methods import METHODS
 from labeler.setting import StatedLevel
 from labeler.task import Task
-from tests.workers.audit.conftest import audit_of, audited_task
-from workers.audit.adversaries import ADVERSARIES, QUERIES, STRONGEST, SceneAttack, Surroundings, read_task
-from workers.audit.observers import log_winner_probability
-from workers.audit.run import ONE_RUN, default_adversaries
+from tests.checks.audit.conftest import audit_of, audited_task
 
 TRAINING = {"min_records": 50, "regularisation": 0.1}
 BOUNDED = TRAINING | {"max_records": 200}
@@ -132,7 +132,7 @@ def test_a_canary_moves_its_share_of_what_is_charged_and_no_more(
 def test_every_adversary_has_an_attack_on_every_method(
     name: str, adversary: str, around: Callable[..., Surroundings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.audit.adversaries.LEARNING_RUNS", 2)
+    monkeypatch.setattr("checks.audit.adversaries.LEARNING_RUNS", 2)
     attack = ADVERSARIES[adversary].prepare(around(TASKS[name]))
     assert all(np.isfinite(attack.trial(0, present=present)) for present in (False, True))
 
@@ -152,7 +152,7 @@ def test_colluders_vote_so_that_noise_they_know_moves_no_winner(
     leads = []
     for levels in (True, False):
         if not levels:
-            monkeypatch.setattr("workers.audit.poison._colluders_level", lambda _: False)
+            monkeypatch.setattr("checks.audit.poison._colluders_level", lambda _: False)
         attack = ADVERSARIES[STRONGEST].prepare(around(task))
         assert isinstance(attack, SceneAttack)
         [known] = attack.life("one", present=True).known_noise
@@ -213,7 +213,7 @@ def test_a_canary_that_is_always_drawn_moves_a_clip_in_every_step(around: Callab
 def test_a_students_labels_are_attacked_as_well(
     release: str, around: Callable[..., Surroundings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.audit.adversaries.LEARNING_RUNS", 2)
+    monkeypatch.setattr("checks.audit.adversaries.LEARNING_RUNS", 2)
     task = audited_task(max_queries=12, release=release)
     attack = ADVERSARIES["natural"].prepare(around(task, view="student"))
     scores = [attack.trial(number, present=bool(number % 2)) for number in range(4)]

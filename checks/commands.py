@@ -1,14 +1,8 @@
-"""Commands that check: `doctor` this machine, `audit` a task by attacking its real pipeline, `bench` the whole project.
-
-Of the whole product only `bench` imports `benchmarks`, and only when it runs. The benchmarks and the list of their
-names are in a checkout of the project, not in the installed package.
-"""
+"""Commands that check: `doctor` this machine, and `audit` a task by attacking its real pipeline."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Final
 
 import typer
@@ -16,11 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from labeler.errors import InvalidSetting
+from checks.doctor.checkup import CheckUp
 from labeler.setting import StatedLevel
-from labeler.system.files import check_file, check_folder
-from workers.commands.console import Json, cell, one_of, print_json, tell
-from workers.doctor.checkup import CheckUp
+from workers.commands.console import Json, cell, one_of, print_json
 from workers.progress import say_seconds
 
 _STYLES: Final = {"well": "green", "look": "yellow", "wrong": "bold red"}
@@ -32,7 +24,7 @@ def doctor(
     only: Annotated[list[str] | None, typer.Option(help="A step, as --json names it; may be repeated.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check that this machine is ready and computes exactly, and how fast it is; say how to fix problems.
+    """Check that this machine is ready and exact, and how fast it is; say how to fix problems.
 
     Each step runs in a separate process with a time limit, so that a crash or a hang is found too. Exits with 0 if
     nothing is wrong, otherwise with 1. Nothing is changed, and nothing private is read.
@@ -45,7 +37,7 @@ def doctor(
 
     `labeler doctor --gpu --json > this-machine.json`
     """
-    from workers.doctor.checkup import check_up, steps
+    from checks.doctor.checkup import check_up, steps
     from workers.progress import progress_bars
 
     with progress_bars(quiet=as_json) as progress:
@@ -130,10 +122,10 @@ def audit(
 
     `labeler audit task.json --level person --runs 200 --noise-seed 1 --json`
     """
+    from checks.audit.adversaries import read_task
+    from checks.audit.run import PAGE_FILE, Audit, default_adversaries, digits_pool, render_page, run_audit, shard_pool
     from feature_store.shard import Shard
     from labeler.system.files import replace_file
-    from workers.audit.adversaries import read_task
-    from workers.audit.run import PAGE_FILE, Audit, default_adversaries, digits_pool, render_page, run_audit, shard_pool
     from workers.progress import progress_bars
 
     pool = digits_pool(seed=seed) if records is None else shard_pool(Shard.open(records), seed=seed)
@@ -164,7 +156,7 @@ def audit(
 
 
 def _show(document: dict[str, Any], page: Path) -> None:
-    from workers.audit.run import STAYS_HERE, in_words, read_document
+    from checks.audit.run import STAYS_HERE, in_words, read_document
 
     facts, findings = document["facts"], document["findings"]
     task = facts["task"]
@@ -208,120 +200,3 @@ def _show(document: dict[str, Any], page: Path) -> None:
     if document["private"]:
         console.print(f"Private   {STAYS_HERE}", soft_wrap=True)
     console.print(f"Report    {page}", markup=False, soft_wrap=True)
-
-
-EXTRA: Final = frozenset({"dp_accounting", "opacus"})
-"""Top-level modules that the extra `benchmarks` installs."""
-
-
-def bench(
-    name: Annotated[str | None, typer.Argument(help="Which bench; lists all names when left out.")] = None,
-    paper: Annotated[str | None, typer.Argument(help="For papers: whose table; all when left out.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of the real data sets.")] = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="All repetitions, as in BENCHMARKS.md; papers resume where they stopped.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="For papers: folder for documents and pictures.")] = None,
-    agents: Annotated[
-        str | None,
-        typer.Option(help="For scale: how many agents answer one round. Separate several numbers by commas: 100,1000."),
-    ] = None,
-    method: Annotated[str | None, typer.Option(help="For scale: what those agents answer by (knn).")] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="For simulate: which schedules to run. 0:2000 runs those from 0 to 1999.")
-    ] = None,
-    resume: Annotated[Path | None, typer.Option(help="For simulate: file to go on with and to write into.")] = None,
-    trace: Annotated[bool, typer.Option("--trace", help="For simulate: every step of one schedule.")] = False,
-    minutes: Annotated[
-        float | None,
-        typer.Option(help="For simulate: start no new schedule after this many minutes. Default: 45.", min=0, max=45),
-    ] = None,
-    entries: Annotated[
-        int | None,
-        typer.Option(help="For ledger and attacks: entries of the longest ledger. Default: by --full.", min=1000),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Reproduce a paper's table or measure speed. Runs in a checkout of the project.
-
-    Examples:
-
-    `labeler bench speed`
-
-    `labeler bench papers dp-helmet --data DATA --full --out tables`
-
-    `labeler bench scale --agents 1000,100000 --method ensemble`
-
-    `labeler bench simulate --seeds 0:2000 --resume schedules.json`
-    """
-    from workers.progress import progress_bars
-
-    benchmarks = _benchmarks()
-    if name is None:
-        tell(list(benchmarks.BENCHES), *benchmarks.BENCHES, as_json=as_json)
-        return
-    check_folder(out)
-    check_file(resume, "--resume")
-    options = {
-        "paper": paper, "data": data, "full": full, "out": out, "agents": agents, "method": method, "seeds": seeds,
-        "resume": resume, "trace": trace, "minutes": minutes, "entries": entries,
-    }  # fmt: skip
-    try:
-        with progress_bars(quiet=as_json) as progress:
-            result = benchmarks.run_bench(name, progress=progress, **options)
-    except ModuleNotFoundError as missing:
-        if (missing.name or "").partition(".")[0] not in EXTRA:
-            raise
-        raise InvalidSetting(
-            f"bench {name} needs the package {missing.name}, which is not installed; add the extra: "
-            "pip install -e '.[benchmarks]'"
-        ) from None
-    if as_json:
-        print_json(result)
-    else:
-        _print_bench(result)
-    if any(row["metric"] == "rules broken" and row["value"] for row in result["rows"]):
-        raise typer.Exit(1)
-
-
-def _benchmarks() -> ModuleType:
-    """Return the module `benchmarks` of the checkout that this program runs from.
-
-    Raises:
-        InvalidSetting: the program runs from an installed package, which holds no benchmarks.
-    """
-    checkout = Path(__file__).parents[2]
-    if not (checkout / "benchmarks" / "__init__.py").is_file():
-        raise InvalidSetting(
-            "the installed package holds no benchmarks; clone the project and run make install, then "
-            ".venv/bin/labeler bench in the clone"
-        )
-    sys.path.insert(0, str(checkout))  # placed first, because opacus also installs a package named benchmarks
-    import benchmarks
-
-    return benchmarks
-
-
-def _print_bench(result: dict[str, Any]) -> None:
-    rows = [{column: _number(row.get(column)) for column in _COLUMNS} for row in result["rows"]]
-    # A value that is the same in every row is printed once, so that the other columns fit.
-    varying = [column for column in _COLUMNS if len({row[column] for row in rows}) > 1 or column in _ALWAYS]
-    table = Table(title=result["name"], show_edge=False)
-    for column in varying:
-        table.add_column(column, justify="left" if column in _WORDS else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(row[column] for column in varying))
-    same = {column: rows[0][column] for column in _COLUMNS if rows and column not in varying and rows[0][column]}
-    table.caption = ", ".join(f"{column} {value}" for column, value in same.items())
-    Console(highlight=False).print(table)
-
-
-_COLUMNS = ("case", "method", "metric", "value", "sd", "epsilon", "delta", "level", "reference", "seconds")
-_ALWAYS = frozenset({"case", "metric", "value"})
-_WORDS = frozenset({"case", "method", "metric", "level"})
-
-
-def _number(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -34,6 +34,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from checks.audit.pipeline import Records, Scene
 from feature_store.rows import FEATURE_SCALE, quantize
 from labeler.errors import InvalidSetting
 from labeler.methods.aux_distill import head_terms
@@ -42,7 +43,6 @@ from labeler.methods.sensitivity import kept_bound, records_of_a_person, sums_me
 from labeler.records import Rows
 from labeler.setting import StatedLevel
 from labeler.task import NEGATIVES_EVERY, Task
-from workers.audit.pipeline import Records, Scene
 from workers.learning.linear import train_rows
 from workers.learning.private_heads import fit_rows, public_maps
 

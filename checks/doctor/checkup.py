@@ -2,10 +2,10 @@
 
 Libraries for GPUs end the process where others raise, and some drivers never answer: a crash, an abort or a hang is a
 finding too. A step writes each finding as it is made, so its findings survive its death. `python -m
-workers.doctor.checkup WORK FILE PARENT ARGUMENTS` is the other side.
+checks.doctor.checkup WORK FILE PARENT ARGUMENTS` is the other side.
 
 The steps that need no numerical library are here: versions, processor, memory, clock, and what a home needs (room,
-durable writes, SQLite, a redis-server). Those of engines are in `workers.doctor.engines`.
+durable writes, SQLite, a redis-server). Those of engines are in `checks.doctor.engines`.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def run_alone(step: Step) -> list[Finding]:
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         with said.open("wb") as words:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "workers.doctor.checkup", step.work, str(found), str(os.getpid()),
+                [sys.executable, "-P", "-m", "checks.doctor.checkup", step.work, str(found), str(os.getpid()),
                  json.dumps(dict(step.arguments))],
                 stdin=subprocess.DEVNULL,
                 stdout=words,
@@ -229,27 +229,27 @@ def steps(home: Path, *, gpu: bool) -> list[Step]:
 
     place = {"home": str(home)}
     found = [
-        Step("versions", "workers.doctor.checkup:versions"),
-        Step("processor", "workers.doctor.checkup:processor"),
-        Step("memory", "workers.doctor.checkup:memory"),
-        Step("clock", "workers.doctor.checkup:clock"),
-        Step("disk", "workers.doctor.checkup:disk", arguments=place, to_do="use a local disk for the home"),
-        Step("journal", "workers.doctor.checkup:sqlite", arguments=place, to_do="use a local disk for the home"),
-        Step("redis-server", "workers.doctor.checkup:redis_server", to_do="name a running redis-server instead"),
+        Step("versions", "checks.doctor.checkup:versions"),
+        Step("processor", "checks.doctor.checkup:processor"),
+        Step("memory", "checks.doctor.checkup:memory"),
+        Step("clock", "checks.doctor.checkup:clock"),
+        Step("disk", "checks.doctor.checkup:disk", arguments=place, to_do="use a local disk for the home"),
+        Step("journal", "checks.doctor.checkup:sqlite", arguments=place, to_do="use a local disk for the home"),
+        Step("redis-server", "checks.doctor.checkup:redis_server", to_do="name a running redis-server instead"),
     ]
     if gpu:
-        found.append(Step("devices", "workers.doctor.engines:devices", limit_s=_DEVICE_S, to_do=_DRIVER))
+        found.append(Step("devices", "checks.doctor.engines:devices", limit_s=_DEVICE_S, to_do=_DRIVER))
     for engine in ENGINES:
         if engine == "auto" or (engine.endswith("-gpu") and not gpu):
             continue
         limit = _DEVICE_S if engine.endswith("-gpu") else _ENGINE_S
         name = {"engine": engine}
         to_do = f'do not use it: set engine = "numpy", and run --only engine-{engine} again'
-        found.append(Step(f"engine-{engine}", "workers.doctor.engines:check", limit, to_do, name, _CALM))
+        found.append(Step(f"engine-{engine}", "checks.doctor.engines:check", limit, to_do, name, _CALM))
     found.append(
-        Step("features", "workers.doctor.engines:features", _DEVICE_S, arguments={"gpu": gpu}, environment=_CALM)
+        Step("features", "checks.doctor.engines:features", _DEVICE_S, arguments={"gpu": gpu}, environment=_CALM)
     )
-    found.append(Step("speed", "workers.doctor.engines:speed", _DEVICE_S, arguments={"gpu": gpu}))
+    found.append(Step("speed", "checks.doctor.engines:speed", _DEVICE_S, arguments={"gpu": gpu}))
     return found
 
 

@@ -23,7 +23,7 @@ exact up to the rounding, whose variance is added.
 
 The adversary knows the public model before each step, so it knows the canary's clipped gradient d there. It does not
 know whether the canary was drawn. Along d, a step opens noise alone, or with chance q noise around d. Where the others'
-gradients are orthogonal to d (`workers.audit.poison`), the likelihood ratio of the step is 1 - q + q exp(<v, d>/sigma^2
+gradients are orthogonal to d (`checks.audit.poison`), the likelihood ratio of the step is 1 - q + q exp(<v, d>/sigma^2
 - |d|^2/(2 sigma^2)), whichever others were drawn. Steps follow from what was opened before, so their ratios multiply:
 no test of all steps is better.
 """
@@ -40,6 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
+from checks.audit.pipeline import Records, Seen
 from feature_store.rows import FEATURE_SCALE
 from feature_store.students.answers import NoisyAnswers
 from feature_store.students.student import fit_student
@@ -54,7 +55,6 @@ from labeler.release import Release
 from labeler.sharing import ABSTAINED
 from labeler.tally import QueryBatch
 from labeler.task import NEGATIVES_EVERY, Task
-from workers.audit.pipeline import Records, Seen
 from workers.learning.learner import HEAD_SHARPNESS, SCORE_SHARPNESS
 from workers.learning.linear import rows_on_grid, sampled_gradients
 from workers.learning.private_heads import FittedHeads, PrivateHeads, fit_rows, public_maps

@@ -36,6 +36,9 @@ from typing import Final, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from checks.audit.observers import KnownVotes, Observer, StepVotes, StudentNumbers, heard_heads, learn
+from checks.audit.pipeline import Pipeline, Records, Scene, Seen, Worlds
+from checks.audit.poison import DIMENSION, dimension_of, model_queries, poisoned
 from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
@@ -51,9 +54,6 @@ from labeler.system.files import read_named
 from labeler.system.site_key import SiteKey
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
-from workers.audit.observers import KnownVotes, Observer, StepVotes, StudentNumbers, heard_heads, learn
-from workers.audit.pipeline import Pipeline, Records, Scene, Seen, Worlds
-from workers.audit.poison import DIMENSION, dimension_of, model_queries, poisoned
 from workers.run.task_file import read_task_file
 from workers.voting import lifetime_ballots, select_records
 
@@ -345,7 +345,7 @@ def check_attackable(task: Task, level: StatedLevel, view: View) -> None:
         attacked = sorted(name for name, method in METHODS.items() if method.is_attacked)
         raise InvalidSetting(
             f"no adversary of an audit was made for method {task.method}, so what it proved would say nothing; add one "
-            f"to workers.audit, or audit a task of {', '.join(attacked)}"
+            f"to checks.audit, or audit a task of {', '.join(attacked)}"
         )
     if level == "agent" and task.traits.has_local_noise:
         raise InvalidSetting(

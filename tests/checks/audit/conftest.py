@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from checks.audit.adversaries import STRONGEST, Surroundings
+from checks.audit.run import Audit, run_audit
 from feature_store.rows import quantize
 from labeler.auditing import AuditFacts, AuditFindings, findings_of
 from labeler.task import Task, parse_task
-from workers.audit.adversaries import STRONGEST, Surroundings
-from workers.audit.run import Audit, run_audit
 
 
 def audited_task(**changes: object) -> Task:
