@@ -35,7 +35,7 @@ PLANTED = {
     "redis outside its door": ("feature_store/shard.py", "import redis", "redis has one door"),
     "redis in the coordinator's decisions": ("api/coordinator/service.py", "import redis", "redis has one door"),
     "nacl beside its door": ("labeler/driver/mail_redis.py", "import nacl", "PyNaCl has one door"),
-    "postgresql in a route": ("api/routes/parties.py", "import psycopg", "SQL has one door"),
+    "postgresql in a route": ("api/routes/jobs.py", "import psycopg", "SQL has one door"),
     "workers import a check": ("workers/agent/driver.py", "import checks.audit.run", "Arrows point down"),
     "a benchmark in the product": ("workers/agent/driver.py", "import benchmarks.speed.speed", "uses no benchmark"),
     "a benchmark behind a command": ("workers/commands/jobs.py", "from benchmarks import speed", "uses no benchmark"),

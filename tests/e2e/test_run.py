@@ -178,7 +178,7 @@ def test_two_real_runs_draw_different_noise_and_a_finished_one_is_not_run_again(
 
 @pytest.mark.long
 def test_a_run_that_is_killed_goes_on_and_is_charged_once(labeler, federation, tmp_path: Path) -> None:
-    """A real SIGKILL, in a process of its own; `tests/workers/run/test_round_store.py` stops a run at every moment."""
+    """A real SIGKILL, in a process of its own; `tests/workers/run/test_rounds.py` stops a run at every moment."""
     fault, out = tmp_path / "fault", tmp_path / "job"
     fault.write_text("coordinator.posted\n")
     arguments = ("run", federation.task_file(tmp_path), *federation.run_arguments, "--out", out)
