@@ -12,9 +12,10 @@ pixels, in this order, as the standard says (PS3.3 C.7.6.3, C.11.1, C.11.2):
 The result has 8 bits. A file with more than one frame is refused: its owner decides which frame is the image.
 Only what the pixels need is read of the header: no name, no date and no identifier of a patient.
 
-**Metadata** never decides whether pixels are read. A PNG is read without a text or profile that is broken, and a TIFF
-without a tag that points beyond it. An orientation that cannot be read turns nothing. Truncated or damaged pixels stay
-damage.
+**Metadata** never decides whether pixels are read (feature_store.repair). An orientation that cannot be read turns
+nothing. Profiles and gammas are not applied: a value is what the file states. Truncated or damaged pixels stay damage.
+
+**Kinds of pixels** that the decoders would read wrongly are corrected where that is exact, and refused otherwise.
 
 **TIFF** says by itself what its numbers mean. Gray of 1 to 16 bits without a sign is read, black or white at zero. What
 has another range (signs, 32 bits, floats) or does not say which end is black is refused: nobody knows its white.
@@ -30,18 +31,17 @@ import logging
 import re
 import struct
 import warnings
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TextIO
+from typing import Any, Final, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
+from PIL import GifImagePlugin, Image, ImageFile, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from feature_store.image_files import FORMATS, HEAD_BYTES, is_dicom, is_heic, what_it_is
 from feature_store.image_files import Skipped as Skipped
+from feature_store.repair import at_start, without_broken_tags, without_metadata
 from labeler.errors import UnreadableFile, UnreadableImage
 
 MAX_PIXELS = 64_000_000
@@ -127,11 +127,11 @@ def _decoded(file: Path | io.BytesIO, head: bytes, max_pixels: int) -> Image.Ima
             if width * height > max_pixels:
                 raise UnreadableImage(f"too large: {width} x {height} pixels, the limit is {max_pixels} in all")
             image.load()
-            return to_rgb(_full_range(_upright(image), image))
+            return to_rgb(_corrected(_upright(image), image))
     except (ValueError, SyntaxError):  # of metadata behind the pixels
-        if (needed := _needed_chunks(file)) is None:
+        if (sound := without_metadata(file)) is None:
             raise
-        return _decoded(needed, head, max_pixels)
+        return _decoded(sound, head, max_pixels)
 
 
 def header_pixels(data: bytes) -> int:
@@ -160,23 +160,24 @@ def open_image(file: Path | io.BytesIO) -> Image.Image:
     """Read the header of an image in one of the formats that Pillow reads.
 
     Raises:
-        UnreadableImage: a TIFF whose numbers have no known meaning.
+        UnreadableImage: pixels of a kind that would be read wrongly, or whose numbers have no known meaning.
         UnidentifiedImageError: it is no such image.
     """
     Image.init()
     formats: list[str] = [name for name in _PILLOW if name in Image.OPEN]
-    file = _without_broken_tags(file)
+    file = without_broken_tags(file)
     try:
         image = Image.open(file, formats=formats)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise
-    except Exception:  # the parser of PNG raises almost anything for metadata
-        if (needed := _needed_chunks(file)) is None:
+    except Exception as error:  # the parsers of metadata raise almost anything
+        if str(error).startswith("Unsupported BMP"):
+            raise UnreadableImage("a BMP of a kind that is not read; save it with 24 bits, or as PNG") from None
+        if (sound := without_metadata(file)) is None:
             raise
-        image = Image.open(needed, formats=formats)
-    if isinstance(image, TiffImagePlugin.TiffImageFile):
-        _check_tiff(image)
-    if image.mode == "L" and (factor := _OF_FEWER_BITS.get(str(image.tile[0].args))) and _has_value(image):
+        image = Image.open(sound, formats=formats)
+    _refuse_misread(image, file)
+    if image.mode == "L" and (factor := _OF_FEWER_BITS.get(_raw_mode(image))) and _has_value(image):
         image.info["transparency"] *= factor
     return image
 
@@ -184,91 +185,86 @@ def open_image(file: Path | io.BytesIO) -> Image.Image:
 _OF_FEWER_BITS: Final = {"L;2": 85, "L;4": 17}
 """Pillow spreads gray of 2 and 4 bits over 8, and leaves a PNG's transparent value as it was."""
 
-_PNG: Final = b"\x89PNG\r\n\x1a\n"
-_CHUNK: Final = struct.Struct(">I4s")
-_CRC_BYTES: Final = 4
-_SUBFILE_TYPE: Final = 254
-_BYTE_ORDERS: Final = {b"II*\0": "<", b"MM\0*": ">"}
-_BYTES_OF_KIND: Final = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}
-_TAGS_OF_PIXELS: Final = frozenset(
-    {256, 257, 258, 259, 262, 266, 273, 274, 277, 278, 279, 284, 292, 293, 317, 320, 322, 323, 324, 325, 332, 338, 339}
-    | {347, 529, 530, 531, 532}
-)
+
+def _raw_mode(image: Image.Image) -> str:
+    """Return the arrangement of samples in the file, where Pillow's reader of a format tells it in one word."""
+    tiles = image.tile if isinstance(image, ImageFile.ImageFile) else []
+    return str(tiles[0].args) if tiles else ""
 
 
 def _has_value(image: Image.Image) -> bool:
     return isinstance(image.info.get("transparency"), int)
 
 
-def _needed_chunks(file: Path | io.BytesIO) -> io.BytesIO | None:
-    """Return a PNG without the chunks that its pixels do not need; None if it has none, and for any other file.
-
-    Needed are the critical chunks, transparency, and an orientation whose checksum is right. A decoder may pass over
-    the others (PNG, third edition, 13.1).
-    """
-    with _at_start(file) as opened:
-        if opened.read(len(_PNG)) != _PNG:
-            return None
-        data = opened.read()
-    kept, end, chunks = [_PNG], 0, 1
-    while end + _CHUNK.size <= len(data):
-        start = end
-        chunks += 1
-        length, kind = _CHUNK.unpack_from(data, start)
-        end = start + _CHUNK.size + length + _CRC_BYTES
-        checked = data[start + 4 : end]
-        is_sound = zlib.crc32(checked[:-_CRC_BYTES]).to_bytes(_CRC_BYTES, "big") == checked[-_CRC_BYTES:]
-        if not kind[0] & 0x20 or kind == b"tRNS" or (kind == b"eXIf" and is_sound):
-            kept.append(data[start:end])
-    return io.BytesIO(b"".join(kept)) if len(kept) < chunks else None
-
-
-def _without_broken_tags(file: Path | io.BytesIO) -> Path | io.BytesIO:
-    """Return a TIFF without the metadata of its first page that point beyond the file; any other file as it is.
-
-    Pillow stops at the first such tag, and then misses those of the pixels that follow it.
+def _refuse_misread(image: Image.Image, file: Path | io.BytesIO) -> None:
+    """Refuse kinds of pixels that Pillow reads as something else.
 
     Raises:
-        UnreadableImage: a tag that the pixels need points beyond the file.
+        UnreadableImage: it is one of them.
     """
-    with _at_start(file) as opened, suppress(struct.error):
-        order = _BYTE_ORDERS.get(opened.read(4))
-        if order is None:
-            return file
-        (start,) = struct.unpack(f"{order}I", opened.read(4))
-        opened.seek(start)
-        (count,) = struct.unpack(f"{order}H", opened.read(2))
-        entries = bytearray(opened.read(12 * count))
-        size = opened.seek(0, io.SEEK_END)
-        whole = bytes(entries)
-        for at in range(0, len(entries) - 11, 12):
-            tag, kind, number, value = struct.unpack_from(f"{order}HHII", entries, at)
-            length = _BYTES_OF_KIND.get(kind, size) * number
-            if length <= 4 or value + length <= size:
-                continue
-            if tag in _TAGS_OF_PIXELS:
-                raise UnreadableImage(f"damaged or truncated (TIFF tag {tag} points beyond the file)")
-            struct.pack_into(f"{order}HHII", entries, at, tag, 1, 1, 0)
-        if entries != whole:
-            opened.seek(0)
-            data = opened.read()
-            return io.BytesIO(data[: start + 2] + entries + data[start + 2 + len(entries) :])
-    return file
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        _check_tiff(image)
+    elif image.format == "PNG" and _raw_mode(image) == "RGB;16B" and "transparency" in image.info:
+        raise UnreadableImage("a PNG of 16-bit color with one transparent color; save it with opacity, or with 8 bits")
+    elif image.format in ("JPEG", "MPO") and image.mode == "CMYK" and "adobe" not in image.info:
+        raise UnreadableImage("a JPEG of CMYK that does not say whether its ink is inverted; save it as RGB")
+    elif image.format == "JPEG2000":
+        least, most = (9, 16) if image.mode.startswith("I") else (8, 8)
+        if bits := {one for one in _bits_of_jpeg2000(file) if not least <= one <= most}:
+            raise UnreadableImage(f"a JPEG 2000 of {min(bits)} bits; gray of 8 to 16 and color of 8 is read")
+    elif image.format == "BMP" and _is_shown_with_other_bits(image, file):
+        raise UnreadableImage(
+            "a BMP whose gray palette has fewer colors than its bits; save it with 24 bits, or as PNG"
+        )
+    elif image.format == "PPM" and image.mode not in ("1", "L", "I", "RGB", "F"):
+        raise UnreadableImage("a PPM of a kind that no standard knows; save it as PNG")
 
 
-@contextmanager
-def _at_start(file: Path | io.BytesIO) -> Iterator[BinaryIO]:
-    """A file to read from its first byte; its place is the first byte afterwards."""
-    with file.open("rb") if isinstance(file, Path) else nullcontext(file) as opened:
-        opened.seek(0)
-        try:
-            yield opened
-        finally:
-            opened.seek(0)
+def _is_shown_with_other_bits(image: Image.Image, file: Path | io.BytesIO) -> bool:
+    """Tell whether Pillow takes a BMP's places in a gray palette for its pixels, of 1 or 8 bits."""
+    with at_start(file) as opened:
+        head = opened.read(30)
+    bits = int.from_bytes(head[24:26] if head[14] == 12 else head[28:30], "little")
+    is_raw = isinstance(image, ImageFile.ImageFile) and image.tile[0].codec_name == "raw"
+    return is_raw and bits != {"1": 1, "L": 8}.get(image.mode, bits)
+
+
+def _bits_of_jpeg2000(file: Path | io.BytesIO) -> list[int]:
+    """Return the bits of each component, as the codestream states them (ISO/IEC 15444-1, A.5.1 and I.4)."""
+    with at_start(file) as opened:
+        start = 0
+        if opened.read(4) != _CODESTREAM:
+            kind = b""
+            while kind != b"jp2c":
+                opened.seek(start)
+                size, kind = struct.unpack(">I4s", opened.read(8))
+                header, size = (16, *struct.unpack(">Q", opened.read(8))) if size == 1 else (8, size)
+                start += header if kind == b"jp2c" else max(size, header)
+        opened.seek(start + 40)
+        (count,) = struct.unpack(">H", opened.read(2))
+        return [(one & 0x7F) + 1 for one in opened.read(3 * count)[::3]]
+
+
+# White at zero, and 12 bits, in the byte orders that Pillow leaves out; `_corrected` turns them round and scales them.
+TiffImagePlugin.OPEN_INFO.update(
+    {
+        (b"MM", 0, (1,), 1, (16,), ()): ("I;16B", "I;16B"),
+        (b"MM", 1, (1,), 1, (12,), ()): ("I;16", "I;12"),
+        (b"MM", 0, (1,), 1, (12,), ()): ("I;16", "I;12"),
+        (b"II", 0, (1,), 1, (12,), ()): ("I;16", "I;12"),
+    }
+)
+
+_CODESTREAM: Final = b"\xff\x4f\xff\x51"
+_SUBFILE_TYPE, _INK_SET, _DOT_RANGE = 254, 332, 336
+_COEFFICIENTS, _SUBSAMPLING, _BLACK_AND_WHITE = 529, 530, 532
+_REC601: Final = (0.299, 0.587, 0.114)
+_ALL_VALUES: Final = (0.0, 255.0, 128.0, 255.0, 128.0, 255.0)
+_OF_RGB, _OF_CMYK, _OF_YCBCR = 2, 5, 6
 
 
 def _check_tiff(image: TiffImagePlugin.TiffImageFile) -> None:
-    """Refuse a TIFF whose numbers have no known range or meaning.
+    """Refuse a TIFF whose numbers have no known range or meaning, or one that Pillow does not know.
 
     Raises:
         UnreadableImage: signed or 32-bit numbers; no photometric interpretation; a preview in place of the image.
@@ -282,11 +278,42 @@ def _check_tiff(image: TiffImagePlugin.TiffImageFile) -> None:
         )
     if 1 in (one & 1 for one in _samples(tags, _SUBFILE_TYPE, default=0)):
         raise UnreadableImage("a TIFF whose first page is a preview, as raw files of cameras have; export the image")
+    if misread := _misread_tiff(image):
+        raise UnreadableImage(f"a TIFF of {misread}, which is not read; save it as gray or RGB of 8 or 16 bits")
+
+
+def _misread_tiff(image: TiffImagePlugin.TiffImageFile) -> str:
+    tags, bits, is_raw = image.tag_v2, _bits(image), image.info.get("compression") == "raw"
+    kind = tags[TiffImagePlugin.PHOTOMETRIC_INTERPRETATION]
+    if tags.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2 and tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1) > 1:
+        is_reversed = is_raw and tags.get(TiffImagePlugin.FILLORDER) == 2
+        is_multiplied = 1 in _samples(tags, TiffImagePlugin.EXTRASAMPLES, default=0)
+        if bits > 8 or kind not in (_OF_RGB, _OF_CMYK) or is_reversed or is_multiplied:
+            return f"planes one after the other ({bits} bits, photometric interpretation {kind})"
+    if kind == _OF_CMYK:
+        inks = _samples(tags, _DOT_RANGE, default=0)
+        if tags.get(_INK_SET, 1) != 1:
+            return "inks other than CMYK"
+        if {*inks[::2]} != {0} or {*inks[1::2]} - {2**bits - 1}:
+            return "CMYK with a range of dots that it states itself"
+    if kind == _OF_YCBCR and is_raw:  # libtiff converts all others
+        if _samples(tags, _SUBSAMPLING, default=2) != (1, 1):
+            return "YCbCr with fewer samples of color"
+        if not np.allclose(_numbers(tags, _BLACK_AND_WHITE, _ALL_VALUES), _ALL_VALUES):
+            return "YCbCr with a black and a white that it states itself"
+        if not np.allclose(_numbers(tags, _COEFFICIENTS, _REC601), _REC601, atol=1e-3):
+            return "YCbCr with coefficients other than those of JPEG"
+    return ""
+
+
+def _numbers(tags: Any, tag: int, usual: tuple[float, ...]) -> tuple[float, ...]:
+    found = tuple(float(one) for one in tags.get(tag, usual))
+    return found if len(found) == len(usual) else (np.nan,) * len(usual)
 
 
 def _samples(tags: Any, tag: int, *, default: int = 1) -> tuple[int, ...]:
     value = tags.get(tag, default)
-    return tuple(value) if isinstance(value, tuple) else (value,)
+    return tuple(value) if isinstance(value, tuple | bytes) else (value,)
 
 
 def _bits(image: TiffImagePlugin.TiffImageFile) -> int:
@@ -300,22 +327,33 @@ def _upright(image: Image.Image) -> Image.Image:
     return image
 
 
-def _full_range(image: Image.Image, file: Image.Image) -> Image.Image:
-    """Return gray of more than 8 bits with black at 0, white at 65,535, and transparent pixels white.
+def _corrected(image: Image.Image, file: Image.Image) -> Image.Image:
+    """Return an image whose values mean what `to_rgb` takes them for; transparent gray of 16 bits is white.
 
-    Pillow leaves three things to its callers: fewer than 16 bits in 16, a TIFF's white at zero, and the transparent
-    value of a PNG of 16 bits.
+    Pillow leaves five things to its callers: fewer than 16 bits in 16, a TIFF's white at zero, the transparent value of
+    a PNG of 16 bits, palettes of TIFFs that hold 8 bits where the standard has 16, and what the first frame of a GIF
+    leaves empty.
 
     Args:
         image: the decoded image, turned upright.
         file: what it was decoded from.
     """
+    tiff = file if isinstance(file, TiffImagePlugin.TiffImageFile) else None
+    if tiff is not None and image.mode in ("P", "PA"):
+        colors = tiff.tag_v2[TiffImagePlugin.COLORMAP]
+        if 0 < max(colors) < 256:  # libtiff does the same
+            image.putpalette(bytes(np.array(colors, dtype=np.uint8).reshape(3, -1).T.ravel()))
+    box = file.dispose_extent if isinstance(file, GifImagePlugin.GifImageFile) else None
+    if box not in (None, (0, 0, *file.size)) and "transparency" not in file.info:
+        page = Image.new("RGB", image.size, _BACKGROUND)
+        page.paste(image.convert("RGB").crop(box), box)
+        return page
     if not image.mode.startswith("I;16"):
         return image
     values = np.asarray(image).astype(np.uint32)
-    if isinstance(file, TiffImagePlugin.TiffImageFile):
-        most = 2 ** _bits(file) - 1
-        if file.tag_v2.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0:
+    if tiff is not None:
+        most = 2 ** _bits(tiff) - 1
+        if tiff.tag_v2.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0:
             values = most - values
         values = values * 65_535 // most
     elif _has_value(file):
@@ -337,7 +375,9 @@ def to_rgb(image: Image.Image) -> Image.Image:
         return Image.fromarray(np.rint(values / 257).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise UnreadableImage("floating-point pixels, whose range is unknown; save it with 8 or 16 bits")
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+    if image.mode == "La":
+        image = image.convert("LA")  # Pillow converts it to nothing else
+    if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
         layered = image.convert("RGBA")
         page = Image.new("RGBA", layered.size, (*_BACKGROUND, 255))
         return Image.alpha_composite(page, layered).convert("RGB")
@@ -362,6 +402,8 @@ _TAGS = (
     "VOILUTFunction", "VOILUTSequence", "RedPaletteColorLookupTableDescriptor",
     "GreenPaletteColorLookupTableDescriptor", "BluePaletteColorLookupTableDescriptor",
     "RedPaletteColorLookupTableData", "GreenPaletteColorLookupTableData", "BluePaletteColorLookupTableData",
+    "SegmentedRedPaletteColorLookupTableData", "SegmentedGreenPaletteColorLookupTableData",
+    "SegmentedBluePaletteColorLookupTableData",
     "SmallestImagePixelValue", "LargestImagePixelValue", "PaletteColorLookupTableUID", "PixelPaddingValue",
 )  # fmt: skip
 
@@ -384,6 +426,10 @@ def read_dicom(data: bytes | Path, *, max_pixels: int) -> Image.Image:
     if int(dataset.BitsAllocated) not in (8, 16):
         raise UnreadableImage(f"DICOM pixels of {dataset.BitsAllocated} bits; 8 and 16 are read")
     kind = str(dataset.PhotometricInterpretation)
+    if int(dataset.get("HighBit", dataset.BitsStored - 1)) != int(dataset.BitsStored) - 1:
+        raise UnreadableImage(
+            f"DICOM pixels of {dataset.BitsStored} bits below bit {dataset.HighBit}; the lowest bits are read"
+        )
     pixels = _pixels(dataset)
     if kind in ("MONOCHROME1", "MONOCHROME2"):
         grey = _grey(pixels, dataset)
@@ -392,10 +438,25 @@ def read_dicom(data: bytes | Path, *, max_pixels: int) -> Image.Image:
         from pydicom.pixels.processing import apply_color_lut
 
         looked_up = apply_color_lut(pixels, dataset)
-        return Image.fromarray(looked_up if looked_up.dtype == np.uint8 else (looked_up >> 8).astype(np.uint8))
-    if pixels.ndim == 3 and pixels.shape[2] == 3 and pixels.dtype == np.uint8:
+        if looked_up.dtype == np.uint8:
+            return Image.fromarray(looked_up)
+        tables = [dataset[name].value for one in _RGB if (name := f"{one}PaletteColorLookupTableData") in dataset]
+        if any(np.frombuffer(table, "<u2").max() > 255 for table in tables) or not tables:
+            return Image.fromarray((looked_up >> 8).astype(np.uint8))
+        if int(dataset.RedPaletteColorLookupTableDescriptor[2]) > 8:
+            raise UnreadableImage("a DICOM palette that states 16 bits and has values of 8; save it as RGB")
+        return Image.fromarray(looked_up.astype(np.uint8))  # 8 bits each, in words of 16
+    is_color = kind in _COLORS or (kind in _COLORS_OF_JPEG2000 and dataset.file_meta.TransferSyntaxUID.is_compressed)
+    if is_color and pixels.ndim == 3 and pixels.shape[2] == 3 and pixels.dtype == np.uint8 and dataset.BitsStored == 8:
         return Image.fromarray(pixels)  # YBR was turned into RGB when it was read
-    raise UnreadableImage(f"DICOM pixels of kind {kind[:20]!r}; grey, RGB, YBR and palettes of 8 bits are read")
+    raise UnreadableImage(
+        f"DICOM pixels of kind {kind[:20]!r}, {dataset.BitsStored} bits; grey, RGB, YBR and palettes of 8 bits are read"
+    )
+
+
+_RGB: Final = ("Red", "Green", "Blue")
+_COLORS: Final = ("RGB", "YBR_FULL", "YBR_FULL_422")
+_COLORS_OF_JPEG2000: Final = ("YBR_ICT", "YBR_RCT")
 
 
 def _dataset(data: bytes | Path, *, with_pixels: bool) -> Any:

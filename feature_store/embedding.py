@@ -132,7 +132,10 @@ def load_image(
         return Loaded(index, prepare_image(image, transform), thumbnail, "", digest)
     except (UnreadableImage, BadData) as error:
         if must_read and isinstance(error, UnreadableFile):
-            raise
+            raise UnreadableFile(
+                f"{images.names[index]!r} cannot be read now ({error}) and is not taken for removed. Nothing was "
+                "changed; let this user read the file, or take it out, and give the same command again"
+            ) from None
         return Loaded(index, None, None, str(error))
 
 
@@ -726,7 +729,7 @@ def _compare(
             has_changed |= not load(index).reason
         else:
             found = digest_of(images, index, digester)
-            others += name in stored and found != stored[name]
+            others += name in stored and found not in (b"", stored[name])
             has_changed |= found != stored[name] if name in stored else found not in known
         if progress is not None:
             progress(index + 1, len(images.names))

@@ -188,7 +188,7 @@ _WIDE_TEXT: Final = (b"\xff\xfe", b"\xfe\xff")  # a text in UTF-16 begins with o
 UNKNOWN: Final = "not an image of a known format"
 
 _SIGNS: Final = (
-    (rb"version https://git-lfs", "a pointer of Git LFS and not the image; run `git lfs pull` in its repository"),
+    (rb"version https://(git-lfs|hawser)", "a pointer of Git LFS and not the image; run `git lfs pull` where it lies"),
     (rb"(\.\./)*(\.git/annex|/annex)/objects/", "a pointer of git-annex and not the image; run `git annex get` on it"),
     (rb"II\*\0|MM\0\*", "a TIFF of a kind that is not read; save it with 8 or 16 bits, or as PNG"),
     (rb"(\xef\xbb\xbf)?\s*<svg|(\xef\xbb\xbf)?\s*<\?xml", "a text of XML or SVG and no image of pixels"),
@@ -198,6 +198,15 @@ _SIGNS: Final = (
     (rb"%!PS|\xc5\xd0\xd3\xc6", "a PostScript file, which is a program and not read"),
     (rb"PK[\x03\x05]|\x1f\x8b|7z\xbc|Rar!", "an archive; unpack it"),
     (rb"....ftyp(?!avi|he|mif|msf)|\x1aE\xdf\xa3|RIFF....AVI ", "a video; save the frame that is the image"),
+    (rb"PF\s", "a color PFM, whose floating-point pixels have no known range; save it with 8 or 16 bits"),
+    (rb"8BPS", "a Photoshop file; save it as PNG or TIFF"),
+    (rb"\xff\x0a|\0\0\0\x0cJXL ", "a JPEG XL, which is not read; save it as PNG"),
+    (
+        rb"P7\n|\0\0\x01\0|v/1\x01|#\?RADIANCE",
+        "a PAM, ICO, OpenEXR or Radiance file, which is not read; save it as PNG",
+    ),
+    (rb"\x93NUMPY|\x89HDF", "an array of numbers (numpy or HDF5) and no image"),
+    (rb"\xff\xd8\xff.*\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb]\0.[\x09-\x10]", "a JPEG of more than 8 bits; save it with 8"),
     (rb"\0+$", "nothing but zeros; copy it again"),
     (rb"\x89PNG|\xff\xd8\xff|GIF8|BM|RIFF....WEBP|....ftypavi", "damaged: its header cannot be read"),
 )
@@ -209,7 +218,8 @@ def what_it_is(head: bytes) -> str:
     if not head:
         return "an empty file"
     found = (words for sign, words in _SIGNS if re.match(sign, head, re.DOTALL))
-    return next(found, UNKNOWN)
+    is_text = head.startswith(_WIDE_TEXT) or _NO_TEXT.isdisjoint(head)
+    return next(found, f"{UNKNOWN}, but a text" if is_text else UNKNOWN)
 
 
 @dataclass(frozen=True)

@@ -117,8 +117,64 @@ def test_colours_stay_as_they_are() -> None:
     assert (np.asarray(decode_image(dicom(colours, kind="RGB"))) == colours).all()
 
 
+COLORS = np.array([[[255, 0, 0], [0, 128, 0], [10, 20, 30], [255, 255, 255]]], np.uint8)
+PLACES = np.arange(4, dtype=np.uint8).reshape(1, 4)
+
+
+def palette(bits: int, *values: int, data_bits: int = 0, name: str = "{}Palette") -> dict[str, Any]:
+    """A gray palette that states so many bits; its values lie in as many, or in `data_bits`."""
+    data = np.array(values, dtype=f"<u{(data_bits or bits) // 8}").tobytes()
+    descriptors = {f"{one}PaletteColorLookupTableDescriptor": [4, 0, bits] for one in ("Red", "Green", "Blue")}
+    return descriptors | {f"{name.format(one)}ColorLookupTableData": data for one in ("Red", "Green", "Blue")}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        palette(8, 0, 255, 128, 64),
+        palette(8, 0, 255, 128, 64, data_bits=16),
+        palette(16, 0, 65_535, 32_896, 16_448),
+        palette(16, 0, 4, 0, 65_535, 32_896, 16_448, name="Segmented{}Palette"),
+    ],
+    ids=["8 bits", "8 bits in words", "16 bits", "segmented"],
+)
+def test_palettes_are_looked_up(given: dict[str, Any]) -> None:
+    assert grey(dicom(PLACES, kind="PALETTE COLOR", **given)).tolist() == [[0, 255, 128, 64]]
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (dicom(PLACES, kind="PALETTE COLOR", **palette(16, 0, 255, 128, 64)), "states 16 bits and has values of 8"),
+        (dicom(COLORS, kind="HSV"), "of kind 'HSV'"),
+        (dicom(COLORS, kind="ARGB"), "of kind 'ARGB'"),
+        (dicom(COLORS, kind="CMYK"), "of kind 'CMYK'"),
+        (dicom(COLORS, kind="YBR_RCT"), "of kind 'YBR_RCT'"),
+        (dicom(COLORS // 2, kind="RGB", BitsStored=7, HighBit=6), "of kind 'RGB', 7 bits"),
+        (dicom(RAMP, BitsStored=12, HighBit=15), "12 bits below bit 15"),
+    ],
+)
+def test_pixels_that_would_be_wrong_are_refused(made: bytes, words: str) -> None:
+    with pytest.raises(UnreadableImage, match=words):
+        decode_image(made)
+
+
+def test_bits_beside_those_that_are_stored_do_not_count() -> None:
+    stored = {"BitsStored": 12, "HighBit": 11}
+    assert (grey(dicom(RAMP | 0xF000, **stored)) == grey(dicom(RAMP, **stored))).all()
+    signed = RAMP.astype(np.int16) - 2048
+    assert (grey(dicom(signed & 0xFFF, **stored)) == grey(dicom(signed, **stored))).all()
+
+
 def test_one_image_is_the_same_in_every_encoding_that_is_read() -> None:
-    names = ("MR_small", "MR_small_RLE", "MR_small_bigendian", "MR_small_expb", "MR_small_implicit")
+    names = (
+        "MR_small",
+        "MR_small_jp2klossless",
+        "MR_small_RLE",
+        "MR_small_bigendian",
+        "MR_small_expb",
+        "MR_small_implicit",
+    )
     found = [np.asarray(decode_image(KEPT / f"{name}.dcm")) for name in names]
     assert all((one == found[0]).all() for one in found)
     assert len(np.unique(found[0])) > 50
@@ -129,7 +185,7 @@ def test_one_image_is_the_same_in_every_encoding_that_is_read() -> None:
     [
         ("SC_rgb_rle_2frame.dcm", "2 frames; save the frame"),
         ("rtdose_1frame.dcm", "32 bits; 8 and 16 are read"),
-        ("SC_rgb_rle_16bit.dcm", "'RGB'; grey, RGB"),
+        ("SC_rgb_rle_16bit.dcm", "'RGB', 16 bits; grey, RGB"),
         ("MR_small_jpeg_ls_lossless.dcm", "JPEG-LS Lossless.*save the file uncompressed"),
         ("waveform_ecg.dcm", "without an image"),
         ("MR_truncated.dcm", "cannot be read"),

@@ -33,7 +33,7 @@ from feature_store.rows import quantize
 from feature_store.shard import MARK_NAME, Shard, check_compatible, claim
 from feature_store.shard_writer import erase_deleted
 from feature_store.sources import open_source
-from labeler.errors import BadData, InvalidSetting, NoUsableImage, OutputInUse
+from labeler.errors import BadData, InvalidSetting, NoUsableImage, OutputInUse, UnreadableFile
 from labeler.system.faults import listening
 from tests.feature_store.conftest import write_pictures
 
@@ -105,7 +105,7 @@ def test_unreadable_images_are_listed_and_skipped(photos: Path, tmp_path: Path) 
     assert report.records == 28
     assert [each.source for each in report.skipped] == ["cat/3.png", "dog/9.png"]
     assert [(one.source, one.reason) for one in report.passed_over] == [("readme.txt", "a text")]
-    assert Skipped("cat/3.png", "not an image of a known format") in report.skipped
+    assert Skipped("cat/3.png", "not an image of a known format, but a text") in report.skipped
     assert Shard.open(tmp_path / "out").skipped == report.skipped
 
 
@@ -266,6 +266,21 @@ def test_a_shard_of_other_images_under_the_same_names_is_not_taken_for_this_one(
         file.write_bytes(file.read_bytes() + b"0")
     with pytest.raises(InvalidSetting, match="made from another source"):
         embed_source(other, PixelBackbone(size=4), tmp_path / "shard")
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that cannot be read, which Linux has")
+@pytest.mark.parametrize("count", [1, 30])
+def test_files_that_became_unreadable_end_a_second_embed_that_changes_nothing(
+    photos: Path, tmp_path: Path, count: int
+) -> None:
+    embed_source(photos, PixelBackbone(size=4), tmp_path / "shard")
+    before = Shard.open(tmp_path / "shard").version
+    for file in sorted(photos.rglob("*.png"))[:count]:
+        file.unlink()
+        file.symlink_to("/proc/self/mem")
+    with pytest.raises(UnreadableFile, match=r"'cat/0.png' cannot be read now .*Nothing was changed; let this user"):
+        embed_source(photos, PixelBackbone(size=4), tmp_path / "shard")
+    assert Shard.open(tmp_path / "shard").version == before
 
 
 @pytest.fixture

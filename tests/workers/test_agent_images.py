@@ -37,6 +37,8 @@ from workers.homes.journals import backup_home
 from workers.party.home import AgentConfig, EmbedSettings, create_agent_home, read_agent_config
 
 SETTINGS = EmbedSettings(max_records=100, backbone="pixels:4", classes=("ill", "well"))
+WITHHELD = Path("/proc/self/mem")
+"""A regular file of which nobody can read the first byte."""
 FILES = [f"{label}/P-{number}/scan.png" for label in ("ill", "well") for number in range(20)]
 
 
@@ -232,6 +234,42 @@ def test_a_record_keeps_its_id_while_a_copy_of_its_file_comes_and_goes(home: Pat
     assert ids_of(home) == before
 
 
+def test_a_change_in_place_is_found_though_size_and_time_are_put_back(home: Path, scans: Path) -> None:
+    folder_of(home).embed()
+    before, file = ids_of(home), scans / "ill/P-1/scan.png"
+    status, data = file.stat(), file.read_bytes()
+    write_pictures(scans, ["ill/P-1/scan.png"], size=(11, 9))
+    file.write_bytes(file.read_bytes()[: len(data)].ljust(len(data), b"\0"))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    assert folder_of(home).look().counts()["changed"] == 1
+    folder_of(home).embed()
+    after = ids_of(home)
+    assert after["ill/P-1/scan.png"] != before["ill/P-1/scan.png"]
+    assert not folder_of(home).look().has_changed
+
+
+@pytest.mark.skipif(not WITHHELD.exists(), reason="needs a file that cannot be read, which Linux has")
+@pytest.mark.parametrize("is_one_gone", [False, True])
+def test_a_file_that_became_unreadable_changes_nothing_and_a_sentence_says_what_to_do(
+    home: Path, scans: Path, is_one_gone: bool
+) -> None:
+    folder_of(home).embed()
+    before, file = ids_of(home), scans / "ill/P-1/scan.png"
+    file.rename(scans.parent / "kept.png")
+    file.symlink_to(WITHHELD)
+    if is_one_gone:
+        (scans / "ill/P-2/scan.png").unlink()
+    with pytest.raises(InvalidSetting, match=r"Nothing was changed.*! -readable` names.*embed again") as refused:
+        folder_of(home).embed()
+    assert "P-1" not in str(refused.value)
+    assert ids_of(home) == before
+    file.unlink()
+    (scans.parent / "kept.png").rename(file)
+    folder_of(home).embed()
+    assert ids_of(home).keys() == before.keys() - ({"ill/P-2/scan.png"} if is_one_gone else set())
+
+
 def test_a_file_that_cannot_be_read_is_no_image_left_out(
     home: Path, scans: Path, passed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,10 +280,10 @@ def test_a_file_that_cannot_be_read_is_no_image_left_out(
             raise OSError(5, "Input/output error")
         return opened(path)
 
-    def embed_with_trouble() -> None:
+    def embed_with_trouble(words: str = "Nothing was changed") -> None:
         with monkeypatch.context() as trouble:
             trouble.setattr(sources, "open_regular", withheld)
-            with pytest.raises(InvalidSetting, match="could not be read") as refused:
+            with pytest.raises(InvalidSetting, match=f"cannot be read now.*{words}") as refused:
                 folder_of(home).embed()
         assert "P-1" not in str(refused.value)
         folder_of(home).embed()
@@ -258,6 +296,8 @@ def test_a_file_that_cannot_be_read_is_no_image_left_out(
     embed_with_trouble()
     assert sum(passed) == 41
     assert ids_of(home)["ill/P-1/moved.png"] == before["ill/P-1/scan.png"]
+    (scans / "well/P-7/new.png").unlink()
+    embed_with_trouble("Records of files that are gone were deleted; nothing else was changed")
 
 
 def test_a_kill_while_the_working_folder_is_removed_loses_nothing(

@@ -9,7 +9,8 @@ does the same), so that it soon votes no more, however long the new images take.
 
 **A look** at the folder compares names, sizes and times of its files with those of the last embedding, and reads none.
 They are kept in `images.npy` under the site's key, so that the file names nobody: one row per file of
-[digest of its name (2 words), size, time, digest of its image (2 words; 0 if it became no record)].
+[digest of its name (2 words), size, times, digest of its image (2 words; 0 if it became no record)]. The times of the
+last change of content and of the last change of status are one sum: a program can put back the first, but not both.
 
 A deleted record must not come back with the next embedding because its file still lies in the folder. So a file that
 was a record and is none any more stops the embedding, with a sentence; and so does its image under any other name.
@@ -26,6 +27,7 @@ import io
 import logging
 import math
 import os
+import shlex
 import sys
 import threading
 import time
@@ -70,7 +72,7 @@ class Look:
 
     Attributes:
         names: of all files that may be images, in the source's order.
-        stamps: int64, shape (files, 4): digest of the name, size and time; tables of labels and people come last.
+        stamps: int64, shape (files, 4): digest of the name, size and times; tables of labels and people come last.
         new, changed: places in `names` of files that were not there, or were other files. A changed table counts too.
         removed: how many files are gone.
         deleted: how many files are there whose records were deleted since.
@@ -207,8 +209,9 @@ class ImageFolder:
 
     def _bring_up_to_date(self, look: Look, progress: ProgressCallback) -> dict[str, Any]:
         listed, settings = self.listed(), self._settings  # before anything is deleted
+        deleted = False
         try:
-            self._delete_gone(look, listed.images)
+            deleted = self._delete_gone(look, listed.images)
             report = embed_images(
                 self.path,
                 self._backbone(),
@@ -225,10 +228,12 @@ class ImageFolder:
                 update=True,
                 progress=progress,
             )
-        except UnreadableFile as error:
+        except UnreadableFile:  # it names a file, and a log may hold this sentence
+            done = "Records of files that are gone were deleted; nothing else was" if deleted else "Nothing was"
             raise InvalidSetting(
-                f"a file in the folder of images could not be read: {error}. Nothing is taken for removed; let the "
-                "user that runs this agent read all of the folder, and embed again: it goes on where it stopped"
+                "a file in the folder of images cannot be read now: no permission, a damaged disk, or one that is not "
+                f"mounted. {done} changed. `find -L {shlex.quote(str(self.path))} ! -readable` names files without "
+                "permission; let the user that runs this agent read them, or take them out, and embed again"
             ) from None
         self._remember(look)
         return report
@@ -273,13 +278,13 @@ class ImageFolder:
                 status = path.stat()
             except OSError:
                 continue
-            row[2:] = status.st_size, status.st_mtime_ns
+            row[2:] = status.st_size, (status.st_mtime_ns + status.st_ctime_ns) % 2**63
         return stamps
 
-    def _delete_gone(self, look: Look, images: ImageSource) -> None:
-        """Delete records whose image is not in the folder any more, under any name."""
+    def _delete_gone(self, look: Look, images: ImageSource) -> bool:
+        """Delete records whose image is not in the folder any more, under any name; return whether there were any."""
         if not (self.shard / MANIFEST_NAME).is_file():
-            return
+            return False
         records, lost = self._records(), set()
         if self.is_embedded:
             seen = np.load(self._home / IMAGES_FILE, allow_pickle=False)[:, 4:]
@@ -287,14 +292,16 @@ class ImageFolder:
         stays = set(look.names) - {look.names[place] for place in look.changed if place < len(look.names)}
         left = records.keys() - stays
         if not left and not lost:
-            return
+            return False
         key = site_key(self._home / SITE_KEY_FILE)
         others = [place for place, name in enumerate(look.names) if place in look.changed or name not in records]
         found = {key.digest("image", image_blocks(images, place)) for place in others}
         _refuse_deleted(len(found & lost))
         gone = [name for name in left if records[name] not in found]
-        if 0 < len(gone) < len(records):  # a shard keeps a record; if all go, the new ones take their place in one step
-            delete_records(self.shard, images=gone)
+        if not 0 < len(gone) < len(records):  # a shard keeps a record; if all go, the new take their place in one step
+            return False
+        delete_records(self.shard, images=gone)
+        return True
 
     def _remember(self, look: Look) -> None:
         records, none = self._records(), bytes(16)

@@ -193,7 +193,7 @@ def test_up_to_ten_bad_images_are_named_in_one_refusal(tmp_path: Path) -> None:
         uploaded(tmp_path, some)
     text = str(refused.value)
     assert text.startswith("4 of the images cannot be used")
-    assert "'text.png' (not an image of a known format)" in text
+    assert "'text.png' (not an image of a known format, but a text)" in text
     assert "'empty.png' (an empty file)" in text
     assert "'large.png' (101 x 101 pixels, at most 10000 are taken)" in text
     assert "good.png" not in text

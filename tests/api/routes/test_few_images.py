@@ -112,7 +112,7 @@ def test_every_image_that_cannot_be_used_is_named_with_its_reason_and_nothing_is
     assert (refused.status_code, refused.json()["type"]) == (422, UNREADABLE)
     detail = refused.json()["detail"]
     assert "2 of the images cannot be used" in detail
-    assert "'text.png' (not an image of a known format)" in detail
+    assert "'text.png' (not an image of a known format, but a text)" in detail
     assert "'empty.png' (an empty file)" in detail
     assert jobs(service) == before
     assert incoming(service) == []
