@@ -408,9 +408,9 @@ def embed_source(
     renew = update
     if path.exists() and not update:
         finished = _report_finished(path, job, images, notes, policy, max_records)
-        again = _compare(path, images, sent, digester, scanned)
+        again, left_out = _compare(path, images, sent, digester, scanned, labels=labels, people=people)
         if again == "same":
-            return finished
+            return replace(finished, skipped=left_out)
         if again == "other":
             raise _other_source(path)
         renew, embedder = True, None
@@ -707,40 +707,65 @@ def _other_source(path: Path) -> InvalidSetting:
 
 
 def _compare(
-    path: Path, images: ImageSource, load: Callable[[int], Loaded], digester: SiteKey, progress: Progress | None
-) -> Literal["same", "changed", "other"]:
+    path: Path,
+    images: ImageSource,
+    load: Callable[[int], Loaded],
+    digester: SiteKey,
+    progress: Progress | None,
+    *,
+    labels: NDArray[np.int16],
+    people: Digests | None,
+) -> tuple[Literal["same", "changed", "other"], tuple[Skipped, ...]]:
     """Compare a finished shard with its source, by the bytes of every image.
+
+    Args:
+        labels, people: of all images of the source; see `append_batch`.
 
     Returns:
         "same" where every image is, and what could not be read still cannot; "other" where most records of a private
-        shard are not the images of their names; else "changed".
+        shard are not the images of their names; else "changed". And what is left out today.
 
     Raises:
         InvalidSetting: something changed, and records of the shard were deleted, which must not come back.
     """
     shard = Shard.open(path)
     if shard.image_digests is None or shard.site_key != digester.name:
-        return "same"  # it kept nothing to compare them by
-    stored = {name: row.astype("<i8").tobytes() for name, row in zip(shard.sources, shard.image_digests, strict=True)}
-    known, unreadable = set(stored.values()), {one.source for one in shard.skipped}
+        return "same", shard.skipped  # it kept nothing to compare them by
+
+    def of_record(digest: bytes, label: NDArray[np.int16], person: NDArray[np.int64] | None) -> tuple[bytes, ...]:
+        return digest, label.tobytes(), b"" if person is None else person.tobytes()
+
+    digests = [row.astype("<i8").tobytes() for row in shard.image_digests]
+    stored = dict(zip(shard.sources, digests, strict=True))
+    theirs = [None] * len(digests) if shard.persons is None else shard.persons
+    known = {of_record(*one) for one in zip(digests, shard.labels, theirs, strict=True)}
+    reasons = {one.source: one.reason for one in shard.skipped}
+    left_out = [Skipped(one.source, one.reason) for one in images.left_out]
     others, has_changed = 0, False
     for index, name in enumerate(images.names):
-        if name not in stored and name in unreadable:
-            has_changed |= not load(index).reason
+        if name not in stored and name in reasons:
+            reason = load(index).reason
+            has_changed |= not reason
+            left_out.append(Skipped(name, reason or reasons[name]))
         else:
             found = digest_of(images, index, digester)
             others += name in stored and found not in (b"", stored[name])
-            has_changed |= found != stored[name] if name in stored else found not in known
+            person = None if people is None else people[index]
+            # A copy has no record of its own, but another one of its label and person has its bytes.
+            same = found == stored[name] if name in stored else of_record(found, labels[index], person) in known
+            has_changed |= not same
         if progress is not None:
             progress(index + 1, len(images.names))
-    if has_changed and len(shard) < len(stored):
+    is_erased = len(shard) < len(stored)
+    if has_changed and is_erased:
         raise InvalidSetting(
             f"images of {path.name!r} changed, and records of it were deleted, which would come back; embed into "
             "another output"
         )
     if not shard.is_public and 2 * others > len(stored):
-        return "other"
-    return "changed" if has_changed else "same"
+        return "other", ()
+    is_same = not has_changed and (is_erased or set(left_out) == set(shard.skipped))
+    return "same" if is_same else "changed", tuple(left_out)
 
 
 def digest_of(images: ImageSource, index: int, digester: SiteKey) -> bytes:
@@ -758,6 +783,7 @@ def _is_current(writer: ShardWriter, images: ImageSource, load: Callable[[int], 
     if names and digests is None:
         return False  # an earlier version kept nothing to compare them by
     rows = zip(names, () if digests is None else digests.astype("<i8"), strict=True)
-    return all(digest_of(images, place[name], digester) == row.tobytes() for name, row in rows) and all(
-        load(place[one.source]).reason for one in writer.skipped() if one.source in place
-    )
+    skipped = {one.source: one.reason for one in writer.skipped()}
+    today = {one.source: one.reason for one in images.left_out}
+    today |= {name: load(place[name]).reason for name in skipped if name in place}
+    return today == skipped and all(digest_of(images, place[name], digester) == row.tobytes() for name, row in rows)

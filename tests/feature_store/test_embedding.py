@@ -621,3 +621,40 @@ def test_a_changed_source_does_not_bring_deleted_records_back(photos: Path, tmp_
     with pytest.raises(InvalidSetting, match="records of it were deleted"):
         _embed_again(photos, tmp_path / "out")
     assert Shard.open(tmp_path / "out").version == version
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_what_is_left_out_is_said_as_it_is_today_by_a_second_embed(photos: Path, tmp_path: Path, public: bool) -> None:
+    """No image changed, so the shard was left as it was, and what else lay in the folder was said by nobody."""
+    (photos / "cat" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (photos / "beside.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    first = _embed_again(photos, tmp_path / "out", public=public)
+    ids = Shard.open(tmp_path / "out").record_ids.tolist()
+    (photos / "beside.png").unlink()
+    (photos / "dog" / "camera.nef").write_bytes(b"II*\0")
+    (photos / "cat" / "broken.png").write_bytes(b"<html>no such page</html>")
+    second = _embed_again(photos, tmp_path / "out", public=public)
+    assert {one.source for one in first.skipped} == {"beside.png", "cat/broken.png"}
+    assert {one.source: one.reason.split(";")[0] for one in second.skipped} == {
+        "dog/camera.nef": "a camera's raw file",
+        "cat/broken.png": "a web page and no image",
+    }
+    shard = Shard.open(tmp_path / "out")
+    assert (shard.skipped, second.records) == (second.skipped, first.records)
+    assert public or sorted(shard.record_ids) == sorted(ids)
+    assert _embed_again(photos, tmp_path / "out", public=public).skipped == second.skipped
+
+
+def test_a_copy_that_became_a_copy_of_another_class_is_a_contradiction_after_a_second_embed(
+    photos: Path, tmp_path: Path
+) -> None:
+    """The copy has no record of its own, and its new bytes are known: so the record that it contradicts stayed."""
+    shutil.copy(photos / "cat/0.png", photos / "cat/copy.png")
+    assert _embed_again(photos, tmp_path / "out").records == 30
+    shutil.copy(photos / "dog/0.png", photos / "cat/copy.png")
+    second = _embed_again(photos, tmp_path / "out")
+    assert (second.records, second.contradictions) == (29, 2)
+    assert "dog/0.png" not in Shard.open(tmp_path / "out").sources
+    whole = _embed_again(photos, tmp_path / "whole")
+    assert by_source(Shard.open(tmp_path / "out")) == by_source(Shard.open(whole.path))
+    assert _embed_again(photos, tmp_path / "out").records == 29
