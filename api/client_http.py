@@ -27,7 +27,7 @@ import httpx2
 from api.schema import Problem
 from feature_store.image_files import ENDINGS, Skipped, list_images, zip_members
 from labeler.errors import InvalidSetting, LabelerError, TooLarge, TryAgain
-from labeler.settings import check_names_are_text
+from labeler.settings import check_names_are_text, check_names_have_no_controls
 from labeler.system.http_client import http_client, is_loopback, read_parts, read_whole
 
 if TYPE_CHECKING:
@@ -540,6 +540,9 @@ def _parts(files: list[tuple[Path, str]]) -> list[Part]:
         raise InvalidSetting(f"there is no image to send; known endings are {', '.join(sorted(ENDINGS))}")
     names = [name for _, name in files]
     check_names_are_text(names)
+    check_names_have_no_controls(names)
+    if wrong := next((name for name in names if "\\" in name), None):
+        raise InvalidSetting(f"the name {wrong[:100]!r} has a backslash, which a service reads as a slash; rename it")
     if len(set(names)) != len(names):
         raise InvalidSetting("two images have the same name; names tell the labels apart, so give a folder instead")
     return [Part("images", path, name) for path, name in files]

@@ -93,11 +93,11 @@ def read_arrays(path: Path, wanted: Sequence[Sequence[str]]) -> list[Values | No
         InvalidSetting: no such file, another kind of file, no features in it, or h5py is not installed.
         BadData: the file is damaged, points elsewhere, or holds what is neither numbers nor text.
     """
-    if path.suffix not in SUFFIXES:
+    if (suffix := path.suffix.lower()) not in SUFFIXES:
         raise InvalidSetting(f"features come as {', '.join(SUFFIXES)}; found {path.name!r}")
     try:
         with open_regular(path) as file:
-            process = start_process(MODULE, path.suffix, json.dumps(wanted), stdin=file, answers=True)
+            process = start_process(MODULE, suffix, json.dumps(wanted), stdin=file, answers=True)
     except OSError as error:
         raise InvalidSetting(f"there is no file {path.name!r} of features to read ({error.strerror})") from None
     try:
@@ -240,7 +240,10 @@ def _check_declared(name: str, shape: tuple[int, ...], kind: np.dtype[Any] | Non
 
 
 def _plain(value: Any, name: str) -> Any:
-    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    try:
+        text = value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        raise BadData(f", {_shown(name)}: a text that is not UTF-8; write it as Unicode") from None
     if isinstance(text, str) and len(text) > MOST_LETTERS:
         raise BadData(f", {_shown(name)}: a text of {len(text)} characters, and at most {MOST_LETTERS} are taken")
     return text
@@ -353,7 +356,8 @@ def _parquet(file: BinaryIO, size: int) -> _Found:
             raise EOFError
 
     def values(name: str) -> Iterator[list[Any]]:
-        return (some.to_pylist() for some in cells(name))
+        names = class_names(schema, name)
+        return ([_named(one, names, name) for one in some.to_pylist()] for some in cells(name))
 
     def numbers(name: str, width: int, kind: np.dtype[Any]) -> Iterator[bytes]:
         row = 0
@@ -391,13 +395,34 @@ def _parquet(file: BinaryIO, size: int) -> _Found:
             check(inner)
             for check in (
                 types.is_string, types.is_large_string, types.is_integer, types.is_floating, types.is_boolean,
-                types.is_binary, types.is_large_binary, types.is_null,
+                types.is_binary, types.is_large_binary, types.is_null, types.is_string_view, types.is_binary_view,
             )
         ):  # fmt: skip
             found[field.name] = _Array((count,), None, partial(values, field.name))
         else:
             found[field.name] = None
     return found
+
+
+def class_names(schema: Any, column: str) -> tuple[str, ...]:
+    """Return the names that `datasets` gave to the numbers of a column, in a Parquet file's metadata; () where none."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return tuple(str(name) for name in features[column]["names"])
+    except (KeyError, TypeError, ValueError):  # any other content simply means that there are none
+        return ()
+
+
+def _named(value: Any, names: tuple[str, ...], column: str) -> Any:
+    """Return the name of a number; -1 is none, as `datasets` writes it."""
+    if not names or value is None or isinstance(value, str) or value == -1 or value != value:
+        return None if names and not isinstance(value, str) else value
+    if not 0 <= value < len(names) or value != int(value):
+        raise BadData(
+            f", {_shown(column)}: a number outside the {len(names)} names in its own metadata; mend the numbers, "
+            "or the names"
+        )
+    return names[int(value)]
 
 
 _OWN_FILTERS: Final = frozenset({1, 2, 3, 4, 5, 6, 32_000})

@@ -2,7 +2,8 @@
 
 A name and the first bytes of a file decide. In this order:
 
-    leftover      a part of its path is one that a system or a tool leaves behind (LEFTOVERS), or begins with a dot.
+    leftover      a part of its path is one that a system or a tool leaves behind (LEFTOVERS), or begins with a dot; or
+                  its ending is that of a copy or download that has not ended.
     camera's raw  by its ending. Many begin as a TIFF does, whose first picture is a small preview.
     image         by its first bytes, whatever its ending; or by its ending, whatever its bytes. A damaged image is one,
                   and its reader says what is wrong.
@@ -147,6 +148,9 @@ _RAW: Final = _endings(
     "3fr arw cr2 cr3 crw dcr dng erf iiq kdc mef mos mrw nef nrw orf pef raf raw rw2 rwl sr2 srf srw x3f"
 )
 
+_PARTIAL: Final = _endings("part partial filepart crdownload download opdownload aria2 tmp temp")
+_HAS_NOT_ENDED: Final = "a copy or download that has not ended"
+
 LEFTOVERS: Final = {
     "a Synology disk station keeps it": ("@eadir", "@tmp", "#snapshot"),
     "a QNAP disk station keeps it": ("@recycle", "@recently-snapshot", "@__thumb", "@sharebin", "@transcode"),
@@ -196,7 +200,7 @@ _SIGNS: Final = (
     (rb"(\xef\xbb\xbf)?\s*[{\[]", "a text of JSON and no image; a download may have failed"),
     (rb"%PDF", "a PDF; save its pictures as files"),
     (rb"%!PS|\xc5\xd0\xd3\xc6", "a PostScript file, which is a program and not read"),
-    (rb"PK[\x03\x05]|\x1f\x8b|7z\xbc|Rar!", "an archive; unpack it"),
+    (rb"PK[\x03\x05]|\x1f\x8b|7z\xbc|Rar!|BZh|\xfd7zXZ|.{257}ustar", "an archive; unpack it"),
     (rb"....ftyp(?!avi|he|mif|msf)|\x1aE\xdf\xa3|RIFF....AVI ", "a video; save the frame that is the image"),
     (rb"PF\s", "a color PFM, whose floating-point pixels have no known range; save it with 8 or 16 bits"),
     (rb"8BPS", "a Photoshop file; save it as PNG or TIFF"),
@@ -246,10 +250,26 @@ def leftover(name: str) -> NoImage | None:
     return None
 
 
-def leftover_row(name: str) -> NoImage | None:
-    """Return what `leftover` returns of a row of a table whose name is a path; other names are ids, and say nothing."""
+def leftover_row(name: str, path: str | None = None) -> NoImage | None:
+    """Return what a row of a table is if it is a leftover or a copy that has not ended, or None.
+
+    Args:
+        name: counts where it is a path; other names are ids, and say nothing.
+        path: where `datasets` says that the image came from. Of a path from the root only the end counts: a data set
+            may have lain in a hidden cache.
+    """
     is_path = "/" in name or "." in name[1:] or name.lower() in (_LEFTOVER | _HIDDEN)
-    return leftover(name) if is_path else None
+    found = _leftover_file(name) if is_path else None
+    if found is None and path:
+        path = path.replace("\\", "/")
+        found = _leftover_file(path.rsplit("/", 1)[-1] if path.startswith("/") or ":" in path else path)
+    return found
+
+
+def _leftover_file(name: str) -> NoImage | None:
+    if found := leftover(name):
+        return found
+    return NoImage(name, _HAS_NOT_ENDED, is_passed_over=True) if _ending(name) in _PARTIAL else None
 
 
 def _left_by(part: str) -> str:
@@ -278,7 +298,7 @@ def no_image(name: str, head: Callable[[], bytes]) -> NoImage | None:
         head: gives its first HEAD_BYTES bytes; called only where the name does not decide. If it raises OSError, the
             file counts as an image: its reader says why it cannot.
     """
-    if found := leftover(name):
+    if found := _leftover_file(name):
         return found
     ending = _ending(name)
     if ending in _RAW:
@@ -293,7 +313,7 @@ def no_image(name: str, head: Callable[[], bytes]) -> NoImage | None:
         return None
     if first.startswith(_WIDE_TEXT) or _NO_TEXT.isdisjoint(first):
         return NoImage(name, "a text" if first else "an empty file", is_passed_over=True)
-    return NoImage(name, UNKNOWN, is_passed_over=False)
+    return NoImage(name, what_it_is(first), is_passed_over=False)
 
 
 def _ending(name: str) -> str:

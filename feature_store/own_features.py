@@ -20,6 +20,7 @@ only its own. Such a shard is never made.
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,11 +141,11 @@ class FeatureSource:
         count = len(self.rows)
         self.names = [f"{name}#{row}" for row in range(count)]
         if ids is not None:
-            self.names = row_names([_decoded(one) for one in ids], name)
+            self.names = row_names(ids, name)
         said = [None] * count if labels is None else [_label(one, name) for one in labels]
         present = {one for one in said if one is not None}
         # Numbers of an array are places, as in every tool that makes such arrays; numbers written as text are names.
-        self.labels_are_places = labels is not None and not any(isinstance(one, str | bytes) for one in labels)
+        self.labels_are_places = labels is not None and not any(isinstance(one, str) for one in labels)
         order = sorted(present, key=int) if all(one.isdecimal() for one in present) else sorted(present)
         place = {one: number for number, one in enumerate(order)}
         self.label_names = tuple(order)
@@ -154,7 +155,11 @@ class FeatureSource:
     def _checked(self, column: Sequence[Any], what: str, name: str) -> list[Any]:
         """One plain value for each row: numpy's own numbers are none."""
         values = np.empty(len(column), dtype=object)
-        values[:] = [one.item() if isinstance(one, np.generic) else one for one in column]
+        try:
+            plain = (one.item() if isinstance(one, np.generic) else one for one in column)
+            values[:] = [one.decode() if isinstance(one, bytes) else one for one in plain]
+        except UnicodeDecodeError:
+            raise BadData(f"{name!r}: one of the {what} is no text in UTF-8; write it as text") from None
         if len(values) != len(self.rows) or any(isinstance(one, list | tuple | np.ndarray) for one in values):
             raise BadData(
                 f"{name!r} has {len(self.rows)} rows of features and {len(values)} {what}; give one for each, in the "
@@ -286,10 +291,11 @@ def _column(given: Column | None, found: Values | None, what: str, path: Path) -
         return list(given)
     file = Path(given)
     try:
-        if file.suffix == ".npy":
+        if file.suffix.lower() == ".npy":
             (values,) = read_arrays(file, [[FEATURES]])
             return _column(None, values, what, file)
-        return read_named(file, most_bytes=_MOST_COLUMN_BYTES).decode("utf-8-sig").splitlines()
+        text = read_named(file, most_bytes=_MOST_COLUMN_BYTES).decode("utf-8-sig")
+        return io.StringIO(text, newline=None).read().removesuffix("\n").split("\n")
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise InvalidSetting(
@@ -306,11 +312,7 @@ def _is_text(value: str) -> bool:
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else str(_decoded(value)).strip()
-
-
-def _decoded(value: Any) -> Any:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    return "" if value is None else str(value).strip()
 
 
 def _label(value: Any, name: str) -> str | None:

@@ -38,7 +38,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -51,8 +51,19 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
+from feature_store.array_reader import class_names
 from feature_store.decode import MAX_PIXELS, decode_image, to_rgb
-from feature_store.image_files import Skipped, in_words, leftover_row, list_images
+from feature_store.image_files import (
+    ENDINGS,
+    HEAD_BYTES,
+    UNKNOWN,
+    Skipped,
+    format_of,
+    in_words,
+    leftover_row,
+    list_images,
+    what_it_is,
+)
 from feature_store.results.image_labels import FILE_HEADINGS
 from labeler.errors import BadData, InvalidSetting, LabelerError, UnreadableFile, UnreadableImage
 from labeler.settings import misspelt, one_spelling
@@ -203,8 +214,8 @@ class ParquetSource:
     """A Parquet file with a column `image` (the bytes of an image file, or a struct with them in `bytes`).
 
     Optional columns: `label` (text, or whole numbers that the data set's own metadata may name) and `id` (names of
-    the images, all different). A label that is missing, empty, or -1 is none; `datasets` writes none as -1.
-    One row group is kept in memory.
+    the images, all different). A label that is missing, empty, or -1 is none; `datasets` writes none as -1. Whole
+    numbers may be floats, as pandas writes them where one is missing. One row group is kept in memory.
     """
 
     labels_are_places = False
@@ -236,9 +247,11 @@ class ParquetSource:
     def _list(self, path: Path) -> None:
         schema = self._file.schema_arrow
         if "image" not in schema.names or not _holds_bytes(schema.field("image").type):
+            others = [one.name for one in schema if one.name != "image" and _holds_bytes(one.type)]
             raise BadData(
                 f"{path.name!r} needs a column image of bytes (or a struct with a field bytes); "
                 f"its columns are {', '.join(schema.names)}"
+                + (f"; rename {others[0]!r} to 'image'" if len(others) == 1 and "image" not in schema.names else "")
             )
         metadata = self._file.metadata
         if not metadata.num_rows:
@@ -252,11 +265,16 @@ class ParquetSource:
                 raise BadData(f"column id of {path.name!r} must hold text or whole numbers, found {kind}")
             self.names = row_names(self._file.read(columns=["id"])["id"].to_pylist(), path.name)
         self.labels, self.label_names = self._read_labels(path, schema)
-        self.names_are_declared = bool(_metadata_label_names(schema))
+        self.names_are_declared = bool(class_names(schema, "label"))
+        kind = schema.field("image").type
+        self._paths: list[str | None] = [None] * metadata.num_rows
+        if pa.types.is_struct(kind) and kind.get_field_index("path") >= 0 and is_text(kind.field("path").type):
+            cells = self._file.read(columns=["image.path"])["image"].to_pylist()
+            self._paths = [cell and cell["path"] for cell in cells]
 
     def _pass_over_leftovers(self) -> None:
-        """Take out rows whose names are paths of what a system left behind."""
-        found = [leftover_row(name) for name in self.names]
+        """Take out rows whose names or paths are those of what a system left behind."""
+        found = [leftover_row(name, path) for name, path in zip(self.names, self._paths, strict=True)]
         self._rows = [row for row, left in enumerate(found) if left is None]
         if len(self._rows) < len(found):
             self.passed_over = tuple(dict.fromkeys(left for left in found if left is not None))
@@ -270,19 +288,27 @@ class ParquetSource:
     def _read_labels(self, path: Path, schema: pa.Schema) -> tuple[list[int | None], tuple[str, ...]]:
         if "label" not in schema.names:
             return [None] * self._file.metadata.num_rows, ()
-        kind = schema.field("label").type
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
-        if not _is_text_or_integer(kind):
-            raise BadData(f"column label of {path.name!r} must hold text or whole numbers, found {kind}")
-        none = -1 if pa.types.is_integer(kind) else ""
+        kind = _inner(schema.field("label").type)
         cells = self._file.read(columns=["label"])["label"].to_pylist()
-        values = [None if value == none else value for value in cells]
+        is_float = pa.types.is_floating(kind)
+        if is_float:
+            cells = [None if value is None or np.isnan(value) else value for value in cells]
+        is_fraction = is_float and any(value is not None and not value.is_integer() for value in cells)
+        if is_fraction or not (is_float or pa.types.is_null(kind) or _is_text_or_integer(kind)):
+            raise BadData(
+                f"column label of {path.name!r} must hold whole numbers or text, and -1, an empty text or nothing "
+                f"where there is no label; found {'a fraction' if is_fraction else kind}. Write the names of classes as text"
+            )
+        none = "" if is_text(kind) else -1
+        values = [None if value is None or value == none else int(value) if is_float else value for value in cells]
         present = {value for value in values if value is not None}
-        if pa.types.is_integer(kind):
-            names = _metadata_label_names(schema)
+        if not is_text(kind):
+            names = class_names(schema, "label")
             if names and present and not (min(present) >= 0 and max(present) < len(names)):
-                raise BadData(f"{path.name!r} holds labels outside the {len(names)} names in its own metadata")
+                raise BadData(
+                    f"{path.name!r} holds labels outside the {len(names)} names in its own metadata; mend the "
+                    "labels, or the names"
+                )
             if names:
                 return values, names
         ordered = sorted(present)
@@ -340,24 +366,25 @@ def row_names(names: Sequence[Any], table: str) -> list[str]:
     return found
 
 
+def _inner(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether a column of this type holds text, in any of Arrow's forms."""
+    kind, types = _inner(kind), pa.types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
 def _is_text_or_integer(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind))
+    return is_text(kind) or bool(pa.types.is_integer(_inner(kind)))
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:
-    if pa.types.is_struct(kind):
+    kind, types = _inner(kind), pa.types
+    if types.is_struct(kind):
         return kind.get_field_index("bytes") >= 0 and _holds_bytes(kind.field("bytes").type)
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def _metadata_label_names(schema: pa.Schema) -> tuple[str, ...]:
-    # The `datasets` library writes class names there; any other content simply means there are none.
-    try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return tuple(str(name) for name in features["label"]["names"])
-    except (KeyError, TypeError, ValueError):
-        return ()
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
 
 
 class TorchvisionSource:
@@ -456,7 +483,7 @@ CELEBA_IMAGES: Final = "img_align_celeba"
 SPLITS: Final = ("train", "valid", "test")
 """In the order of the numbers in CelebA's own file."""
 
-UNKNOWN: Final = -1
+NO_ROW: Final = -1
 """Of an image without a row in the table; public images only."""
 
 _Line = tuple[int, list[str]]
@@ -485,7 +512,7 @@ class AttributeSource(FolderSource):
         max_pixels: see FolderSource.
 
     Attributes:
-        attributes: int16, shape (images, attributes): 0 or 1, or UNKNOWN in the whole row.
+        attributes: int16, shape (images, attributes): 0 or 1, or NO_ROW in all of them.
 
     Raises:
         BadData: a table is malformed, or no image of the folder is in the split.
@@ -513,7 +540,7 @@ class AttributeSource(FolderSource):
                 raise BadData(f"no image of folder {images.name!r} is in the split {split!r} of {CELEBA_SPLITS}")
         self.names = everything
         found = read_attributes(table, frozenset(everything))
-        nobody = np.full(len(found.names), UNKNOWN, dtype=np.int8)
+        nobody = np.full(len(found.names), NO_ROW, dtype=np.int8)
         self.label_names = found.names
         self.labels = [None] * len(everything)
         self.attributes = np.stack([found.rows.get(name, nobody) for name in everything]).astype(np.int16)
@@ -532,7 +559,7 @@ class AttributeSource(FolderSource):
                 f"the spelling in --classes{misspelt(classes, self.label_names)}"
             )
         chosen = self.attributes[:, [place[one_spelling(name)] for name in classes]]
-        silent = int((chosen == UNKNOWN).any(axis=1).sum())
+        silent = int((chosen == NO_ROW).any(axis=1).sum())
         if silent and not public:
             raise BadData(
                 f"{silent} of {len(chosen)} private images are not in the table of attributes; add their rows (names "
@@ -608,16 +635,28 @@ def _celeba_lines(path: Path) -> Iterator[_Line]:
 
 
 def _csv_lines(path: Path) -> Iterator[_Line]:
+    lines = _csv_rows(path)
+    _, heading = next(lines)
+    if not heading or heading[0] not in FILE_HEADINGS:
+        raise BadData(f"{path.name!r}, line 1: the first heading must be {FILE_HEADINGS[0]!r}")
+    yield 1, heading[1:]
+    for number, row in lines:
+        yield number, [field.strip() for field in row]
+
+
+def _csv_rows(path: Path) -> Iterator[_Line]:
+    """The headings without blanks around them, then the rows as they are written, of comma-separated text."""
     # A quoted field may hold the end of a line, and a name whatever else some take for one.
     rows = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
     try:
         heading = [field.strip() for field in next(rows, [])]
-        if not heading or heading[0] not in FILE_HEADINGS:
-            raise BadData(f"{path.name!r}, line 1: the first heading must be {FILE_HEADINGS[0]!r}")
-        yield 1, heading[1:]
+        for sign, name in ((";", "semicolons"), ("\t", "tabs")):
+            if len(heading) == 1 and sign in heading[0]:
+                raise BadData(f"{path.name!r}, line 1: the columns are separated by {name}; save it with commas")
+        yield 1, heading
         for row in rows:
             if row:
-                yield rows.line_num, [field.strip() for field in row]
+                yield rows.line_num, row
     except csv.Error:
         raise BadData(f"{path.name!r}, line {rows.line_num}: no comma-separated text") from None
 
@@ -653,13 +692,21 @@ def _text(path: Path) -> str:
 def image_finder(names: Sequence[str]) -> Callable[[str], str | None]:
     """Return what finds an image by a name of a table: letter for letter, or else however its letters are composed.
 
-    None where there is no such image, or where only the composition tells two of them apart.
+    A path may also be written as Windows does, or from "./" on. None where there is no such image, or where only the
+    composition tells two of them apart.
     """
     exact, spelled = frozenset(names), dict[str, str | None]()
     for name in names:
         key = one_spelling(name)
         spelled[key] = None if key in spelled else name
-    return lambda name: name if name in exact else spelled.get(one_spelling(name))
+
+    def find(name: str) -> str | None:
+        if name in exact:
+            return name
+        plain = one_spelling(name)
+        return spelled[plain] if plain in spelled else spelled.get(plain.replace("\\", "/").removeprefix("./"))
+
+    return find
 
 
 FILE_COLUMN, PERSON_COLUMN = "file", "person"
@@ -734,23 +781,27 @@ def _from_folders(images: ImageSource, level: int) -> list[str]:
 def _from_table(images: ImageSource, path: Path) -> list[str]:
     image_of = image_finder(images.names)
     found: dict[str, str] = {}
-    # A quoted field may hold the end of a line.
-    rows = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
-    try:
-        if not {FILE_COLUMN, PERSON_COLUMN} <= set(rows.fieldnames or ()):
+    lines = _csv_rows(path)
+    _, heading = next(lines)
+    for needed in (FILE_COLUMN, PERSON_COLUMN):
+        if needed not in heading:
             raise BadData(
                 f"{path.name!r} needs the headings {FILE_COLUMN!r} and {PERSON_COLUMN!r} in its first line; it has "
-                f"{len(rows.fieldnames or ())} others"
+                f"{len(heading)} others"
             )
-        for row in rows:
-            name, person = image_of(row[FILE_COLUMN] or ""), one_name(row[PERSON_COLUMN] or "")
-            # Rows about images that are not here are another source's.
-            if name is None:
-                continue
-            if found.setdefault(name, person) != person:
-                raise BadData(f"{path.name!r} gives the image {name!r} to two people; keep one of the two rows")
-    except csv.Error:
-        raise BadData(f"{path.name!r} is no table of comma-separated text in UTF-8") from None
+        if heading.count(needed) > 1:
+            raise BadData(f"{path.name!r} has the heading {needed!r} twice; keep one of the two columns")
+    for number, row in lines:
+        if any(row[len(heading) :]):  # the rest of a name would be cut off, and two people be one
+            raise BadData(
+                f"{path.name!r}, line {number}: {len(row)} values for {len(heading)} headings; a name with a comma "
+                "in it stands in quotes"
+            )
+        values = dict(zip(heading, row, strict=False))
+        name, person = image_of(values.get(FILE_COLUMN, "")), one_name(values.get(PERSON_COLUMN, ""))
+        # Rows about images that are not here are another source's.
+        if name is not None and found.setdefault(name, person) != person:
+            raise BadData(f"{path.name!r} gives the image {name!r} to two people; keep one of the two rows")
     return _complete(images, [found.get(name) or None for name in images.names], f"{path.name!r}")
 
 
@@ -794,8 +845,19 @@ def open_source(source: str | Path, *, max_pixels: int = MAX_PIXELS) -> ImageSou
         if is_celeba(path):
             return celeba_source(path, max_pixels=max_pixels)
         return FolderSource(path, max_pixels=max_pixels)
-    if path.is_file() and path.suffix == ".parquet":
+    if path.is_file() and path.suffix.lower() == ".parquet":
         return ParquetSource(path, max_pixels=max_pixels)
     raise InvalidSetting(
-        f"{path.name!r} is no folder, no .parquet file and no torchvision:NAME?root=DIR; check the path"
+        f"{path.name!r} is no folder, no .parquet file and no torchvision:NAME?root=DIR; {_instead(path)}"
     )
+
+
+def _instead(path: Path) -> str:
+    """Return what to do with a file that is no source of images."""
+    head = b""
+    with suppress(OSError), open_regular(path) as file:
+        head = file.read(HEAD_BYTES)
+    if head and (format_of(head) or path.suffix.lower() in ENDINGS):
+        return "it is one image: give the folder it is in"
+    found = what_it_is(head) if head else UNKNOWN
+    return "check the path" if found.startswith(UNKNOWN) else f"it is {found}"

@@ -454,6 +454,20 @@ def check_names_are_text(names: Iterable[str]) -> None:
         )
 
 
+_CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Characters that end a line, move a cursor, or turn the direction of the text around them."""
+
+
+def check_names_have_no_controls(names: Iterable[str]) -> None:
+    """Refuse file names with a control character: another name would come back with the label.
+
+    Raises:
+        InvalidSetting: names the first one.
+    """
+    if wrong := next((name for name in names if _CONTROLS.search(name)), None):
+        raise InvalidSetting(f"the name {wrong[:100]!a} has a control character, and labels go by names; rename it")
+
+
 def _is_text(name: str) -> bool:
     try:
         name.encode()

@@ -66,9 +66,10 @@ class RowLimits:
 
 @dataclass(frozen=True, repr=False)
 class ImageRows:
-    """Some image files: name and bytes."""
+    """Some image files: name and bytes, and where each came from, as `datasets` notes it; "" where nobody says."""
 
     images: list[tuple[str, bytes]]
+    paths: list[str]
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,7 +115,8 @@ def read_rows(
                 row += len(batch)
                 cells = batch.column(column)
                 if column == "image":
-                    yield ImageRows([(label, _bytes(cell, limits)) for label, cell in zip(names, cells, strict=True)])
+                    images = [(label, _bytes(cell, limits)) for label, cell in zip(names, cells, strict=True)]
+                    yield ImageRows(images, [_path(cell) for cell in cells])
                 else:
                     yield FeatureRows(names, _vectors(cells, limits))
     except (LabelerError, MemoryError):
@@ -156,9 +158,10 @@ def _column(schema: pa.Schema) -> str:
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:
-    if pa.types.is_struct(kind):
+    kind, types = kind.value_type if pa.types.is_dictionary(kind) else kind, pa.types
+    if types.is_struct(kind):
         return kind.get_field_index("bytes") >= 0 and _holds_bytes(kind.field("bytes").type)
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
 
 
 def _holds_numbers(kind: pa.DataType) -> bool:
@@ -179,9 +182,16 @@ def _bytes(cell: pa.Scalar, limits: RowLimits) -> bytes:
     return data
 
 
+def _path(cell: pa.Scalar) -> str:
+    path = cell.get("path") if isinstance(cell, pa.StructScalar) and "path" in cell else None
+    found = None if path is None else path.as_py()
+    return found[-MAX_NAME_CHARACTERS:] if isinstance(found, str) else ""
+
+
 def _texts(cells: pa.Array, column: str, start: int) -> list[str]:
     kind = cells.type.value_type if pa.types.is_dictionary(cells.type) else cells.type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_integer)
+    if not any(check(kind) for check in kinds):
         raise InvalidSetting(f"column {column} must hold text or whole numbers, found {str(kind)[:40]}")
     if cells.null_count:
         row = start + cells.to_pylist().index(None)
@@ -255,10 +265,13 @@ def _taken(frames: Frames, limits: RowLimits) -> Iterator[Rows]:
                 return
             case {"kind": "refused", "problem": problem, "sentence": sentence}:
                 raise _REFUSALS.get(str(problem), BadData)(str(sentence)[:2000])
-            case {"kind": "images", "names": names, "sizes": [*sizes]} if len(sizes) == len(
+            case {"kind": "images", "names": names, "paths": paths, "sizes": [*sizes]} if len(sizes) == len(
                 _checked_texts(names, IMAGE_ROWS)
-            ) and all(type(size) is int and 0 <= size <= limits.max_image_bytes for size in sizes):
-                yield ImageRows([(name, frames.exactly(size)) for name, size in zip(names, sizes, strict=True)])
+            ) == len(_checked_texts(paths, IMAGE_ROWS)) and all(
+                type(size) is int and 0 <= size <= limits.max_image_bytes for size in sizes
+            ):
+                images = [(name, frames.exactly(size)) for name, size in zip(names, sizes, strict=True)]
+                yield ImageRows(images, paths)
             case {"kind": "features", "names": names, "dimension": int(dimension), "dtype": str(kind)} if (
                 kind in _DTYPES and 0 <= dimension <= limits.max_feature_dimension
             ):
@@ -288,7 +301,8 @@ def _main(arguments: str, file: BinaryIO, out: BinaryIO) -> None:
         for rows in read_rows(file, limits, before_rows=lambda largest: _bound(limits, largest)):
             if isinstance(rows, ImageRows):
                 sizes = [len(data) for _, data in rows.images]
-                head = {"kind": "images", "names": [label for label, _ in rows.images], "sizes": sizes}
+                names = [label for label, _ in rows.images]
+                head = {"kind": "images", "names": names, "paths": rows.paths, "sizes": sizes}
                 write_frame(out, head, *(data for _, data in rows.images))
             else:
                 matrix = rows.features.astype(rows.features.dtype.newbyteorder("<"), copy=False)

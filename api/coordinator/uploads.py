@@ -58,7 +58,7 @@ from feature_store.results.questions import job_pixels_refusal
 from feature_store.rows import on_grid, quantize
 from feature_store.shard import check_features
 from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady, TooLarge, Unavailable, UnreadableImage
-from labeler.settings import one_spelling
+from labeler.settings import check_names_have_no_controls, one_spelling
 from labeler.system.files import is_full, storage_full, sync_folder
 
 MAX_NAME_LENGTH = 500
@@ -66,16 +66,18 @@ _NOWHERE = ("", ".", "..")
 
 
 def tidy_name(name: str) -> str:
-    """Reduce a file name to a safe one: no parent folders, no backslashes, only printable characters.
+    """Reduce a file name to a safe one: no parent folders, no backslashes.
 
-    Letters stay composed or decomposed as they came: labels are found by the names of the requester's files.
+    Letters stay as they came, composed or not, with every blank and joiner: labels are found by the names of the
+    requester's files.
 
     Raises:
-        InvalidSetting: nothing remains, or it is too long.
+        InvalidSetting: nothing remains, it is too long, or it has a control character.
     """
     written = name.replace("\\", "/")
     parts = [part for part in written.split("/") if part.strip() not in _NOWHERE]
-    tidied = "".join(letter if letter.isprintable() else "_" for letter in "/".join(parts))
+    tidied = "/".join(parts)
+    check_names_have_no_controls([tidied])
     if not tidied or len(tidied) > MAX_NAME_LENGTH:
         raise InvalidSetting(
             f"every image or vector needs a name of 1 to {MAX_NAME_LENGTH} characters, found {name[:100]!r}"
@@ -212,8 +214,8 @@ class UploadWriter:
                 if isinstance(rows, FeatureRows):
                     self._take_features(rows.names, rows.features)
                 else:
-                    for image_name, data in rows.images:
-                        if left := leftover_row(image_name):
+                    for (image_name, data), path in zip(rows.images, rows.paths, strict=True):
+                        if left := leftover_row(image_name, path):
                             self._passed_over[left] = None
                         else:
                             self._take_image(image_name, data)
@@ -475,14 +477,14 @@ def zip_images(file: BinaryIO, limits: LimitsTable) -> Iterator[tuple[str, bytes
         with zipfile.ZipFile(gauge) as archive:
             gauge.limit = None
             members = zip_members(archive)
-            _check_members([one for one in members if leftover(one.name) is None], limits)
+            _check_members(archive, [one for one in members if leftover(one.name) is None], limits)
             for one in members:
                 if leftover(one.name):
                     yield one.name, b""
                     continue
                 with archive.open(one.info) as member:
                     data = member.read(limits.max_image_bytes + 1)
-                if len(data) > limits.max_image_bytes:
+                if len(data) > max(limits.max_image_bytes, one.info.file_size):
                     raise _too_large(one.name, limits)
                 yield one.name, data
     except LabelerError:
@@ -520,7 +522,7 @@ class _Gauge:
         """Do nothing: the file belongs to the caller."""
 
 
-def _check_members(members: list[Member], limits: LimitsTable) -> None:
+def _check_members(archive: zipfile.ZipFile, members: list[Member], limits: LimitsTable) -> None:
     if not members:
         raise InvalidSetting("the zip holds no file to label")
     if len(members) > limits.max_images:
@@ -535,9 +537,13 @@ def _check_members(members: list[Member], limits: LimitsTable) -> None:
             raise BadData(f"{shown!r} in the zip is encrypted; send it without a password")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise BadData(f"{shown!r} in the zip is compressed by an unsupported method; use deflate")
-        if info.file_size > limits.max_image_bytes:
+        is_large = info.file_size > limits.max_image_bytes
+        is_bomb = info.file_size > max(SMALL_BYTES, MAX_RATIO * info.compress_size)
+        if (is_large or is_bomb) and (found := one.no_image(archive)) and found.is_passed_over:
+            continue  # no more of it is read than of an image
+        if is_large:
             raise _too_large(one.name, limits)
-        if info.file_size > max(SMALL_BYTES, MAX_RATIO * info.compress_size):
+        if is_bomb:
             raise BadData(
                 f"{shown!r} unpacks from {info.compress_size} to {info.file_size} bytes, over {MAX_RATIO} times as "
                 "much, as decompression bombs do; if it is a real image, send it outside the zip"

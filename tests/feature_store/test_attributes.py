@@ -132,6 +132,7 @@ def test_a_table_among_the_images_is_none_of_them(celeba: Path, tmp_path: Path) 
         ("file,A,B\nx.jpg,1,0\nsecret.jpg,1,-1\n", 3, "one way in the whole file"),
         ("file,A,B\nsecret.jpg,1,0\n\nsecret.jpg,0,0\n", 4, "line 2 is about already"),
         ("file,A,B\n,1,0\n", 2, "no image"),
+        ("file;A;B\nsecret.jpg;1;0\n", 1, "separated by semicolons; save it with commas"),
         ("name,A,B\nsecret.jpg,1,0\n", 1, "first heading"),
         ('file,A,B\n"secret.jpg,1,0\n', 2, "no comma-separated text"),
     ],

@@ -8,6 +8,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tarfile
 import tempfile
 import unicodedata
 import zipfile
@@ -26,8 +27,8 @@ from api.client import image_parts, not_sent
 from api.coordinator.config import LimitsTable
 from api.coordinator.uploads import Upload, UploadWriter
 from feature_store.image_files import ENDINGS, FORMATS, Skipped, in_words, list_images
-from feature_store.sources import FolderSource, ParquetSource
-from labeler.errors import BadData, InvalidSetting, UnreadableFile, UnreadableImage
+from feature_store.sources import FolderSource, ParquetSource, open_source
+from labeler.errors import BadData, InvalidSetting, TooLarge, UnreadableFile, UnreadableImage
 from tests.feature_store.test_dicom import RAMP, dicom, heic
 from workers.embedder.image_count import count_images
 from workers.embedder.shards import embed_queries
@@ -211,6 +212,93 @@ def test_images_that_are_embedded_to_be_asked_about_pass_over_the_same_and_say_s
     assert sorted(shard.sources) == sorted(files)
     listed = "@eaDir/ (a Synology disk station keeps it), notes.txt (a text)"
     assert said == [f"2 files are no images, and are not asked about: {listed}"]
+
+
+def test_a_copy_or_download_that_has_not_ended_comes_through_no_door(tmp_path: Path) -> None:
+    """Its first bytes are those of an image. Whole by chance, it was a record; cut off, it stopped an upload."""
+    good = {"cat/1.png": encoded("PNG"), "dog.part/2.png": encoded("PNG", 1)}
+    names = ("3.png.part", "4.jpg.CRDOWNLOAD", "5.png.tmp", "6.png.partial", "7.png.filepart", "8.png.download")
+    partial = {f"cat/{name}": encoded("PNG", 2)[: 40 * (1 + number)] for number, name in enumerate(names)}
+    source = FolderSource(written(tmp_path / "images", good | partial))
+    assert (source.label_names, set(source.names)) == (("cat", "dog.part"), set(good))
+    assert {one.source: one.reason for one in source.passed_over} == dict.fromkeys(
+        partial, "a copy or download that has not ended"
+    )
+    assert {one.source for one in not_sent(tmp_path / "images")} == set(partial)
+    for door, taken, passed_over in through_the_service(tmp_path, good | partial):
+        assert (set(taken), {one.source for one in passed_over}) == (set(good), set(partial)), door
+    assert count_images(tmp_path / "all.zip") == count_images(tmp_path / "all.parquet") == 2
+    assert set(ParquetSource(tmp_path / "all.parquet").names) == set(good)
+
+
+def test_a_large_text_in_a_zip_is_passed_over_as_one_in_a_folder(tmp_path: Path) -> None:
+    files = {"1.png": encoded("PNG"), "all.csv": b"file,label\n" * 200_000, "large.png": bytes(2**20 + 1)}
+    with zipped(tmp_path / "a.zip", dict(list(files.items())[:2])).open("rb") as archive:
+        upload, names = uploaded(tmp_path / "incoming", lambda writer: writer.add_zip(archive))
+    assert (names, [one.source for one in upload.passed_over]) == (["1.png"], ["all.csv"])
+    with (
+        zipped(tmp_path / "b.zip", files).open("rb") as archive,
+        pytest.raises(TooLarge, match=r"'large\.png' in the zip has more than"),
+    ):
+        uploaded(tmp_path / "incoming", lambda writer: writer.add_zip(archive))
+
+
+def test_a_file_that_is_no_image_is_named_for_what_it_is_at_every_door(tmp_path: Path) -> None:
+    files = {"report.pdf": b"%PDF\0", "more.zip": zipped(tmp_path / "in.zip", {"1.png": encoded("PNG")}).read_bytes()}
+    with tarfile.open(tmp_path / "few.tar", "w") as archive:
+        archive.add(tmp_path / "in.zip", "1.png")
+    files["few.tar"] = (tmp_path / "few.tar").read_bytes()
+    said = {"report.pdf": "a PDF", "more.zip": "an archive; unpack it", "few.tar": "an archive; unpack it"}
+    source = FolderSource(written(tmp_path / "images", {"1.png": encoded("PNG")} | files))
+    assert {one.source: one.reason.removesuffix("; save its pictures as files") for one in source.left_out} == said
+    with (
+        zipped(tmp_path / "a.zip", files).open("rb") as archive,
+        pytest.raises(UnreadableImage, match=r"3 of the images.*a PDF.*an archive; unpack it.*an archive; unpack it"),
+    ):
+        uploaded(tmp_path / "incoming", lambda writer: writer.add_zip(archive))
+    for name, words in (
+        ("few.tar", "unpack it"),
+        ("in.zip", "unpack it"),
+        ("images/1.png", "give the folder it is in"),
+    ):
+        with pytest.raises(InvalidSetting, match=words):
+            open_source(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.large_binary(),
+        pa.binary_view(),
+        pa.dictionary(pa.int32(), pa.binary()),
+        pa.struct([("bytes", pa.large_binary()), ("path", pa.string())]),
+    ],
+)
+def test_a_table_of_images_is_read_in_every_form_of_bytes_and_text(tmp_path: Path, kind: pa.DataType) -> None:
+    data = [encoded("PNG"), encoded("PNG", 1), encoded("PNG", 2)]
+    cells: list[object] = [{"bytes": one, "path": None} for one in data] if pa.types.is_struct(kind) else [*data]
+    image = pa.array(data).dictionary_encode() if pa.types.is_dictionary(kind) else pa.array(cells, kind)
+    table = {"image": image, "id": pa.array(["a", "b", "c"], pa.string_view()), "label": pa.array([1.0, None, 0.0])}
+    pq.write_table(pa.table(table), tmp_path / "images.PARQUET")
+    source = open_source(tmp_path / "images.PARQUET")
+    assert (list(source.names), source.label_names, list(source.labels)) == (["a", "b", "c"], ("0", "1"), [1, None, 0])
+    assert [source.file(row) for row in range(3)] == data
+    with (tmp_path / "images.PARQUET").open("rb") as file:
+        assert uploaded(tmp_path, lambda writer: writer.add_parquet(file))[1] == ["a", "b", "c"]
+
+
+def test_a_row_that_came_from_a_leftover_is_passed_over_by_the_path_in_its_image(tmp_path: Path) -> None:
+    paths = ["cat/1.png", "@eaDir/1.png/THUMB.jpg", None, "cat/2.png.part"]
+    cells = [{"bytes": encoded("PNG", row), "path": path} for row, path in enumerate(paths)]
+    pq.write_table(pa.table({"image": cells}), tmp_path / "hf.parquet")
+    source = ParquetSource(tmp_path / "hf.parquet")
+    left = ["@eaDir/", "cat/2.png.part"]
+    assert (source.names, [one.source for one in source.passed_over]) == (["hf.parquet#0", "hf.parquet#2"], left)
+    assert source.file(1) == cells[2]["bytes"]
+    with (tmp_path / "hf.parquet").open("rb") as file:
+        upload, names = uploaded(tmp_path, lambda writer: writer.add_parquet(file))
+    assert (names, [one.source for one in upload.passed_over]) == (["upload.parquet#0", "upload.parquet#2"], left)
+    assert count_images(tmp_path / "hf.parquet") == 2
 
 
 def test_what_was_not_taken_is_named_up_to_a_bound() -> None:

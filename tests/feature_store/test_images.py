@@ -24,7 +24,7 @@ from PIL import Image
 from feature_store.backbones import Transform, load_backbone, parse_spec
 from feature_store.backbones.backbone import decode_for, decode_reduced, least_side, prepare_image, region
 from feature_store.decode import Skipped, decode_image, header_pixels
-from feature_store.sources import AttributeSource, PersonColumn, open_source
+from feature_store.sources import AttributeSource, ImageSource, PersonColumn, open_source
 from labeler.errors import BadData, InvalidSetting, LabelerError, UnreadableImage
 from workers.embedder.shards import lines_of
 from workers.run.task_file import read_task_file
@@ -240,6 +240,29 @@ def test_parquet_without_images_or_bytes_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": pa.array([None], pa.binary())}), tmp_path / "set.parquet")
     with pytest.raises(UnreadableImage, match="no bytes"):
         open_source(tmp_path / "set.parquet").read(0)
+
+
+def test_labels_of_a_table_are_whole_numbers_or_text_and_a_refusal_says_how_to_write_them(tmp_path: Path) -> None:
+    """pandas makes fractions of whole numbers where one is missing."""
+    names = {"info": {"features": {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}}
+    path = tmp_path / "set.parquet"
+
+    def opened(labels: Any, metadata: dict[str, Any] | None = None) -> ImageSource:
+        table = pa.table({"image": [solid((0, 0, 0))] * len(labels), "label": labels})
+        pq.write_table(table.replace_schema_metadata(metadata and {"huggingface": json.dumps(metadata)}), path)
+        return open_source(path)
+
+    whole = opened(pa.array([0.0, 1.0, None, -1.0, float("nan")]), names)
+    assert (whole.label_names, list(whole.labels)) == (("cat", "dog"), [0, 1, None, None, None])
+    assert opened(pa.array([None, None])).label_names == ()
+    for wrong, found in ((pa.array([0.5]), "a fraction"), (pa.array([True]), "bool"), (pa.array([b"cat"]), "binary")):
+        with pytest.raises(BadData, match=f"whole numbers or text.*found {found}"):
+            opened(wrong)
+    with pytest.raises(BadData, match="outside the 2 names .* mend the labels, or the names"):
+        opened(pa.array([0, 2]), names)
+    pq.write_table(pa.table({"img": [solid((0, 0, 0))], "label": [1]}), path)
+    with pytest.raises(BadData, match="rename 'img' to 'image'"):
+        open_source(path)
 
 
 def test_a_torchvision_set_is_read_by_name(tmp_path: Path) -> None:

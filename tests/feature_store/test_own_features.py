@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 import labeler
-from feature_store.own_features import read_features, refuse_private_probe
+from feature_store.own_features import FeatureSource, read_features, refuse_private_probe
 from feature_store.rows import PROBE_SLACK, probe_rows, probe_text, quantize, refuse_other_probe
 from feature_store.shard import OF_OTHER_RECORDS, Shard, check_compatible, check_served
 from feature_store.sources import PersonColumn
@@ -392,3 +392,34 @@ def test_a_file_of_features_is_held_once_while_it_is_read_and_digested(tmp_path:
     # The rows once, a mask of a byte for each number, a block in transit and names; then 4,096 rows in float64.
     assert read_bytes < 1.5 * x.nbytes + 150 * len(x), read_bytes / x.nbytes
     assert peak_bytes < read_bytes + 4 * 8 * x.shape[1] * 4096, peak_bytes / x.nbytes
+
+
+def test_text_that_is_not_utf_8_is_refused_and_two_labels_never_become_one(tmp_path: Path) -> None:
+    """Both were read with a question mark in a diamond for their only letter, and so were one class."""
+    labels = np.array(["\xe9".encode("latin-1"), "\xe8".encode("latin-1")] * 2)
+    np.savez(tmp_path / "x.npz", features=rows(4), labels=labels)
+    with pytest.raises(BadData, match="labels: a text that is not UTF-8"):
+        read_features(tmp_path / "x.npz")
+    with pytest.raises(BadData, match="labels is no text in UTF-8"):
+        FeatureSource(rows(4), labels=labels.tolist())
+
+
+def test_numbers_that_the_table_itself_names_are_those_classes_in_whatever_order_the_list_is(tmp_path: Path) -> None:
+    """They were taken for places in the class list, so that another order of the list turned every label round."""
+    names = {"info": {"features": {"label": {"names": ["cold", "hot"], "_type": "ClassLabel"}}}}
+    table = pa.table({"features": rows(4).tolist(), "label": [0, 1, -1, 1]})
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(names)}), tmp_path / "x.parquet")
+    source = read_features(tmp_path / "x.parquet")
+    assert [None if one is None else source.label_names[one] for one in source.labels] == ["cold", "hot", None, "hot"]
+    assert not source.labels_are_places
+    wrong = table.set_column(1, "label", pa.array([0, 1, 2, 1]))
+    pq.write_table(wrong.replace_schema_metadata({"huggingface": json.dumps(names)}), tmp_path / "x.parquet")
+    with pytest.raises(BadData, match="label: a number outside the 2 names in its own metadata"):
+        read_features(tmp_path / "x.parquet")
+
+
+def test_a_file_of_ids_has_one_a_line_and_only_the_end_of_a_line_ends_one(tmp_path: Path) -> None:
+    ids = ["a\u2028b", "c\x85d", "e\x0cf", "g h"]
+    (tmp_path / "ids.txt").write_bytes("\r\n".join(ids).encode() + b"\r\n")
+    np.save(tmp_path / "X.NPY", rows(4))
+    assert read_features(tmp_path / "X.NPY", ids=tmp_path / "ids.txt").names == ids

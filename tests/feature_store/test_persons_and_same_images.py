@@ -442,3 +442,33 @@ def test_a_table_of_persons_finds_images_however_their_letters_are_composed(tmp_
     write_pictures(photos, [f"{CLASSES[0]}/{composed} 1.png"])
     with pytest.raises(BadData, match="names nobody for 1 of 5 images"):
         PersonColumn(table=tmp_path / "people.csv").of(open_source(photos))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("file,person\ncat/0.png,Doe, John\ncat/1.png,Doe, Jane\n", "line 2: 3 values for 2 headings.*quotes"),
+        ("file,person,person\ncat/0.png,p,q\n", "'person' twice"),
+        ("file;person\ncat/0.png;p\n", "separated by semicolons; save it with commas"),
+        ("file\tperson\ncat/0.png\tp\n", "separated by tabs; save it with commas"),
+    ],
+)
+def test_a_table_of_persons_never_takes_a_part_of_a_name_for_the_person(
+    photos: Path, tmp_path: Path, text: str, said: str
+) -> None:
+    """Two people of one family name were one person, whom the person level then held for together."""
+    (tmp_path / "people.csv").write_text(text)
+    with pytest.raises(BadData, match=said) as refused:
+        PersonColumn(table=tmp_path / "people.csv").of(open_source(photos))
+    assert "Doe" not in str(refused.value)
+
+
+def test_a_table_may_write_paths_as_windows_does(photos: Path, tmp_path: Path) -> None:
+    images = open_source(photos)
+    rows = (f'"{name}",p{number}\n' for number, name in enumerate(images.names))
+    written = [
+        row.replace("/", "\\") if number % 2 else f"./{row[1:]}".replace('"', "") for number, row in enumerate(rows)
+    ]
+    (tmp_path / "people.csv").write_text("file,person\n" + "".join(written))
+    expected = [f"p{number}" for number in range(len(images.names))]
+    assert PersonColumn(table=tmp_path / "people.csv").of(images) == expected

@@ -325,6 +325,18 @@ def test_a_folder_that_names_a_person_needs_no_utf8(tmp_path: Path, scans: Path)
     assert len(ids_of(home)) == 39
 
 
+def test_what_came_beside_the_images_and_is_none_is_named_though_no_image_changed(home: Path, scans: Path) -> None:
+    folder_of(home).embed()
+    (scans / "ill/P-1/camera.nef").write_bytes(b"II*\0")
+    (scans / "ill/notes.txt").write_text("notes")
+    result = folder_of(home).embed()
+    assert [one["source"] for one in result["skipped"]] == ["ill/P-1/camera.nef"]
+    (scans / "ill/P-1/camera.nef").unlink()
+    result = folder_of(home).embed()
+    assert (result["skipped"], [one["source"] for one in result["passed_over"]]) == ([], ["ill/notes.txt"])
+    assert folder_of(home).embed()["passed_over"] == result["passed_over"]
+
+
 def test_the_shell_says_what_has_changed_and_embeds_it(home: Path, scans: Path, labeler: Labeler) -> None:
     folder_of(home).embed()
     write_pictures(scans, ["well/P-7/new.png"], size=(5, 5))

@@ -33,7 +33,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -193,12 +193,13 @@ class ImageFolder:
             _refuse_deleted(look.deleted)
             before = self._record_ids()
             shard = Shard.open(self.shard, verify=False) if self.is_embedded else None
-            if shard is None or look.has_changed or shard.skipped:  # what was left out may be readable by now
+            images = self._source()
+            # What was left out may be readable by now, and what else lies there may have come since.
+            if shard is None or look.has_changed or shard.skipped or images.left_out:
                 report = self._bring_up_to_date(look, progress)
             else:
-                report = told_of(
-                    EmbedReport(self.shard, len(shard), (), len(shard), shard.classes, shard.fingerprint, ())
-                )
+                counted = EmbedReport(self.shard, len(shard), (), len(shard), shard.classes, shard.fingerprint, ())
+                report = told_of(replace(counted, passed_over=images.passed_over))
             after = self._record_ids()
         counts = look.counts()
         return report | {

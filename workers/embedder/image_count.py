@@ -41,10 +41,15 @@ def _count(images: Path) -> int:
 
         try:
             with pq.ParquetFile(images) as file:
-                named = next((one for one in ("name", "id") if one in file.schema_arrow.names), None)
-                if named is None:
-                    return int(file.metadata.num_rows)
-                return sum(leftover_row(str(one)) is None for one in file.read(columns=[named])[named].to_pylist())
+                columns = dict.fromkeys(one.path for one in map(file.schema.column, range(len(file.schema))))
+                named = next((one for one in ("name", "id") if one in columns), None)
+                rows = file.metadata.num_rows
+                names = [""] * rows if named is None else file.read(columns=[named])[named].to_pylist()
+                cells = (
+                    file.read(columns=["image.path"])["image"].to_pylist() if "image.path" in columns else [{}] * rows
+                )
+                paths = [cell.get("path") if isinstance(cell, dict) else None for cell in cells]
+                return sum(leftover_row(str(one), path) is None for one, path in zip(names, paths, strict=True))
         except (OSError, ArrowException):
             raise InvalidSetting(f"{images} is not a readable Parquet file") from None
     return 1

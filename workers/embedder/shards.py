@@ -9,6 +9,7 @@ of earlier releases still covers them. Spends of votes for life stay with the im
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -413,7 +414,7 @@ def lines_of(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise InvalidSetting(f"{path} cannot be read as names, one a line: {why}") from None
-    return [line for line in text.splitlines() if line.strip()]
+    return [line for line in io.StringIO(text, newline=None).read().split("\n") if line.strip()]
 
 
 def _of_persons(shard: Shard, persons: Sequence[str], key: Path | None) -> NDArray[np.bool_]:

@@ -170,7 +170,16 @@ def test_many_vectors_are_hashed_as_one_after_the_other_however_they_are_split(t
 def test_names_are_only_names(tmp_path: Path) -> None:
     assert tidy_name("../../etc/passwd") == "etc/passwd"
     assert tidy_name("\\\\host\\dir\\.\\x.png") == "host/dir/x.png"
-    assert tidy_name("a\nb\x00.png") == "a_b_.png"
+    for kept in (
+        "Screenshot 3.04\u202fPM.png",
+        "no\u00a0break.png",
+        "\U0001f468\u200d\U0001f469\u200d\U0001f467.png",
+        "'+#&%?",
+    ):
+        assert tidy_name(kept) == kept  # macOS writes the first
+    for wrong in ("a\nb.png", "tab\t.png", "a\u2028b.png", "\x7f.png", "turn\u202egnp.exe"):
+        with pytest.raises(InvalidSetting, match="control character.*rename it"):
+            tidy_name(wrong)
     assert tidy_name("caf\u0065\u0301.png") == "caf\u0065\u0301.png"  # as it came: its label is found by this name
     with UploadWriter(tmp_path, LimitsTable()) as writer:
         writer.add_image("caf\u0065\u0301.png", png())
