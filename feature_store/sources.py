@@ -297,7 +297,7 @@ class ParquetSource:
         if is_fraction or not (is_float or pa.types.is_null(kind) or _is_text_or_integer(kind)):
             raise BadData(
                 f"column label of {path.name!r} must hold whole numbers or text, and -1, an empty text or nothing "
-                f"where there is no label; found {'a fraction' if is_fraction else kind}. Write the names of classes as text"
+                f"where there is no label; found {'a fraction' if is_fraction else kind}. Write class names as text"
             )
         none = "" if is_text(kind) else -1
         values = [None if value is None or value == none else int(value) if is_float else value for value in cells]

@@ -178,7 +178,7 @@ def test_names_are_only_names(tmp_path: Path) -> None:
     ):
         assert tidy_name(kept) == kept  # macOS writes the first
     for wrong in ("a\nb.png", "tab\t.png", "a\u2028b.png", "\x7f.png", "turn\u202egnp.exe"):
-        with pytest.raises(InvalidSetting, match="control character.*rename it"):
+        with pytest.raises(InvalidSetting, match=r"control character.*rename it"):
             tidy_name(wrong)
     assert tidy_name("caf\u0065\u0301.png") == "caf\u0065\u0301.png"  # as it came: its label is found by this name
     with UploadWriter(tmp_path, LimitsTable()) as writer:
