@@ -258,7 +258,7 @@ def test_labels_of_a_table_are_whole_numbers_or_text_and_a_refusal_says_how_to_w
     for wrong, found in ((pa.array([0.5]), "a fraction"), (pa.array([True]), "bool"), (pa.array([b"cat"]), "binary")):
         with pytest.raises(BadData, match=f"whole numbers or text.*found {found}"):
             opened(wrong)
-    with pytest.raises(BadData, match="outside the 2 names .* mend the labels, or the names"):
+    with pytest.raises(BadData, match=r"outside the 2 names .* mend the labels, or the names"):
         opened(pa.array([0, 2]), names)
     pq.write_table(pa.table({"img": [solid((0, 0, 0))], "label": [1]}), path)
     with pytest.raises(BadData, match="rename 'img' to 'image'"):

@@ -421,5 +421,6 @@ def test_numbers_that_the_table_itself_names_are_those_classes_in_whatever_order
 def test_a_file_of_ids_has_one_a_line_and_only_the_end_of_a_line_ends_one(tmp_path: Path) -> None:
     ids = ["a\u2028b", "c\x85d", "e\x0cf", "g h"]
     (tmp_path / "ids.txt").write_bytes("\r\n".join(ids).encode() + b"\r\n")
-    np.save(tmp_path / "X.NPY", rows(4))
+    np.save(tmp_path / "x.npy", rows(4))
+    (tmp_path / "x.npy").rename(tmp_path / "X.NPY")
     assert read_features(tmp_path / "X.NPY", ids=tmp_path / "ids.txt").names == ids

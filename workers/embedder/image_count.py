@@ -45,10 +45,9 @@ def _count(images: Path) -> int:
                 named = next((one for one in ("name", "id") if one in columns), None)
                 rows = file.metadata.num_rows
                 names = [""] * rows if named is None else file.read(columns=[named])[named].to_pylist()
-                cells = (
-                    file.read(columns=["image.path"])["image"].to_pylist() if "image.path" in columns else [{}] * rows
-                )
-                paths = [cell.get("path") if isinstance(cell, dict) else None for cell in cells]
+                paths: list[str | None] = [None] * rows
+                if "image.path" in columns:
+                    paths = [cell and cell["path"] for cell in file.read(columns=["image.path"])["image"].to_pylist()]
                 return sum(leftover_row(str(one), path) is None for one, path in zip(names, paths, strict=True))
         except (OSError, ArrowException):
             raise InvalidSetting(f"{images} is not a readable Parquet file") from None

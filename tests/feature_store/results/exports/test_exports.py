@@ -24,8 +24,10 @@ CLASSES = ("healthy", "ill: “stage 1”", "# größer/kleiner")
 NASTY = (
     "a+b.png", "scans.parquet#7.png", "x&y=z.png", "100%.png", "%41.png", "a b?.png", "me\u0301lanome.png",
     "m\u00e9lanome.png", 'quote " and \'.png', "semi;colon, comma.png", "雀.png", " edges .png",
+    "new\nline.png", "tab\t.png", "Screenshot 3.04\u202fPM.png", "\U0001f468\u200d\U0001f467.png", "-dash.png",
+    "=1+1.png", "x" * 250 + ".png", "Case.png", "case.png", "line\u2028.png", "cr\r.png", "back\\slash.png", "star*[a]{b}.png",
 )  # fmt: skip
-COUNT = 25
+COUNT = 40
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,7 @@ def test_a_table_keeps_its_schema_and_says_whose_it_is(table: pa.Table, tmp_path
     assert set(read["origin"].to_pylist()) == {"asked", "inferred"}
     with pytest.raises(BadData, match="nothing is asked or charged twice"):
         stamp_of(read.replace_schema_metadata({}))
-    with pytest.raises(BadData, match="25 images"):
+    with pytest.raises(BadData, match=f"{COUNT} images"):
         image_label_table(stamp_of(table), sources=_names(), probabilities=np.ones((2, 3)), asked=np.zeros(2, bool))
 
 
