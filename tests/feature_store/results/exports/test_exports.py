@@ -25,7 +25,8 @@ NASTY = (
     "a+b.png", "scans.parquet#7.png", "x&y=z.png", "100%.png", "%41.png", "a b?.png", "me\u0301lanome.png",
     "m\u00e9lanome.png", 'quote " and \'.png', "semi;colon, comma.png", "雀.png", " edges .png",
     "new\nline.png", "tab\t.png", "Screenshot 3.04\u202fPM.png", "\U0001f468\u200d\U0001f467.png", "-dash.png",
-    "=1+1.png", "x" * 250 + ".png", "Case.png", "case.png", "line\u2028.png", "cr\r.png", "back\\slash.png", "[a]{b}*.png",
+    "=1+1.png", "x" * 250 + ".png", "Case.png", "case.png", "line\u2028.png", "cr\r.png", "back\\slash.png",
+    "[a]{b}*.png",
 )  # fmt: skip
 COUNT = 40
 
