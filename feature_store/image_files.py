@@ -200,6 +200,10 @@ _SIGNS: Final = (
     (rb"(\xef\xbb\xbf)?\s*[{\[]", "a text of JSON and no image; a download may have failed"),
     (rb"%PDF", "a PDF; save its pictures as files"),
     (rb"%!PS|\xc5\xd0\xd3\xc6", "a PostScript file, which is a program and not read"),
+    (
+        rb"PK\x03\x04.{26}(\[Content_Types\]|_rels/|mimetype|word/|xl/|ppt/)",
+        "an office document; save its pictures as files",
+    ),
     (rb"PK[\x03\x05]|\x1f\x8b|7z\xbc|Rar!|BZh|\xfd7zXZ|.{257}ustar", "an archive; unpack it"),
     (rb"....ftyp(?!avi|he|mif|msf)|\x1aE\xdf\xa3|RIFF....AVI ", "a video; save the frame that is the image"),
     (rb"PF\s", "a color PFM, whose floating-point pixels have no known range; save it with 8 or 16 bits"),

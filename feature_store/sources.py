@@ -340,7 +340,10 @@ class ParquetSource:
             cell = self._group[1][index - int(self._starts[group])]
         found: bytes | None = cell.get("bytes") if isinstance(cell, dict) else cell
         if not found:
-            raise UnreadableImage("no bytes in this row")
+            is_named = isinstance(cell, dict) and cell.get("path")
+            raise UnreadableImage(
+                "no bytes in this row" + ", only the name of a file; write them into it" * bool(is_named)
+            )
         return found
 
     def read(self, index: int) -> Image.Image:

@@ -245,15 +245,17 @@ def test_a_large_text_in_a_zip_is_passed_over_as_one_in_a_folder(tmp_path: Path)
 
 def test_a_file_that_is_no_image_is_named_for_what_it_is_at_every_door(tmp_path: Path) -> None:
     files = {"report.pdf": b"%PDF\0", "more.zip": zipped(tmp_path / "in.zip", {"1.png": encoded("PNG")}).read_bytes()}
+    files["notes.docx"] = zipped(tmp_path / "notes.docx", {"[Content_Types].xml": b"<Types/>"}).read_bytes()
     with tarfile.open(tmp_path / "few.tar", "w") as archive:
         archive.add(tmp_path / "in.zip", "1.png")
     files["few.tar"] = (tmp_path / "few.tar").read_bytes()
     said = {"report.pdf": "a PDF", "more.zip": "an archive; unpack it", "few.tar": "an archive; unpack it"}
+    said["notes.docx"] = "an office document"
     source = FolderSource(written(tmp_path / "images", {"1.png": encoded("PNG")} | files))
     assert {one.source: one.reason.removesuffix("; save its pictures as files") for one in source.left_out} == said
     with (
         zipped(tmp_path / "a.zip", files).open("rb") as archive,
-        pytest.raises(UnreadableImage, match=r"3 of the images.*a PDF.*an archive; unpack it.*an archive; unpack it"),
+        pytest.raises(UnreadableImage, match=r"4 of the images.*a PDF.*an archive; unpack it.*an archive; unpack it"),
     ):
         uploaded(tmp_path / "incoming", lambda writer: writer.add_zip(archive))
     for name, words in (
