@@ -407,12 +407,13 @@ def embed_source(
     job = _job_digest(images, network, names, labels, public=public, thumbnails=keep_thumbnails, people=people)
     renew = update
     if path.exists() and not update:
-        finished = _report_finished(path, job, images, notes, policy, max_records)
+        _refuse_other(path, job, network.fingerprint, names, public=public)
+        finished = _report_finished(path, images, notes, policy, max_records)
         again, left_out = _compare(path, images, sent, digester, scanned, labels=labels, people=people)
         if again == "same":
             return replace(finished, skipped=left_out)
         if again == "other":
-            raise _other_source(path)
+            raise _made_otherwise(path, _OTHER_FILES)
         renew, embedder = True, None
     with (
         while_there_is_room(path),
@@ -656,15 +657,12 @@ def _notes(images: ImageSource, classes: tuple[str, ...], *, given: bool, public
 
 def _report_finished(
     path: Path,
-    job: str,
     images: ImageSource,
     notes: tuple[str, ...],
     policy: Duplicates,
     max_records: int | None,
 ) -> EmbedReport:
     shard = Shard.open(path)
-    if shard.job != job:
-        raise _other_source(path)
     if max_records not in (None, shard.max_records):
         raise InvalidSetting(
             f"{path.name!r} exists already, and was not declared to hold at most {max_records} records; embed into "
@@ -676,6 +674,13 @@ def _report_finished(
             f"{path.name!r} exists already, with all files of identical images; delete it first, or keep them "
             "(--duplicates keep-all)"
         )
+    if not shard.is_public and policy != "keep-first":
+        known = {*shard.sources, *(one.source for one in shard.skipped)}
+        if not known.issuperset(images.names):
+            raise InvalidSetting(
+                f"{path.name!r} exists already, without a record of some files (copies of others, or contradictions); "
+                "delete it first, or leave --duplicates out"
+            )
     said = named(same, shard.sources if same else ())
     if same and policy == "refuse":
         raise refusal(said, f"{path.name!r} exists already and holds them all")
@@ -699,11 +704,27 @@ def _report_finished(
     )
 
 
-def _other_source(path: Path) -> InvalidSetting:
-    return InvalidSetting(
-        f"{path.name!r} exists already and was made from another source, backbone or class list, or with other "
-        "people; choose another output, or delete it first"
-    )
+_OTHER_FILES: Final = "from another source: files, labels or people are others"
+
+
+def _refuse_other(path: Path, job: str, fingerprint: str, classes: tuple[str, ...], *, public: bool) -> None:
+    """Refuse a finished shard of another job, and say what is other; see `_job_digest`."""
+    shard = Shard.open(path)
+    if shard.job == job:
+        return
+    if shard.is_public != public:
+        how = "of public images" if shard.is_public else "of private images"
+    elif shard.fingerprint != fingerprint:
+        how = "with another backbone"
+    elif shard.classes != classes:
+        how = "with another class list, or with its names in another order"
+    else:
+        how = _OTHER_FILES
+    raise _made_otherwise(path, how)
+
+
+def _made_otherwise(path: Path, how: str) -> InvalidSetting:
+    return InvalidSetting(f"{path.name!r} exists already and was made {how}; choose another output, or delete it first")
 
 
 def _compare(

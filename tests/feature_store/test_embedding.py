@@ -28,7 +28,7 @@ from feature_store.backbones import load_backbone, parse_spec
 from feature_store.backbones.backbone import PixelBackbone
 from feature_store.backbones.network import NetworkBackbone, load_timm
 from feature_store.decode import Skipped
-from feature_store.embedding import EmbedReport, Loaded, embed_source, loaded_batches
+from feature_store.embedding import Duplicates, EmbedReport, Loaded, embed_source, loaded_batches
 from feature_store.rows import quantize
 from feature_store.shard import MARK_NAME, Shard, check_compatible, claim
 from feature_store.shard_writer import erase_deleted
@@ -253,8 +253,27 @@ def test_doing_it_twice_equals_doing_it_once(photos: Path, tmp_path: Path) -> No
     again = embed_source(photos, PixelBackbone(size=4), tmp_path / "out")
     assert (again.records, again.skipped, again.resumed_from) == (first.records, first.skipped, 30)
     assert Shard.open(tmp_path / "out").version == version
-    with pytest.raises(InvalidSetting, match="made from another source, backbone or class list"):
+    with pytest.raises(InvalidSetting, match="made with another backbone; choose another output"):
         embed_source(photos, PixelBackbone(size=8), tmp_path / "out")
+    with pytest.raises(InvalidSetting, match="made with another class list, or with its names in another order"):
+        embed_source(photos, PixelBackbone(size=4), tmp_path / "out", classes=["owl", "dog", "cat"])
+    with pytest.raises(InvalidSetting, match="made of private images"):
+        embed_source(photos, PixelBackbone(size=4), tmp_path / "out", public=True)
+    (photos / "cat/0.png").rename(photos / "dog/moved.png")
+    with pytest.raises(InvalidSetting, match="made from another source: files, labels or people are others"):
+        embed_source(photos, PixelBackbone(size=4), tmp_path / "out")
+
+
+@pytest.mark.parametrize("duplicates", ["keep-all", "refuse"])
+def test_a_second_embed_does_not_pass_over_copies_that_are_to_be_kept_or_refused(
+    photos: Path, tmp_path: Path, duplicates: Duplicates
+) -> None:
+    """The shard was left as it was, without them, and said to be done."""
+    shutil.copy(photos / "cat/0.png", photos / "cat/copy.png")
+    assert _embed_again(photos, tmp_path / "out").records == 30
+    with pytest.raises(InvalidSetting, match=r"without a record of some files.*delete it first"):
+        _embed_again(photos, tmp_path / "out", duplicates=duplicates)
+    assert _embed_again(photos, tmp_path / "out").records == 30
 
 
 def test_a_shard_of_other_images_under_the_same_names_is_not_taken_for_this_one(photos: Path, tmp_path: Path) -> None:
