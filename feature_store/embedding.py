@@ -503,7 +503,7 @@ def list_source(
     source: ImageSource | str | Path, *, classes: Sequence[str] | None, public: bool, persons: PersonColumn | None
 ) -> Listed:
     """Open a source and match its labels and people; see `embed_source` for arguments and errors."""
-    images = open_source(source) if isinstance(source, str | Path) else source
+    images = open_source(source, public=public) if isinstance(source, str | Path) else source
     if public:
         check_names_are_text(images.names)
     if classes is None and not public and images.label_names and not images.names_are_declared:

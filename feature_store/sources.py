@@ -158,7 +158,11 @@ def source_digest(source: ImageSource) -> str:
 class FolderSource:
     """CLASS/anything/file for labeled images, or files alone for unlabeled ones; names in sorted order.
 
-    `feature_store.image_files` says which files are images. Image files outside the class folders are left out.
+    `feature_store.image_files` says which files are images.
+
+    Args:
+        public: take image files beside the class folders, too, without a label: every public image is asked about.
+            Private ones are left out.
 
     Raises:
         UnreadableFile: the folder, or folders or links in it, cannot be read or followed.
@@ -167,7 +171,7 @@ class FolderSource:
 
     labels_are_places = False
 
-    def __init__(self, path: Path, *, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(self, path: Path, *, max_pixels: int = MAX_PIXELS, public: bool = False) -> None:
         self._path = path.resolve()
         self.max_pixels = max_pixels
         self._listing = found = list_images(path)
@@ -176,12 +180,12 @@ class FolderSource:
         self.passed_over = found.passed_over
         place = {name: label for label, name in enumerate(found.folders)}
         labelled = [(name, place.get(name.split("/")[0]) if "/" in name else None) for name in found.images]
-        beside = [name for name, label in labelled if label is None] if place else []
+        beside = [name for name, label in labelled if label is None] if place and not public else []
         self.left_out = (
             *(Skipped(name, "lies beside the class folders, in none of them") for name in beside),
             *found.left_out,
         )
-        if place:
+        if beside:
             labelled = [(name, label) for name, label in labelled if label is not None]
         if not labelled:
             raise BadData(f"folder {path.name!r} holds no image: {_advice(self)}")
@@ -829,13 +833,14 @@ def _some(names: list[str]) -> str:
     return ", ".join(repr(name) for name in names[:_SHOWN]) + more
 
 
-def open_source(source: str | Path, *, max_pixels: int = MAX_PIXELS) -> ImageSource:
+def open_source(source: str | Path, *, max_pixels: int = MAX_PIXELS, public: bool = False) -> ImageSource:
     """Open a source of images.
 
     Args:
         source: a folder, also one in CelebA's layout (feature_store.sources), a `.parquet` file, or
             `torchvision:NAME?root=DIR&split=train` (add `&download=1` to fetch).
         max_pixels: larger images are skipped.
+        public: see `FolderSource`.
 
     Raises:
         InvalidSetting: no such folder or file, or another kind of file.
@@ -847,7 +852,7 @@ def open_source(source: str | Path, *, max_pixels: int = MAX_PIXELS) -> ImageSou
     if path.is_dir():
         if is_celeba(path):
             return celeba_source(path, max_pixels=max_pixels)
-        return FolderSource(path, max_pixels=max_pixels)
+        return FolderSource(path, max_pixels=max_pixels, public=public)
     if path.is_file() and path.suffix.lower() == ".parquet":
         return ParquetSource(path, max_pixels=max_pixels)
     raise InvalidSetting(

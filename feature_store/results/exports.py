@@ -507,7 +507,7 @@ def write_data_set(wanted: Wanted) -> Path:
     files = max(1, -(-count // ROWS_PER_FILE))
     # `datasets` decodes a column of type Image with Pillow alone, and fails on the first row that Pillow cannot read.
     kind: Pictures = "none" if found is None else "images" if all(map(_is_of_pillow, found)) else "bytes"
-    schema = _schema(stamp, kind)
+    schema, size = _schema(stamp, kind), 0
     for number in range(files):
         start, stop = number * count // files, (number + 1) * count // files
         path = data / f"train-{number:05d}-of-{files:05d}.parquet"
@@ -518,8 +518,9 @@ def write_data_set(wanted: Wanted) -> Path:
         ):
             for rows in _groups(wanted, found, start, stop, schema):
                 writer.write_table(rows)
+                size += rows.nbytes
     sync_folder(data)
-    replace_file(wanted.out / "README.md", card(stamp, count, kind).encode())
+    replace_file(wanted.out / "README.md", card(stamp, count, size, kind).encode())
     return wanted.out
 
 
@@ -539,8 +540,13 @@ def _is_of_pillow(path: Path) -> bool:
 _OF_PLUGINS: Final = frozenset({"HEIF"})
 
 
-def card(stamp: ImageStamp, count: int, pictures: Pictures) -> str:
-    """The README card: YAML that the hub reads (JSON strings are YAML too), then words for people."""
+def card(stamp: ImageStamp, count: int, size: int, pictures: Pictures) -> str:
+    """The README card: YAML that the hub reads (JSON strings are YAML too), then words for people.
+
+    Args:
+        count: of rows.
+        size: of all rows in memory, in bytes; `datasets` takes no note of a split without it.
+    """
     classes = "\n".join(f"          '{number}': {_quoted(name)}" for number, name in enumerate(stamp.classes))
     picture = {
         "images": "name: image\n    dtype: image",
@@ -582,6 +588,7 @@ dataset_info:
     dtype: string
   splits:
   - name: train
+    num_bytes: {size}
     num_examples: {count}
 configs:
 - config_name: default

@@ -646,14 +646,14 @@ def test_a_changed_source_does_not_bring_deleted_records_back(photos: Path, tmp_
 def test_what_is_left_out_is_said_as_it_is_today_by_a_second_embed(photos: Path, tmp_path: Path, public: bool) -> None:
     """No image changed, so the shard was left as it was, and what else lay in the folder was said by nobody."""
     (photos / "cat" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    (photos / "beside.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (photos / "old.cr2").write_bytes(b"II*\0")
     first = _embed_again(photos, tmp_path / "out", public=public)
     ids = Shard.open(tmp_path / "out").record_ids.tolist()
-    (photos / "beside.png").unlink()
+    (photos / "old.cr2").unlink()
     (photos / "dog" / "camera.nef").write_bytes(b"II*\0")
     (photos / "cat" / "broken.png").write_bytes(b"<html>no such page</html>")
     second = _embed_again(photos, tmp_path / "out", public=public)
-    assert {one.source for one in first.skipped} == {"beside.png", "cat/broken.png"}
+    assert {one.source for one in first.skipped} == {"old.cr2", "cat/broken.png"}
     assert {one.source: one.reason.split(";")[0] for one in second.skipped} == {
         "dog/camera.nef": "a camera's raw file",
         "cat/broken.png": "a web page and no image",

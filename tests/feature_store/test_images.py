@@ -21,9 +21,12 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from api.client_http import image_parts
 from feature_store.backbones import Transform, load_backbone, parse_spec
 from feature_store.backbones.backbone import decode_for, decode_reduced, least_side, prepare_image, region
 from feature_store.decode import Skipped, decode_image, header_pixels
+from feature_store.embedding import embed_source
+from feature_store.shard import Shard
 from feature_store.sources import AttributeSource, ImageSource, PersonColumn, open_source
 from labeler.errors import BadData, InvalidSetting, LabelerError, UnreadableImage
 from workers.embedder.shards import lines_of
@@ -62,6 +65,18 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
     (tmp_path / ".hidden").write_bytes(b"")
     source = open_source(tmp_path)
     assert (list(source.names), list(source.labels), source.label_names) == (["a.png", "b.png"], [None, None], ())
+
+
+def test_every_public_image_is_asked_about_whatever_folder_it_is_in(tmp_path: Path) -> None:
+    """One folder among many images, and those images were not labeled; `labeler submit` sent them all."""
+    for name in ("a.png", "sub/b.png", "z.png"):
+        (tmp_path / "scans" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "scans" / name).write_bytes(solid((0, 0, len(name))))
+    report = embed_source(tmp_path / "scans", load_backbone("pixels:2"), tmp_path / "out", public=True)
+    shard = Shard.open(tmp_path / "out")
+    assert (shard.sources, report.skipped) == (["a.png", "sub/b.png", "z.png"], ())
+    assert shard.labels.tolist() == [-1, 0, -1]
+    assert [part.file_name for part in image_parts(tmp_path / "scans", ())] == shard.sources
 
 
 def test_a_file_beside_class_folders_is_reported(tmp_path: Path) -> None:

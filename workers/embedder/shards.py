@@ -314,7 +314,7 @@ def pretrain_backbone(
     Raises:
         UnreadableImage: some are no images.
     """
-    images = open_source(source)
+    images = open_source(source, public=True)
     if images.left_out:
         raise UnreadableImage(
             f"{len(images.left_out)} of the public images cannot be trained on: {in_words(images.left_out)}. Take them "

@@ -213,7 +213,7 @@ def _fine_tune(
     from workers.run.finetune import FineTuning, estimate_seconds, fine_tune
 
     network = load_network(backbone)
-    source = open_source(images)
+    source = open_source(images, public=True)
     number_of = {name: number for number, name in enumerate(source.names)}
     missing = [name for name in job.public.sources if name not in number_of]
     if missing:
@@ -222,7 +222,7 @@ def _fine_tune(
     soft = simple.predict_proba(job.public.features)
     labelled = None
     if test is not None:
-        labelled = open_source(test)
+        labelled = open_source(test, public=True)
         place = {name: number for number, name in enumerate(job.task.classes)}
         names = (None if one is None else labelled.label_names[one] for one in labelled.labels)
         truth = np.array([place.get(name or "", -1) for name in names], dtype=np.int64)

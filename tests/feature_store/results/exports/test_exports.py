@@ -89,9 +89,14 @@ def test_every_export_that_has_room_for_it_says_the_name_of_the_task(table: pa.T
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("default")
-def test_datasets_reads_pictures_and_class_names(table: pa.Table, images: Path, tmp_path: Path) -> None:
+def test_datasets_reads_pictures_and_class_names(
+    table: pa.Table, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     datasets = pytest.importorskip("datasets")
     out = export_images("hf", Wanted(table, tmp_path / "set", images))
+    builder = datasets.load_dataset_builder(str(out), cache_dir=str(tmp_path / "cache"))
+    assert builder.info.splits["train"].num_examples == COUNT
+    assert "Ignoring part of dataset_info" not in capfd.readouterr().err
     data = datasets.load_dataset(str(out), split="train", cache_dir=str(tmp_path / "cache"))
     assert data.features["label"].names == list(CLASSES)
     assert data["label"] == table["label"].to_pylist()
