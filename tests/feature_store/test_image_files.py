@@ -303,6 +303,15 @@ def test_a_row_that_came_from_a_leftover_is_passed_over_by_the_path_in_its_image
     assert count_images(tmp_path / "hf.parquet") == 2
 
 
+@pytest.mark.parametrize("name", ["a\nb.png", "tab\t.png", "back\\slash.png"])
+def test_a_name_that_could_not_come_back_is_refused_before_anything_is_sent(tmp_path: Path, name: str) -> None:
+    """Its label came back under another name, as `a%0Ab.png` or `back/slash.png`."""
+    folder = written(tmp_path / "images", {name: encoded("PNG"), "Screenshot 3.04\u202fPM.png": encoded("PNG", 1)})
+    with pytest.raises(InvalidSetting, match="rename it"):
+        image_parts(folder, ())
+    assert [part.file_name for part in image_parts(folder, (name,))] == ["Screenshot 3.04\u202fPM.png"]
+
+
 def test_what_was_not_taken_is_named_up_to_a_bound() -> None:
     files = [Skipped(f"{number}.txt", "a text") for number in range(30)]
     assert in_words(files).endswith("9.txt (a text) and 20 more")
