@@ -47,7 +47,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from feature_store.decode import Skipped
 from feature_store.rows import largest_square_length, quantize, refuse_other_probes
-from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards, OutputInUse
+from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards, NotThere, OutputInUse
 from labeler.settings import one_spelling, same_names
 from labeler.system.files import exclusive, keep_private, replace_file
 from labeler.system.site_key import DIGEST_WORDS, PUBLIC_KEY
@@ -470,6 +470,7 @@ def declare_most(path: Path, max_records: int) -> bool:
         InvalidSetting: the shard is public, declares another bound, or holds more.
         OutputInUse: another process changes the shard.
     """
+    read_manifest(path)
     with exclusive(path / ".lock", f"shard {path.name!r}"):
         manifest = read_manifest(path)
         if manifest.role != "private":
@@ -625,11 +626,14 @@ def read_manifest(folder: Path) -> Manifest:
     """Read and check a manifest.
 
     Raises:
+        NotThere: there is no such folder.
         BadData: the folder is no shard, or one that was never finished.
         DamagedShard: the manifest's own checksum or fields are wrong.
     """
     folder = folder.absolute()  # `.` has an empty name
     path = folder / MANIFEST_NAME
+    if not folder.exists():
+        raise NotThere(f"there is no shard {folder.name!r}; name a folder that labeler embed made")
     if not path.is_file():
         raise BadData(f"{folder.name!r} is no finished shard: it has no {MANIFEST_NAME}; make one with labeler embed")
     try:

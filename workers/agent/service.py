@@ -64,6 +64,7 @@ def run_agent(
         LabelerError: the home, the shard, the policy or the journal cannot be used.
     """
     began = ticks()
+    read_agent_config(home)
     read_policy(home / POLICY_FILE)  # what is wrong with it is said before hours of embedding
     has_images = embed_before_answering(home, stop=stop)
     if has_images and stop.is_set():
