@@ -426,6 +426,8 @@ def test_a_stored_task_keeps_its_number_and_its_digest() -> None:
         ({"method": "ensemble"}, None),
     ],
 )
-def test_a_price_says_what_one_record_moves_in_the_words_of_its_method(fields: dict[str, Any], said: str | None) -> None:
+def test_a_price_says_what_one_record_moves_in_the_words_of_its_method(
+    fields: dict[str, Any], said: str | None
+) -> None:
     task = make_task(**fields)
     assert task.traits.one_record(task) == price(task).one_record == said
