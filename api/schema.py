@@ -198,6 +198,8 @@ class EstimateView(View):
     affordable: bool
     accounts: tuple[AccountAfter, ...]
     refusal: str = ""
+    queries_that_fit: int | None = None
+    """How many queries the budgets cover, where they cover fewer than were asked; null where fewer would not help."""
     jobs_left: int | None = None
     """How many such jobs the tightest account still covers; null where nothing limits them."""
     expected_accuracy: ExpectedAccuracy | None = None

@@ -21,20 +21,27 @@ const NUMBERS = {
 const LIFE = { least_similarity: "task-similarity", epsilon: "task-life-epsilon" };
 const IDS = { ...NUMBERS, lifetime_budget: "task-life", "lifetime_budget.least_similarity": "task-similarity", "lifetime_budget.epsilon": "task-life-epsilon", "lifetime_budget.asked_classes": "task-asked", name: "task-name", classes: "task-classes", method: "task-method", release: "task-release", epsilon: "task-noise", sigma_votes: "task-noise" };
 
+const EPSILON = 0.5;
+
 export class NewTask {
   #api;
   #box;
   #onMade;
+  /** Whether the epsilon is still the form's own: then it is one that is left. */
+  #isOurs = true;
+  #budget;
 
   /** `onMade(task)` hears of a task that was made. */
   constructor(api, budget, onFailure, onMade) {
     this.#api = api;
     this.#onMade = onMade;
+    this.#budget = budget;
     this.#box = new PriceBox(api, budget, byId("task-price"), onFailure);
     const form = byId("task-form");
     form.addEventListener("input", (event) => {
       forgive(event.target);
       setText(byId("task-error"), "");
+      if (event.target === byId("task-noise") || event.target === byId("task-measure")) this.#isOurs = false;
       this.#changed();
     });
     form.addEventListener("submit", (event) => {
@@ -43,9 +50,11 @@ export class NewTask {
     });
   }
 
-  /** The first price, once somebody looks. */
+  /** The first price, once somebody looks, of an epsilon that every account has left. */
   open(delta) {
     if (byId("task-delta").value === "" && delta) byId("task-delta").value = String(delta);
+    const left = (this.#budget.view?.accounts ?? []).filter((one) => one.level === "instance" && one.left_epsilon > 0).map((one) => floored(one.left_epsilon));
+    if (this.#isOurs) byId("task-noise").value = String(Math.min(EPSILON, ...left));
     this.#changed();
   }
 
@@ -125,6 +134,12 @@ export class NewTask {
     }
     byId("task-make").disabled = false;
   }
+}
+
+/** An epsilon that is left, in three digits and never above its value. */
+function floored(epsilon) {
+  const scale = 10 ** (2 - Math.floor(Math.log10(epsilon)));
+  return Number((Math.floor(epsilon * scale) / scale).toPrecision(3));
 }
 
 const lines = (id) => byId(id).value.split("\n").map((line) => line.trim()).filter(Boolean);

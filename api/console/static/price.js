@@ -19,11 +19,14 @@ export class PriceBox {
   #budget;
   #place;
   #onFailure;
+  #onPrice;
   #running = null;
   #question = "";
   #ask = debounced(WAIT_MS, () => this.#price());
 
-  constructor(api, budget, place, onFailure) {
+  /** `onPrice(view)` hears of each price that is shown. */
+  constructor(api, budget, place, onFailure, onPrice = () => {}) {
+    this.#onPrice = onPrice;
     this.#api = api;
     this.#budget = budget;
     this.#place = place;
@@ -57,6 +60,7 @@ export class PriceBox {
       const view = await this.#api.estimate(JSON.parse(this.#question), running.signal);
       if (running.signal.aborted) return;
       fill(this.#place, JSON.stringify([view, this.#budget.view]), () => this.#parts(view));
+      this.#onPrice(view);
     } catch (error) {
       if (running.signal.aborted) return;
       if (error instanceof Problem && error.status !== 401 && error.status !== 429) {
