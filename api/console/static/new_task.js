@@ -29,6 +29,8 @@ export class NewTask {
   #onMade;
   /** Whether the epsilon is still the form's own: then it is one that is left. */
   #isOurs = true;
+  #isNoise = false;
+  #sigma = 20;
   #budget;
 
   /** `onMade(task)` hears of a task that was made. */
@@ -36,12 +38,12 @@ export class NewTask {
     this.#api = api;
     this.#onMade = onMade;
     this.#budget = budget;
-    this.#box = new PriceBox(api, budget, byId("task-price"), onFailure);
+    this.#box = new PriceBox(api, budget, byId("task-price"), onFailure, (view) => (this.#sigma = view.sigma_votes));
     const form = byId("task-form");
     form.addEventListener("input", (event) => {
       forgive(event.target);
       setText(byId("task-error"), "");
-      if (event.target === byId("task-noise") || event.target === byId("task-measure")) this.#isOurs = false;
+      if (event.target === byId("task-noise")) this.#isOurs = false;
       this.#changed();
     });
     form.addEventListener("submit", (event) => {
@@ -53,9 +55,13 @@ export class NewTask {
   /** The first price, once somebody looks, of an epsilon that every account has left. */
   open(delta) {
     if (byId("task-delta").value === "" && delta) byId("task-delta").value = String(delta);
-    const left = (this.#budget.view?.accounts ?? []).filter((one) => one.level === "instance" && one.left_epsilon > 0).map((one) => floored(one.left_epsilon));
-    if (this.#isOurs) byId("task-noise").value = String(Math.min(EPSILON, ...left));
+    if (this.#isOurs && !this.#isNoise) byId("task-noise").value = this.#epsilon();
     this.#changed();
+  }
+
+  #epsilon() {
+    const left = (this.#budget.view?.accounts ?? []).filter((one) => one.level === "instance" && one.left_epsilon > 0).map((one) => floored(one.left_epsilon));
+    return String(Math.min(EPSILON, ...left));
   }
 
   again() {
@@ -74,6 +80,8 @@ export class NewTask {
     if (isForLife) byId("task-measure").value = "sigma_votes";
     byId("task-measure").disabled = isForLife;
     const isNoise = byId("task-measure").value === "sigma_votes";
+    if (this.#isOurs && isNoise !== this.#isNoise) byId("task-noise").value = isNoise ? String(Number(this.#sigma.toPrecision(3))) : this.#epsilon();
+    this.#isNoise = isNoise;
     // What is left empty the service decides, as for every other way to ask.
     byId("task-k").placeholder = byId("task-method").selectedOptions[0].dataset.k;
     setText(byId("task-k").labels[0], choose ? "Questions an image votes at (k)" : "Votes of an agent on a question (k)");
