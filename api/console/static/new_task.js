@@ -60,7 +60,7 @@ export class NewTask {
   }
 
   #epsilon() {
-    const left = (this.#budget.view?.accounts ?? []).filter((one) => one.level === "instance" && one.left_epsilon > 0).map((one) => floored(one.left_epsilon));
+    const left = (this.#budget.view?.accounts ?? []).filter((one) => one.level === "instance" && one.left_epsilon > 0).map((one) => threeDigits(one.left_epsilon, Math.floor));
     return String(Math.min(EPSILON, ...left));
   }
 
@@ -80,7 +80,7 @@ export class NewTask {
     if (isForLife) byId("task-measure").value = "sigma_votes";
     byId("task-measure").disabled = isForLife;
     const isNoise = byId("task-measure").value === "sigma_votes";
-    if (this.#isOurs && isNoise !== this.#isNoise) byId("task-noise").value = isNoise ? String(Number(this.#sigma.toPrecision(3))) : this.#epsilon();
+    if (this.#isOurs && isNoise !== this.#isNoise) byId("task-noise").value = isNoise ? String(threeDigits(this.#sigma, Math.ceil)) : this.#epsilon();
     this.#isNoise = isNoise;
     // What is left empty the service decides, as for every other way to ask.
     byId("task-k").placeholder = byId("task-method").selectedOptions[0].dataset.k;
@@ -144,10 +144,10 @@ export class NewTask {
   }
 }
 
-/** An epsilon that is left, in three digits and never above its value. */
-function floored(epsilon) {
-  const scale = 10 ** (2 - Math.floor(Math.log10(epsilon)));
-  return Number((Math.floor(epsilon * scale) / scale).toPrecision(3));
+/** A number in three digits, rounded to the side that costs less: an epsilon down, noise up. */
+function threeDigits(value, rounded) {
+  const scale = 10 ** (2 - Math.floor(Math.log10(value)));
+  return Number((rounded(value * scale) / scale).toPrecision(3));
 }
 
 const lines = (id) => byId(id).value.split("\n").map((line) => line.trim()).filter(Boolean);

@@ -209,6 +209,7 @@ def test_what_a_form_holds_when_it_opens_can_be_sent(
     # What somebody types stays, also where it is refused.
     questions.fill("19")
     expect(price).to_contain_text("It would be refused")
+    expect(price).to_contain_text(re.compile(r"Ask at most 1\d questions, or make a task with more noise"))
     expect(questions).to_have_value("19")
 
     page.locator("#new-task > summary").click()
