@@ -23,7 +23,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feature_store.results.image_labels import FILE_HEADINGS, LABEL, SEVERAL, are_attributes
-from feature_store.results.pseudo_labels import question_share
 from labeler.errors import InvalidSetting
 
 _PIECE_BYTES = 2**16
@@ -33,6 +32,9 @@ ROWS_PER_CHUNK: Final = 1024
 
 def json_lines(table: pa.Table) -> Iterator[bytes]:
     """Yield one JSON object per row: the columns of the table, and each question's share of mu squared."""
+    # Imported on use: it loads scipy, and naming `labeler.run` loads this module.
+    from feature_store.results.pseudo_labels import question_share
+
     share = question_share(table)
     for rows in chunks(table):
         yield "".join(_JSON(row | share) + "\n" for row in rows).encode()
