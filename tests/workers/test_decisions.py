@@ -17,7 +17,7 @@ from feature_store.shard import Shard, deletions
 from labeler.budget import budget_for, epsilon_left, epsilon_spent, say_epsilon
 from labeler.errors import BudgetExceeded, InvalidSetting, NotFound
 from labeler.evidence.derive import bound
-from labeler.ledger.evidence import Wanted
+from labeler.ledger.evidence import EvidenceScope
 from labeler.planning import price
 from tests.command_line import Labeler, Outcome
 from tests.workers.agent_site import UNTIL, Site, same
@@ -317,7 +317,7 @@ def test_what_the_policy_refused_by_itself_is_in_page_history_and_evidence_once(
     assert refused["sentence"] == declined.refusal.sentence
     assert "allow.releases" in refused["sentence"]
     assert "allow.releases" in " ".join(labeler("agent", "history", "--home", site.home).out.split())
-    signed = make_evidence(site.home, Wanted())
+    signed = make_evidence(site.home, EvidenceScope())
     [[job]] = [task.jobs for task in signed.evidence.facts.tasks]
     assert [one.sentence for one in job.refusals] == [refused["sentence"]]
     page = render_page(signed.evidence)
@@ -354,7 +354,7 @@ def test_what_a_person_cost_over_all_jobs_is_the_sum_that_the_ledger_of_images_b
     assert sum(int(row["person_nano"]) for row in rows) == overview["person"]["person_nano"]
     (instance,) = (one for one in overview["budget"] if one["level"] == "instance")
     assert instance["left_epsilon"] == epsilon_left(instance["cap_nano"] - charged, 1e-5)
-    document = make_evidence(site.home, Wanted()).evidence
+    document = make_evidence(site.home, EvidenceScope()).evidence
     assert document.person is not None
     assert document.person.epsilon == bound(overview["person"]["person_epsilon"])
     with site.run():
@@ -362,7 +362,7 @@ def test_what_a_person_cost_over_all_jobs_is_the_sum_that_the_ledger_of_images_b
     person = shown.overview()["person"]
     assert person["person_epsilon"] is None
     assert "1 of 3 answered rounds do not limit how many images of one person vote" in person["words"]
-    assert make_evidence(site.home, Wanted()).evidence.person.epsilon is None
+    assert make_evidence(site.home, EvidenceScope()).evidence.person.epsilon is None
 
 
 def test_what_a_waiting_job_takes_is_not_spent(site: Site) -> None:

@@ -12,7 +12,7 @@ import pytest
 from api.client import Client
 from api.schema import JobView, LabelFormat
 from feature_store.results import EXPORT_FORMATS, FILE_FORMATS, FILE_KINDS, FOLDER_FORMATS, RENAMED
-from feature_store.results.exports import Wanted, export_images
+from feature_store.results.exports import ExportOrder, export_images
 from feature_store.results.label_files import FILE_WRITERS
 from tests.api.console.test_static_files import Outline
 from tests.api.routes.conftest import Service
@@ -70,7 +70,7 @@ def test_one_name_is_taken_by_every_door(
     assert ("is now" in told.err) == (name in RENAMED)
     with Client(service.url, service.tokens["requester"]) as client:
         table = pq.read_table(client.labels(completed.job_id, tmp_path / "labels.parquet"))
-        assert export_images(name, Wanted(table, tmp_path / "python", pictures)).exists()  # type: ignore[arg-type]
+        assert export_images(name, ExportOrder(table, tmp_path / "python", pictures)).exists()  # type: ignore[arg-type]
         if name in FOLDER_FORMATS:
             return
         if name in RENAMED:
