@@ -282,7 +282,7 @@ def test_a_job_is_submitted_followed_by_its_id_paid_for_and_exported(
     job = next(one for one in labeler("status", "--json").document if one["name"] == "first digits")
     assert job["job_id"] in listed.out
     assert labeler("status", job["job_id"], "--json").document["state"] == "completed"
-    for form in ("parquet", "jsonl", "label-studio", "image-folder-csv"):
+    for form in ("parquet", "jsonl", "label-studio", "csv"):
         result = labeler("export", job["job_id"], "--format", form, "--out", tmp_path / form)
         assert result.code == 0, result.err
     assert len((tmp_path / "jsonl").read_text().splitlines()) == 200

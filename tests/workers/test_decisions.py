@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from feature_store.results.evidence import render_page
+from feature_store.shard import Shard, deletions
 from labeler.budget import budget_for, epsilon_left, epsilon_spent, say_epsilon
 from labeler.errors import BudgetExceeded, InvalidSetting, NotFound
 from labeler.evidence.derive import bound
@@ -28,6 +29,7 @@ from workers.commands.site import approve as approve_by_command
 from workers.commands.site import waiting as say_waiting
 from workers.homes.evidence import check_evidence, make_evidence
 from workers.homes.journals import backup_home
+from workers.party.home import path_in_home, read_agent_config
 
 
 def test_a_stop_or_a_refusal_refuses_what_is_not_charged_and_answers_what_is(site: Site) -> None:
@@ -286,6 +288,20 @@ def test_the_shell_does_the_same_at_80_columns(site: Site, labeler: Labeler, mon
     assert f"{spent:.1%}" in shown  # the share beside a bar says what the bar shows
     assert f"{1 - spent:.1%}" not in shown
     assert agent("refuse", digest[:8], "--reason", "").code == 2
+
+
+def test_a_deletion_is_on_the_page_and_in_the_history_with_its_moment_alone(site: Site, labeler: Labeler) -> None:
+    with site.run():
+        site.shares_of(site.ask())
+    assert SiteConsole(site.home).overview()["deleted"] == []
+    assert "Records deleted" not in labeler("agent", "history", "--home", site.home).out
+    shard = Shard.open(path_in_home(site.home, read_agent_config(site.home).shard))
+    shard.delete(shard.record_ids[:2])
+    shard.delete(shard.record_ids[:2])  # again: no change
+    (at,) = deletions(shard.path)
+    assert SiteConsole(site.home).overview()["deleted"] == [{"at": at, "rounds_before": 1}]
+    told = " ".join(labeler("agent", "history", "--home", site.home).out.split())
+    assert f"Records deleted {at[:16].replace('T', ' ')} UTC after 1 round; those stay released and charged" in told
 
 
 def test_what_the_policy_refused_by_itself_is_in_page_history_and_evidence_once(site: Site, labeler: Labeler) -> None:

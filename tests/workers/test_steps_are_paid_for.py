@@ -30,7 +30,6 @@ from labeler.ledger.evidence import EvidenceScope, agent_facts
 from labeler.linear_model import model_before
 from labeler.messages.bodies import Ask, Proposal, TallierKey
 from labeler.methods.federated import check_model
-from labeler.methods.sensitivity import one_record_in_words
 from labeler.release import Release
 from labeler.rounds.effects import JobRun, Patience, RoundRun
 from labeler.sharing import ShareVector, unshard
@@ -338,7 +337,7 @@ def test_what_is_said_of_the_coin_is_what_is_charged(unit: str, sampled: set[Lev
     }
     drawn, everybody = (round_charges(one, ROWS) for one in of_rate.values())
     assert {level for level in drawn if drawn[level] < everybody[level]} == sampled
-    assert words in (one_record_in_words(of_rate[0.1]) or "")
+    assert words in (of_rate[0.1].traits.one_record(of_rate[0.1]) or "")
 
 
 @pytest.mark.parametrize(

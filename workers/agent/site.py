@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from feature_store.shard import deletions
 from labeler.batching import PersonSpent, person_charge, person_spent, round_sizes, total_charges
 from labeler.budget import epsilon_left, epsilon_spent, spent_in_words
 from labeler.errors import BudgetExceeded, LabelerError, NotFound, NotReady, PolicyRefusal
@@ -37,7 +38,7 @@ from workers.agent import decisions
 from workers.agent.decisions import is_approved, refused, stopped
 from workers.agent.images import SiteImages
 from workers.agent.policy import BudgetTable, Policy, read_policy
-from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, POLICY_FILE, read_agent_config
+from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, POLICY_FILE, path_in_home, read_agent_config
 
 MOST_ROUNDS: Final = 1000
 """Rounds that the overview of a site groups by job, the last ones; the file of its history has every round."""
@@ -239,6 +240,20 @@ def policy_refusals(home: Path) -> list[dict[str, Any]]:
     ]
 
 
+def deleted_at(home: Path) -> list[dict[str, Any]]:
+    """Return when records of this site were deleted, the last first, and how many rounds were answered before.
+
+    Never which records, nor how many.
+
+    Raises:
+        NotReady: the agent has not run yet, so no round was answered.
+        PolicyRefusal: as `site_budget`.
+    """
+    moments = deletions(Path(path_in_home(home, read_agent_config(home).shard)))
+    rounds = [one["at"] for one in answered_rounds(home)] if moments else []
+    return [{"at": at, "rounds_before": sum(one <= at for one in rounds)} for at in reversed(moments)]
+
+
 def approve(home: Path, digest: str) -> None:
     """Let the agent answer a task that its budget can pay.
 
@@ -411,6 +426,7 @@ class SiteConsole:
             "waiting": lambda: waiting_tasks(home),
             "decided": lambda: decided_tasks(home),
             "refused": lambda: policy_refusals(home),
+            "deleted": lambda: deleted_at(home),
             "budget": lambda: site_budget(home),
             "person": lambda: site_person(home),
             "jobs": lambda: answered_jobs(answered_rounds(home, last=MOST_ROUNDS)),

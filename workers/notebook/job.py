@@ -189,7 +189,8 @@ class LabeledJob:
         """Write the labels as another tool wants them (feature_store.results.exports).
 
         Args:
-            format: "hf", "croissant", "label-studio", "image-folder" or "csv".
+            format: "hf", "croissant", "image-folder", "parquet", "jsonl", "csv", "label-studio" or
+                "label-studio-config".
             out: the folder or file to write; it must not hold anything yet.
             images: the folder that was embedded; needed for formats that include the pictures.
             image_root: prefix of each name, for tools that fetch images themselves.

@@ -19,11 +19,14 @@ export class PriceBox {
   #budget;
   #place;
   #onFailure;
+  #onPrice;
   #running = null;
   #question = "";
   #ask = debounced(WAIT_MS, () => this.#price());
 
-  constructor(api, budget, place, onFailure) {
+  /** `onPrice(view)` hears of each price that is shown. */
+  constructor(api, budget, place, onFailure, onPrice = () => {}) {
+    this.#onPrice = onPrice;
     this.#api = api;
     this.#budget = budget;
     this.#place = place;
@@ -57,6 +60,7 @@ export class PriceBox {
       const view = await this.#api.estimate(JSON.parse(this.#question), running.signal);
       if (running.signal.aborted) return;
       fill(this.#place, JSON.stringify([view, this.#budget.view]), () => this.#parts(view));
+      this.#onPrice(view);
     } catch (error) {
       if (running.signal.aborted) return;
       if (error instanceof Problem && error.status !== 401 && error.status !== 429) {
@@ -111,7 +115,7 @@ export class PriceBox {
     const cap = first ? this.#budget.balance(first.account, first.level)?.cap_nano : null;
     if (!cap || first.asked_nano === null) return `It would be refused. ${sentence(view.refusal)}`;
     const others = short.length > 1 ? ` (and of ${count(short.length - 1, "more account")})` : "";
-    return `It would be refused: it asks for ${shareWords(first.asked_nano / cap)} of the budget of ${accountName(first.account)}, ${levelName(first.level)}${others}, and ${leftWords(first.left_nano, cap)} is left. Ask fewer questions, or make a task with more noise.`;
+    return `It would be refused: it asks for ${shareWords(first.asked_nano / cap)} of the budget of ${accountName(first.account)}, ${levelName(first.level)}${others}, and ${leftWords(first.left_nano, cap)} is left. ${view.queries_that_fit ? `Ask at most ${count(view.queries_that_fit, "question")}` : "Ask fewer questions"}, or make a task with more noise.`;
   }
 
   #shareFigure(view) {

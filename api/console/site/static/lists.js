@@ -105,6 +105,15 @@ export function refusals(parent, list) {
   });
 }
 
+/** When records were deleted; never which, nor how many. */
+export function deletions(parent, list) {
+  fill(parent, JSON.stringify(list), () => {
+    if (!list.length) return el("p", { class: "card empty" }, "No record was deleted.");
+    const rows = list.map((one) => el("tr", {}, el("th", { scope: "row", class: "name" }, moment(one.at)), cell("Answered before", many(one.rounds_before, "round", "rounds"))));
+    return table("The last deletion first. Rounds after it are answered without these records, which cast no more votes for life. What was answered before stays released and charged.", ["Deleted", "Answered before"], rows);
+  });
+}
+
 export function policy(parent, words) {
   fill(parent, JSON.stringify(words), () => (words.length ? words : ["It cannot be read, so everything is refused."]).map((line) => el("li", {}, line)));
 }
