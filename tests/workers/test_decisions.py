@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feature_store.results.evidence import render_page
 from labeler.budget import budget_for, epsilon_left, epsilon_spent, say_epsilon
 from labeler.errors import BudgetExceeded, InvalidSetting, NotFound
 from labeler.evidence.derive import bound
@@ -26,7 +25,7 @@ from workers.agent.policy import BudgetTable, policy_toml
 from workers.agent.site import SiteConsole, answered_jobs, answered_rounds, as_csv, percent, site_budget
 from workers.commands.site import approve as approve_by_command
 from workers.commands.site import waiting as say_waiting
-from workers.homes.evidence import check_evidence, make_evidence
+from workers.homes.evidence import make_evidence
 from workers.homes.journals import backup_home
 
 
@@ -286,28 +285,6 @@ def test_the_shell_does_the_same_at_80_columns(site: Site, labeler: Labeler, mon
     assert f"{spent:.1%}" in shown  # the share beside a bar says what the bar shows
     assert f"{1 - spent:.1%}" not in shown
     assert agent("refuse", digest[:8], "--reason", "").code == 2
-
-
-def test_what_the_policy_refused_by_itself_is_in_page_history_and_evidence_once(site: Site, labeler: Labeler) -> None:
-    site.write_policy(releases=["winner"])
-    made = site.proposal(name="asks too much")
-    site.propose(made)
-    with site.run():
-        (declined,) = site.declined(1)
-        site.propose(made)
-        site.declined(2)
-    (refused,) = SiteConsole(site.home).overview()["refused"]
-    assert refused["name"] == "asks too much"
-    assert refused["sentence"] == declined.refusal.sentence
-    assert "allow.releases" in refused["sentence"]
-    assert "allow.releases" in " ".join(labeler("agent", "history", "--home", site.home).out.split())
-    signed = make_evidence(site.home, Wanted())
-    [[job]] = [task.jobs for task in signed.evidence.facts.tasks]
-    assert [one.sentence for one in job.refusals] == [refused["sentence"]]
-    page = render_page(signed.evidence)
-    assert "the agent is not told" in page
-    assert "not known" not in page
-    assert check_evidence(signed, home=site.home).wrong == ()
 
 
 def test_what_a_person_cost_over_all_jobs_is_the_sum_that_the_ledger_of_images_bears_out(site: Site) -> None:

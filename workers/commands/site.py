@@ -154,7 +154,7 @@ def history(
 
     Example: `labeler agent history --format csv --out answered.csv --home hospital-a`
     """
-    from workers.agent.site import answered_jobs, answered_rounds, as_csv, policy_refusals, site_budget, site_person
+    from workers.agent.site import answered_jobs, answered_rounds, as_csv, site_budget, site_person, site_refusals
 
     check_file(out)
     chosen = "json" if as_json else one_of("format", format, FORMATS)
@@ -167,8 +167,8 @@ def history(
         for one in site_budget(home):
             _line("per image" if one["level"] == "instance" else "per site", one["words"])
         _line("per patient", site_person(home)["words"])
-        if refused := policy_refusals(home):
-            typer.echo("\nRefused by the policy, without asking a person")
+        if refused := site_refusals(home):
+            typer.echo("\nRefused by the policy or the budget, without asking a person")
         for no in refused:
             by = f", by {no['requester']}" if no["requester"] else ""
             wrapped(f"{_minute(no['at'])}  {no['name']}{by}")
