@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labeler.budget import budget_for, epsilon_left, epsilon_spent, say_epsilon
+from feature_store.results.evidence import render_page
+from labeler.budget import budget_for, epsilon_left, epsilon_spent, say_epsilon, say_epsilon_left
 from labeler.errors import BudgetExceeded, InvalidSetting, NotFound
 from labeler.evidence.derive import bound
 from labeler.ledger.evidence import Wanted
@@ -336,3 +337,15 @@ def test_what_a_waiting_job_takes_is_not_spent(site: Site) -> None:
     assert one["words"].startswith(
         f"at most 0 so far; {say_epsilon(one['spent_epsilon'])} if all that waits is answered"
     )
+
+
+def test_the_shell_and_the_page_of_the_evidence_count_no_waiting_job_as_spent(site: Site, labeler: Labeler) -> None:
+    site.propose(site.proposal())
+    with site.run():
+        site.willing(1)
+    (one,) = (one for one in site_budget(site.home) if one["level"] == "instance")
+    row = next(line for line in labeler("agent", "budget", "--home", site.home).out.splitlines() if " image " in line)
+    assert [part.strip() for part in row.split("│")][2:5] == ["0", "5", say_epsilon_left(one["left_epsilon"])]
+    page = render_page(make_evidence(site.home, Wanted()).evidence)
+    assert one["words"] in page
+    assert "one more job of up to" in one["words"]

@@ -166,7 +166,7 @@ def history(
         typer.echo("\nAll jobs together")
         for one in site_budget(home):
             _line("per image" if one["level"] == "instance" else "per site", one["words"])
-        _line("per patient", site_person(home)["words"])
+        wrapped(site_person(home)["words"], start="  ")
         if refused := site_refusals(home):
             typer.echo("\nRefused by the policy or the budget, without asking a person")
         for no in refused:
