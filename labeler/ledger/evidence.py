@@ -346,6 +346,8 @@ def read_chain(connection: Connection, *, read_at: datetime, head: Head | None =
         entries=until.seq, head=until.hash, read_at=max(time_text(read_at), last_at), last_entry_at=last_at
     )
     unpriced = _unpriced(reservations)
+    forgetful = (one for name, one in reservations.items() if name.startswith(WRITTEN_OFF) and one.state != "void")
+    written_off = {charge.account for one in forgetful for charge in one.charges}
     found = tuple(
         AccountFacts(
             account=name,
@@ -354,6 +356,7 @@ def read_chain(connection: Connection, *, read_at: datetime, head: Head | None =
             reserved_nano=sums.reserved,
             posted_nano=sums.posted,
             is_unpriced=(name, level) in unpriced,
+            is_written_off=name in written_off,
         )
         for (name, level), sums in sorted(accounts.items())
     )
