@@ -28,10 +28,10 @@ from pydantic import BaseModel, ValidationError
 
 from api.client_http import (
     MAX_ANSWER_BYTES,
-    Connection,
     FormBody,
     Part,
     ServiceBusy,
+    ServiceConnection,
     ServiceProblem,
     image_parts,
     is_shard,
@@ -143,7 +143,7 @@ class Client:
         absent_patience_s: float | None = None,
         ca_file: Path | None = None,
     ) -> None:
-        self._connection = Connection(
+        self._connection = ServiceConnection(
             url,
             token,
             timeout_s=timeout_s,

@@ -80,7 +80,7 @@ class ServiceBusy(ServiceProblem, TryAgain):
     retry_after_s = 0.0
 
 
-class Connection:
+class ServiceConnection:
     """A connection to one service.
 
     Args:

@@ -68,7 +68,7 @@ BODY_S: Final = 30.0
 LEAST_BYTES_PER_S: Final = 16 * 1024
 """A body must arrive in `BODY_S`, plus a second for each such number of bytes received."""
 ANSWER_S: Final = 60.0
-"""A client may take nothing of what is sent to it for so long; see `api.server.Connection`."""
+"""A client may take nothing of what is sent to it for so long; see `api.server.HttpConnection`."""
 
 SMALL_BYTES: Final = 64 * 1024
 """Largest cheap body: parsed at once, and of a token not counted."""
@@ -98,7 +98,7 @@ ENROLMENTS_PER_MINUTE: Final = 30
 """Attempts of one client to use an invitation; a site needs one ever."""
 
 BODY_KEY: Final = "labeler.body"
-"""Key of a request's scope, under which the gate finds its `Body`."""
+"""Key of a request's scope, under which the gate finds its `RequestBody`."""
 
 
 class TooManyRequests(RateLimited):
@@ -346,7 +346,7 @@ _IN_SEVERAL: Final = "Send it in several, and vectors as Parquet"
 _AS_A_JOB: Final = "Send images as files of a form, and more of them as a job (POST /v1/jobs)"
 
 
-class Body:
+class RequestBody:
     """An arriving request body: bounded in size and time, and counted until it is read.
 
     The bytes of an upload are counted until the request ends.
@@ -492,7 +492,9 @@ class Limits:
         client = "" if scope["path"] in HEALTH else address_group((scope.get("client") or ("unknown", 0))[0])
         uploads = self._uploads if scope["path"] in UPLOADS else None
         instead = _AS_A_JOB if scope["path"] == "/v1/labels" else _IN_SEVERAL
-        body = scope[BODY_KEY] = Body(receive, self._bodies, most=most, stated=stated, uploads=uploads, instead=instead)
+        body = scope[BODY_KEY] = RequestBody(
+            receive, self._bodies, most=most, stated=stated, uploads=uploads, instead=instead
+        )
         try:
             if client:
                 self._clients.take(client)

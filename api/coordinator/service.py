@@ -60,7 +60,7 @@ from feature_store.results.questions import UPLOAD
 from labeler.driver.mail import Mailbox
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import LabelerError, NotAuthenticated, NotFound, TryAgain
-from labeler.ledger.evidence import Wanted
+from labeler.ledger.evidence import EvidenceScope
 from labeler.ledger.tasks import TaskRecord
 from labeler.rounds.effects import Patience
 from labeler.system.clock import Clock
@@ -485,7 +485,7 @@ class Coordinator:
             is_search=search is not None,
         )
 
-    def evidence(self, wanted: Wanted) -> SignedEvidence:
+    def evidence(self, wanted: EvidenceScope) -> SignedEvidence:
         """Return signed evidence of questions and charges from the verified journal; see api.coordinator.budgets."""
         return signed_evidence(
             wanted, database=self.stores.database, keys=self._keys, delta=self.config.delta, clock=self._clock

@@ -42,7 +42,7 @@ ROWS_PER_CHUNK: Final = 1024
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExportOrder:
     """An export to write.
 
     Attributes:
@@ -60,7 +60,7 @@ class Wanted:
     copy: bool = False
 
 
-def export_images(format: ExportFormat, wanted: Wanted) -> Path:
+def export_images(format: ExportFormat, wanted: ExportOrder) -> Path:
     """Write labels in a format.
 
     Raises:
@@ -111,7 +111,7 @@ def label_studio_config(table: pa.Table) -> bytes:
     return ElementTree.tostring(view, encoding="unicode").encode() + b"\n"
 
 
-def write_csv(wanted: Wanted) -> Path:
+def write_csv(wanted: ExportOrder) -> Path:
     """Write the labels as CSV; see `image_folder_csv`."""
     check_new(wanted.out)
     if not are_attributes(wanted.table):
@@ -158,7 +158,7 @@ def chunks(table: pa.Table) -> Iterator[list[dict[str, Any]]]:
         yield batch.to_pylist()
 
 
-def write_label_studio(wanted: Wanted) -> Path:
+def write_label_studio(wanted: ExportOrder) -> Path:
     """A JSON array of tasks; each label is a prediction with its score, so that a person can accept or correct it.
 
     Tasks come least certain first: Label Studio shows them in this order. `config_beside` names the labeling
@@ -178,7 +178,7 @@ def write_label_studio(wanted: Wanted) -> Path:
 NAMES_FILE = "labels.csv"
 
 
-def write_image_folder(wanted: Wanted) -> Path:
+def write_image_folder(wanted: ExportOrder) -> Path:
     """One folder for each class with a link (or a copy) of each of its images, as torchvision's ImageFolder reads it.
 
     Names keep the folders they were in, with "-" for "/"; `safe_names` decides the rest. NAMES_FILE, next to the
@@ -384,7 +384,7 @@ _COLUMNS = (
 )
 
 
-def write_croissant(wanted: Wanted) -> Path:
+def write_croissant(wanted: ExportOrder) -> Path:
     """Write `labels.parquet` and `croissant.json` into a folder; the description last."""
     stamp = stamp_of(wanted.table)
     check_new(wanted.out, as_folder=True)
@@ -495,7 +495,7 @@ ROWS_PER_GROUP = 100
 _PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
-def write_data_set(wanted: Wanted) -> Path:
+def write_data_set(wanted: ExportOrder) -> Path:
     """Write the folder; the card last, so that a folder with a card is whole."""
     stamp = stamp_of(wanted.table)
     check_new(wanted.out, as_folder=True)
@@ -630,7 +630,9 @@ def _schema(stamp: ImageStamp, pictures: Pictures) -> pa.Schema:
     return pa.schema(fields, metadata=metadata)
 
 
-def _groups(wanted: Wanted, found: list[Path] | None, start: int, stop: int, schema: pa.Schema) -> Iterator[pa.Table]:
+def _groups(
+    wanted: ExportOrder, found: list[Path] | None, start: int, stop: int, schema: pa.Schema
+) -> Iterator[pa.Table]:
     table, root = wanted.table, wanted.images or Path()
     for begin in range(start, stop, ROWS_PER_GROUP):
         rows = table.slice(begin, min(ROWS_PER_GROUP, stop - begin))
@@ -657,7 +659,7 @@ def _quoted(text: str) -> str:
     return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in quoted)
 
 
-_WRITERS: Final[dict[str, Callable[[Wanted], Path]]] = {
+_WRITERS: Final[dict[str, Callable[[ExportOrder], Path]]] = {
     "hf": write_data_set,
     "croissant": write_croissant,
     "label-studio": write_label_studio,

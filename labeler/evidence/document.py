@@ -87,7 +87,7 @@ class Journal(_Part):
     last_entry_at: Annotated[str, Field(max_length=40)] = ""
 
 
-class Charge(_Part):
+class AccountCharge(_Part):
     """One charge of one account, nano-units of mu^2."""
 
     account: Text
@@ -95,7 +95,7 @@ class Charge(_Part):
     nano: Count
 
 
-class Refusal(_Part):
+class AgentRefusal(_Part):
     """An agent that did not answer, and its reply.
 
     Attributes:
@@ -110,7 +110,7 @@ class Refusal(_Part):
     sentence: Text = ""
 
 
-class Round(_Part):
+class RoundFacts(_Part):
     """Questions asked together.
 
     Attributes:
@@ -131,9 +131,9 @@ class Round(_Part):
     charge: Literal["none", "reserved", "posted", "void"]
     posted_entry: Count | None = None
     posted_at: Annotated[str, Field(max_length=40)] = ""
-    charges: tuple[Charge, ...] = ()
+    charges: tuple[AccountCharge, ...] = ()
     contributors: tuple[Text, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[AgentRefusal, ...] = ()
     round_digest: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
     release_digest: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
 
@@ -155,8 +155,8 @@ class Job(_Part):
     submitted_at: Annotated[str, Field(max_length=40)] = ""
     questions: Count
     asked: tuple[Text, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
-    rounds: tuple[Round, ...] = ()
+    refusals: tuple[AgentRefusal, ...] = ()
+    rounds: tuple[RoundFacts, ...] = ()
 
 
 class TaskFacts(_Part):
@@ -198,7 +198,7 @@ class AccountFacts(_MayHaveAudits):
     is_written_off: bool = False
 
 
-class Facts(_MayHaveAudits):
+class JournalFacts(_MayHaveAudits):
     """Everything that was read from a journal.
 
     Attributes:
@@ -379,7 +379,7 @@ class Evidence(_MayHaveAudits):
 
     version: Literal["labeler-evidence/1"] = FORMAT
     software: Software
-    facts: Facts
+    facts: JournalFacts
     tasks: tuple[TaskFindings, ...]
     accounts: tuple[AccountFindings, ...]
     remarks: tuple[Text, ...]

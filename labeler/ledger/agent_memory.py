@@ -357,7 +357,7 @@ def check_delta(connection: Connection, delta: float) -> None:
 
 
 @dataclass(frozen=True)
-class AnsweredRound:
+class ChargedRound:
     """One round that was charged.
 
     Attributes:
@@ -375,7 +375,7 @@ class AnsweredRound:
     talliers: tuple[str, ...]
 
 
-def answered(database: Database, *, last: int | None = None) -> tuple[list[AnsweredRound], dict[str, Task]]:
+def answered(database: Database, *, last: int | None = None) -> tuple[list[ChargedRound], dict[str, Task]]:
     """Return the rounds that were charged, oldest first, and their tasks by digest.
 
     Reads one moment of a journal that another process may write.
@@ -394,12 +394,12 @@ def answered(database: Database, *, last: int | None = None) -> tuple[list[Answe
         .where(rounds.ledger_seq >= select(func.coalesce(func.min(newest.c.ledger_seq), 0)).scalar_subquery())
         .order_by(rounds.ledger_seq, entries.seq)
     )
-    found: dict[str, AnsweredRound] = {}
+    found: dict[str, ChargedRound] = {}
     tasks: dict[str, Task] = {}
     with database.read() as connection:
         for row in connection.execute(query):
             one = found.get(row.round_digest)
-            found[row.round_digest] = AnsweredRound(
+            found[row.round_digest] = ChargedRound(
                 row.round_digest,
                 row.task_digest,
                 row.job_id or "",

@@ -16,7 +16,7 @@ from feature_store.results.evidence import render_page
 from labeler.budget import budget_for, epsilon_left, epsilon_spent, say_epsilon, say_epsilon_left
 from labeler.errors import BudgetExceeded, InvalidSetting, NotFound
 from labeler.evidence.derive import bound
-from labeler.ledger.evidence import Wanted
+from labeler.ledger.evidence import EvidenceScope
 from labeler.planning import price
 from tests.command_line import Labeler, Outcome
 from tests.workers.agent_site import UNTIL, Site, same
@@ -316,7 +316,7 @@ def test_what_a_person_cost_over_all_jobs_is_the_sum_that_the_ledger_of_images_b
     assert sum(int(row["person_nano"]) for row in rows) == overview["person"]["person_nano"]
     (instance,) = (one for one in overview["budget"] if one["level"] == "instance")
     assert instance["left_epsilon"] == epsilon_left(instance["cap_nano"] - charged, 1e-5)
-    document = make_evidence(site.home, Wanted()).evidence
+    document = make_evidence(site.home, EvidenceScope()).evidence
     assert document.person is not None
     assert document.person.epsilon == bound(overview["person"]["person_epsilon"])
     with site.run():
@@ -324,7 +324,7 @@ def test_what_a_person_cost_over_all_jobs_is_the_sum_that_the_ledger_of_images_b
     person = shown.overview()["person"]
     assert person["person_epsilon"] is None
     assert "1 of 3 answered rounds do not limit how many images of one person vote" in person["words"]
-    assert make_evidence(site.home, Wanted()).evidence.person.epsilon is None
+    assert make_evidence(site.home, EvidenceScope()).evidence.person.epsilon is None
 
 
 def test_what_a_waiting_job_takes_is_not_spent(site: Site) -> None:
@@ -346,6 +346,6 @@ def test_the_shell_and_the_page_of_the_evidence_count_no_waiting_job_as_spent(si
     (one,) = (one for one in site_budget(site.home) if one["level"] == "instance")
     row = next(line for line in labeler("agent", "budget", "--home", site.home).out.splitlines() if " image " in line)
     assert [part.strip() for part in row.split("│")][2:5] == ["0", "5", say_epsilon_left(one["left_epsilon"])]
-    page = render_page(make_evidence(site.home, Wanted()).evidence)
+    page = render_page(make_evidence(site.home, EvidenceScope()).evidence)
     assert one["words"] in page
     assert "one more job of up to" in one["words"]

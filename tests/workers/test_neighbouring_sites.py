@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from labeler.ledger.evidence import Wanted
+from labeler.ledger.evidence import EvidenceScope
 from labeler.messages.bodies import AnswerSent
 from tests.workers.agent_site import AGENT, UNTIL, Site
 from tests.workers.builders import shard_of_rows
@@ -97,7 +97,7 @@ def seen(site: Site, home: Any, world: str) -> dict[str, Any]:
         site.relay.wait_for_rest(AGENT)
     shown = SiteConsole(site.home)
     overview = shown.overview()
-    evidence = make_evidence(site.home, Wanted()).evidence.model_dump(mode="json")
+    evidence = make_evidence(site.home, EvidenceScope()).evidence.model_dump(mode="json")
     journal = evidence["facts"]["journal"]
     del journal["head"], journal["read_at"], journal["last_entry_at"]
     return {

@@ -24,8 +24,8 @@ from labeler.accounting.events import NANO
 from labeler.budget import UNBOUNDED_NANO, say_epsilon, say_epsilon_left
 from labeler.errors import BudgetExceeded, LabelerError
 from labeler.ledger.agent_memory import AgentMemory
-from labeler.ledger.evidence import Wanted
-from labeler.messages.bodies import Refusal
+from labeler.ledger.evidence import EvidenceScope
+from labeler.messages.bodies import RefusalBody
 from labeler.task import Task
 from tests.labeler.test_officers_numbers import of_a_person, voting
 from tests.workers.test_agent import policy_with
@@ -97,7 +97,7 @@ class History(Site):
             except LabelerError as error:
                 if isinstance(error, BudgetExceeded):
                     self.durable.decline(connection, opened, proposal, error)
-                sent = Refusal.of(_told(error))
+                sent = RefusalBody.of(_told(error))
                 self.admission.note(proposal, sent, connection=connection)
                 self.refused.append(sent.sentence)
                 return
@@ -171,7 +171,7 @@ def test_every_number_of_the_page_follows_from_the_rows_of_the_ledger(
         rounds = answered_rounds(home)
         assert [one["task_id"] for one in rounds] == [task.digest for task in history.answered]
         assert all(is_epsilon_of(one["instance_epsilon"], one["instance_nano"]) for one in rounds)
-        document = make_evidence(home, Wanted()).evidence
+        document = make_evidence(home, EvidenceScope()).evidence
         assert document.person is not None
         said = None if document.person.epsilon is None else float(document.person.epsilon)
         assert (said is None) == (person["person_epsilon"] is None)

@@ -15,7 +15,7 @@ import pytest
 from feature_store.results.evidence import render_page
 from labeler.ledger import promises
 from labeler.ledger.database import Database, insert_rows, open_database
-from labeler.ledger.evidence import Wanted
+from labeler.ledger.evidence import EvidenceScope
 from labeler.ledger.promises import (
     MAX_REFUSALS_OF_ONE,
     MAX_REFUSALS_PER_DAY,
@@ -81,7 +81,7 @@ def test_what_was_refused_is_in_page_history_and_evidence_once_as_it_was_sent_an
     shown = " ".join(labeler("agent", "history", "--home", site.home).out.split())
     assert words in shown
     assert shown.count("asks too much, by ada") == 1
-    signed = make_evidence(site.home, Wanted())
+    signed = make_evidence(site.home, EvidenceScope())
     said = [one for facts in signed.evidence.facts.tasks for job in facts.jobs for one in job.refusals]
     assert Counter((one.said, one.sentence) for one in said) == Counter(
         [("declined", declined.refusal.sentence), ("refused", refusal.sentence)]
@@ -183,7 +183,7 @@ def test_a_job_that_is_let_in_after_a_refusal_is_in_the_evidence_with_both(site:
         site.propose(made)
         site.willing(1)
         site.shares_of(site.ask())
-    signed = make_evidence(site.home, Wanted())
+    signed = make_evidence(site.home, EvidenceScope())
     (facts,) = signed.evidence.facts.tasks
     assert [len(job.refusals) for job in facts.jobs] == [0, 1]
     assert check_evidence(signed, home=site.home).wrong == ()

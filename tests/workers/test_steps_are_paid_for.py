@@ -26,7 +26,7 @@ from labeler.errors import (
     StorageFull,
 )
 from labeler.ledger.database import Connection, Database, open_database
-from labeler.ledger.evidence import Wanted, agent_facts
+from labeler.ledger.evidence import EvidenceScope, agent_facts
 from labeler.linear_model import model_before
 from labeler.messages.bodies import Ask, Proposal, TallierKey
 from labeler.methods.federated import check_model
@@ -205,7 +205,7 @@ def test_what_holds_at_a_delta_and_above_is_never_restated_below_it(tmp_path: Pa
                 durable_site(database, with_delta(delta))
             assert "Name a delta of at least 1e-16" in str(refusal.value)
             with database.read() as connection, pytest.raises(PolicyRefusal):
-                agent_facts(connection, Wanted(), agent_id="a", delta=delta, read_at=NOW)
+                agent_facts(connection, EvidenceScope(), agent_id="a", delta=delta, read_at=NOW)
         for delta in (1e-16, 1e-9):
             assert durable_site(database, with_delta(delta)).spent() == spent
 

@@ -35,7 +35,7 @@ from labeler.errors import (
 from labeler.ledger.agent_memory import AgentMemory
 from labeler.ledger.database import Connection
 from labeler.ledger.promises import SiteRefusal
-from labeler.messages.bodies import Ask, Proposal, Refusal
+from labeler.messages.bodies import Ask, Proposal, RefusalBody
 from labeler.system.clock import Clock
 from labeler.system.files import replace_file, sync_folder
 from workers.agent.policy import Policy
@@ -224,12 +224,12 @@ class Admission:
             raise
         except PolicyRefusal as error:
             try:
-                self.note(asked, Refusal.of(error))
+                self.note(asked, RefusalBody.of(error))
             except Unavailable:  # a full disk: refused all the same
                 log.warning("a refusal could not be kept", extra={"task_digest": task.digest})
             raise
 
-    def note(self, asked: Ask | Proposal, sent: Refusal, *, connection: Connection | None = None) -> None:
+    def note(self, asked: Ask | Proposal, sent: RefusalBody, *, connection: Connection | None = None) -> None:
         """Keep a refusal by the policy or the ledger for the site's people, in the words that are sent.
 
         Args:

@@ -20,7 +20,7 @@ from labeler.budget import epsilon_left, epsilon_spent, spent_in_words
 from labeler.errors import BudgetExceeded, LabelerError, NotFound, NotReady, PolicyRefusal
 from labeler.ledger.agent_memory import (
     AgentMemory,
-    AnsweredRound,
+    ChargedRound,
     answered,
     answered_by_price,
     check_delta,
@@ -340,7 +340,7 @@ def _decision(
     }
 
 
-def _answered(one: AnsweredRound, task: Task | None, names: Mapping[str, list[str]], delta: float) -> dict[str, Any]:
+def _answered(one: ChargedRound, task: Task | None, names: Mapping[str, list[str]], delta: float) -> dict[str, Any]:
     charges = {level: one.charges.get(level, 0) for level in LEVELS}
     life_nano = 0 if task is None or task.lifetime_budget is None else task.lifetime_budget.budget_nano
     person_nano = None if task is None else person_charge(task, one.num_queries)

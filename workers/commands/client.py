@@ -312,9 +312,9 @@ def _check_place(out: Path, format: str) -> None:
 
 
 def _write_images(kind: str, job: str, table: pa.Table, out: Path, wanted: dict[str, Any], *, as_json: bool) -> None:
-    from feature_store.results.exports import Wanted, config_beside, export_images
+    from feature_store.results.exports import ExportOrder, config_beside, export_images
 
-    export_images(one_of("format", kind, EXPORT_FORMATS), Wanted(table, out, **wanted))
+    export_images(one_of("format", kind, EXPORT_FORMATS), ExportOrder(table, out, **wanted))
     document = {"job": job, "format": kind, "images": table.num_rows, "out": str(out)}
     said = f"Labels of {table.num_rows} images are in {out}"
     if kind == "label-studio":
@@ -365,7 +365,7 @@ def _task(
     from api.client import image_parts, is_shard
     from api.schema import Selection, TaskRequest
     from labeler.task import describe_validation
-    from workers.run.task_file import BudgetTable, read_task_file
+    from workers.run.task_file import JobBudgetTable, read_task_file
 
     given = {field: value for field, value in changes.items() if value is not None}
     path = Path(task)
@@ -377,7 +377,7 @@ def _task(
     file = read_task_file(path)
     selection = Selection.model_validate(file.queries.model_dump() | given)
     ours = file.task.model_fields_set & {"talliers", "grid_scale"}
-    if file.budget != BudgetTable():
+    if file.budget != JobBudgetTable():
         ours |= {"[budget]"}
     if ours:
         raise InvalidSetting(

@@ -198,10 +198,10 @@ class LabeledJob:
         Returns:
             What was written.
         """
-        from feature_store.results.exports import Wanted, export_images
+        from feature_store.results.exports import ExportOrder, export_images
 
         where = None if images is None else named_path(images, "images")
-        return export_images(format, Wanted(self.labels("arrow"), named_path(out, "out"), where, image_root, copy))
+        return export_images(format, ExportOrder(self.labels("arrow"), named_path(out, "out"), where, image_root, copy))
 
     def _table(self, name: str, frame: Frame) -> Any:
         import pyarrow.parquet as pq
