@@ -117,6 +117,9 @@ def derive(facts: JournalFacts, software: Software, *, states_persons: bool = Tr
     Args:
         states_persons: False for a document of a program that did not state what was spent of one person.
     """
+    if not states_persons:
+        accounts = tuple(one.model_copy(update={"is_written_off": False}) for one in facts.accounts)
+        facts = facts.model_copy(update={"accounts": accounts})
     meaning = MEANING if facts.scope.party == "coordinator" else (*MEANING, AGENT_ONLY)
     meaning = (*meaning, AUDITED) if facts.audits else meaning
     audits = _audits(facts)
@@ -338,7 +341,8 @@ def _person(facts: JournalFacts) -> Guarantee:
 
     At a coordinator's, rounds that an agent was not asked for count for it, too.
     """
-    spent = person_spent((task_of(task), one.questions, 1) for task in facts.tasks for one in _charged_rounds(task))
+    rounds = ((task_of(task), one.questions, 1) for task in facts.tasks for one in _charged_rounds(task))
+    spent = person_spent(rounds, is_complete=not any(one.is_written_off for one in facts.accounts))
     delta = float(facts.delta)
     return _guarantee("person", spent.epsilon(delta), delta, spent.reason)
 

@@ -40,12 +40,15 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
 
 
+_LEFT_OUT: Final = ("audits", "person", "is_written_off")
+
+
 class _MayHaveAudits(_Part):
-    """A part that is written without its audits if it has none, and without a person if an earlier program made it."""
+    """A part that is written without what earlier programs did not write, where there is nothing of it."""
 
     @model_serializer(mode="wrap")
     def _leave_out_no_audits(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in dump(self).items() if name not in ("audits", "person") or value}
+        return {name: value for name, value in dump(self).items() if name not in _LEFT_OUT or value}
 
 
 class Scope(_Part):
@@ -174,7 +177,7 @@ class TaskFacts(_Part):
     jobs: tuple[Job, ...] = ()
 
 
-class AccountFacts(_Part):
+class AccountFacts(_MayHaveAudits):
     """One account at one level, over the whole life of the journal.
 
     Attributes:
@@ -183,6 +186,7 @@ class AccountFacts(_Part):
         posted_nano, reserved_nano: final charges, and those that may become so.
         is_unpriced: something was charged that names another level and not this one, which had no finite price; so
             the sum of the charges bounds nothing.
+        is_written_off: charges may have been forgotten (a copy was put back): nobody knows what they cost a person.
     """
 
     account: Text
@@ -191,6 +195,7 @@ class AccountFacts(_Part):
     posted_nano: Count
     reserved_nano: Count
     is_unpriced: bool = False
+    is_written_off: bool = False
 
 
 class JournalFacts(_MayHaveAudits):

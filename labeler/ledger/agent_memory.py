@@ -42,7 +42,7 @@ from labeler.ledger.backup import UnusedKeys
 from labeler.ledger.chain import time_of, time_text
 from labeler.ledger.database import Database, insert_rows, now_utc, select_rows, update_rows
 from labeler.ledger.ledger import Charge, Ledger
-from labeler.ledger.promises import RefusedByPolicy, note_refusal
+from labeler.ledger.promises import SiteRefusal, note_refusal
 from labeler.ledger.schema import (
     agent_rounds,
     answered_rounds,
@@ -272,9 +272,9 @@ class AgentMemory:
         found = select_rows(connection, task_approvals, digest=digest).first()
         return None if found is None else str(found.state)
 
-    def note_refusal(self, no: RefusedByPolicy, digest: str) -> None:
-        """Remember that the policy refused a request; see `labeler.ledger.promises.note_refusal`."""
-        note_refusal(self._database, no, digest)
+    def note_refusal(self, no: SiteRefusal, digest: str, *, connection: Connection | None = None) -> None:
+        """Remember that the site refused a request; see `labeler.ledger.promises.note_refusal`."""
+        note_refusal(self._database, no, digest, connection=connection)
 
     # What people are told: who asks, and what was answered.
 

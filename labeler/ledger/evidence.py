@@ -7,9 +7,8 @@ journal gives the same facts. A job that ended after that moment is read as "und
 Only the entries of the chain cannot be changed unseen, so evidence begins with them. `read_chain` returns every charge
 as of one head: whose it is, how much, for which job, and how it was settled.
 
-An agent's document tells its people what the agent was charged for, when and at what price, what it declined for lack
-of budget, and what its policy refused by itself. The version of its shard, what a record has spent and what it answered
-are not read.
+An agent's document tells its people what the agent was charged for, when and at what price, and what it refused by its
+policy or its ledger. The version of its shard, what a record has spent and what it answered are not read.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, exists, select
 
 from labeler.errors import InvalidSetting, JournalBehind, JournalBroken, NotFound, TooLarge
 from labeler.evidence.derive import contradictions, decimal
@@ -39,7 +38,7 @@ from labeler.evidence.document import (
 from labeler.ledger.agent_memory import check_delta
 from labeler.ledger.chain import Head, time_of, time_text
 from labeler.ledger.ledger import WRITTEN_OFF, hash_at
-from labeler.ledger.promises import RefusedByPolicy, refused_by_policy
+from labeler.ledger.promises import SiteRefusal, refused_by_site
 from labeler.ledger.schema import (
     FINISHED,
     answered_rounds,
@@ -54,6 +53,7 @@ from labeler.ledger.schema import (
     releases,
     round_refusals,
     rounds,
+    site_refusals,
     task_approvals,
     tasks,
 )
@@ -358,6 +358,8 @@ def read_chain(connection: Connection, *, read_at: datetime, head: Head | None =
         entries=until.seq, head=until.hash, read_at=max(time_text(read_at), last_at), last_entry_at=last_at
     )
     unpriced = _unpriced(reservations)
+    forgetful = (one for name, one in reservations.items() if name.startswith(WRITTEN_OFF) and one.state != "void")
+    written_off = {charge.account for one in forgetful for charge in one.charges}
     found = tuple(
         AccountFacts(
             account=name,
@@ -366,6 +368,7 @@ def read_chain(connection: Connection, *, read_at: datetime, head: Head | None =
             reserved_nano=sums.reserved,
             posted_nano=sums.posted,
             is_unpriced=(name, level) in unpriced,
+            is_written_off=name in written_off,
         )
         for (name, level), sums in sorted(accounts.items())
     )
@@ -465,8 +468,8 @@ def agent_facts(
             by_task.setdefault(row["task_digest"], {}).setdefault(job, []).append(found)
     _check_none_forgotten(chain, known)
     declined = _declined(connection, wanted, chain)
-    refused: dict[str, list[RefusedByPolicy]] = {}
-    for no in reversed(refused_by_policy(connection, until=time_of(chain.journal.read_at))):
+    refused: dict[str, list[SiteRefusal]] = {}
+    for no in reversed(refused_by_site(connection, until=time_of(chain.journal.read_at))):
         if wanted.holds(no.at) and wanted.task in ("", no.task_digest):
             refused.setdefault(no.task_digest, []).append(no)
     for digest in (*declined, *refused):
@@ -482,7 +485,7 @@ def agent_facts(
                 jobs=(
                     *(_job_of_agent(job, agent_id, of) for job, of in jobs.items()),
                     *_refused(agent_id, declined.get(digest)),
-                    *_refused_by_policy(agent_id, refused.get(digest, ())),
+                    *_refused_by_site(agent_id, refused.get(digest, ())),
                 ),
             )
             for digest, jobs in by_task.items()
@@ -544,7 +547,7 @@ def _refused(agent_id: str, job_ids: list[str] | None) -> tuple[Job, ...]:
     return tuple(Job(job_id=job, state="not known", questions=0, refusals=(said,)) for job in job_ids or ())
 
 
-def _refused_by_policy(agent_id: str, found: Iterable[RefusedByPolicy]) -> tuple[Job, ...]:
+def _refused_by_site(agent_id: str, found: Iterable[SiteRefusal]) -> tuple[Job, ...]:
     return tuple(
         Job(
             job_id=one.job_id or UNNAMED,
@@ -555,7 +558,7 @@ def _refused_by_policy(agent_id: str, found: Iterable[RefusedByPolicy]) -> tuple
                 AgentRefusal(
                     agent=agent_id,
                     said="declined" if one.job_id else "refused",
-                    reason="policy-refusal",
+                    reason=one.reason,
                     sentence=one.sentence[:4_000],
                 ),
             ),
@@ -574,7 +577,9 @@ def _promised(connection: Connection) -> dict[str, str]:
 
 def _declined(connection: Connection, wanted: EvidenceScope, chain: Chain) -> dict[str, list[str]]:
     table = proposal_answers.c
-    query = select(table.job_id, table.task_digest, table.answered_at).where(table.answer == "declined")
+    # Those whose words are kept are among the refusals of the site (`refused_by_site`).
+    is_kept = exists().where(site_refusals.c.digest == table.digest)
+    query = select(table.job_id, table.task_digest, table.answered_at).where(table.answer == "declined", ~is_kept)
     found: dict[str, list[str]] = {}
     for row in connection.execute(query.order_by(table.answered_at, table.job_id)):
         is_wanted = wanted.holds(row.answered_at) and wanted.task in ("", row.task_digest)

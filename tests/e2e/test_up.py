@@ -292,7 +292,7 @@ def test_a_job_is_submitted_followed_by_its_id_paid_for_and_exported(
     for account in ("federation", "agent:agent-1", "agent:agent-2"):
         assert after[account, "instance"] - before[account, "instance"] == charge
     shown = labeler("budget", "--agent", "agent-1")
-    assert "per image" in shown.out
+    assert "image" in shown.out
     assert "#" in shown.out
     assert "federation" not in shown.out
     own = labeler("agent", "budget", "--home", reachable.home / "agents" / "agent-1", "--json")

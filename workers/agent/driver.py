@@ -391,6 +391,11 @@ class AgentDriver:
             with self._database.write() as connection:
                 if policy is not None:
                     events = self._paid(connection, policy, charges, promises)
+                asks = {digest: charge.ask for digest, charge in charges}
+                for about, event in events:
+                    if isinstance(event, machine.ChargeRefused | machine.Refused | proposing.NotCovered):
+                        asked = about if isinstance(about, Proposal) else asks[about]
+                        self._admission.note(asked, event.refusal, connection=connection)
                 self._rounds.erase_in(erased, connection=connection)
                 for job_id in withdrawn:
                     given_back = self._promises.withdraw(job_id, self._clock(), connection=connection)

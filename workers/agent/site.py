@@ -29,7 +29,7 @@ from labeler.ledger.agent_memory import (
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.lifetimes import all_set_aside
-from labeler.ledger.promises import PromiseStore, RequesterShares, refused_by_policy
+from labeler.ledger.promises import PromiseStore, RequesterShares, refused_by_site
 from labeler.planning import price
 from labeler.setting import LEVELS
 from labeler.system.clock import now_utc
@@ -215,18 +215,18 @@ def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 MOST_REFUSALS: Final = 500
-"""Refusals by the policy that the overview and the shell list, the last ones."""
+"""Refusals without a person that the overview and the shell list, the last ones."""
 
 
-def policy_refusals(home: Path) -> list[dict[str, Any]]:
-    """Return what the site's policy refused by itself, the last first; what people refused is in `decided_tasks`.
+def site_refusals(home: Path) -> list[dict[str, Any]]:
+    """Return what the site's policy or ledger refused, the last first; what people refused is in `decided_tasks`.
 
     Raises:
         NotReady: the agent has not run yet, so it has been asked nothing.
     """
     read_agent_config(home)
     with closing(_look(home)) as database, database.read() as connection:
-        found = refused_by_policy(connection, last=MOST_REFUSALS)
+        found = refused_by_site(connection, last=MOST_REFUSALS)
     return [
         {
             "at": _moment(one.at),
@@ -234,6 +234,7 @@ def policy_refusals(home: Path) -> list[dict[str, Any]]:
             "name": one.name,
             "requester": one.requester,
             "job_id": one.job_id,
+            "reason": one.reason,
             "sentence": one.sentence,
         }
         for one in found
@@ -425,7 +426,7 @@ class SiteConsole:
             "policy": lambda: policy_in_words(read_policy(home / POLICY_FILE)),
             "waiting": lambda: waiting_tasks(home),
             "decided": lambda: decided_tasks(home),
-            "refused": lambda: policy_refusals(home),
+            "refused": lambda: site_refusals(home),
             "deleted": lambda: deleted_at(home),
             "budget": lambda: site_budget(home),
             "person": lambda: site_person(home),

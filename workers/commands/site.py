@@ -159,9 +159,9 @@ def history(
         answered_rounds,
         as_csv,
         deleted_at,
-        policy_refusals,
         site_budget,
         site_person,
+        site_refusals,
     )
 
     check_file(out)
@@ -174,9 +174,9 @@ def history(
         typer.echo("\nAll jobs together")
         for one in site_budget(home):
             _line("per image" if one["level"] == "instance" else "per site", one["words"])
-        _line("per patient", site_person(home)["words"])
-        if refused := policy_refusals(home):
-            typer.echo("\nRefused by the policy, without asking a person")
+        wrapped(site_person(home)["words"], start="  ")
+        if refused := site_refusals(home):
+            typer.echo("\nRefused by the policy or the budget, without asking a person")
         for no in refused:
             by = f", by {no['requester']}" if no["requester"] else ""
             wrapped(f"{_minute(no['at'])}  {no['name']}{by}")

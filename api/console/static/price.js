@@ -123,7 +123,7 @@ export class PriceBox {
     const balance = this.#budget.balance("federation", "instance");
     if (!asked || !balance?.cap_nano || asked.asked_nano === null || !asked.enough) return null;
     const shares = sharesAfter(balance, asked.asked_nano);
-    return figure(`of the federation's budget; ${percentWords(shares.spent + shares.reserved + shares.asked)} would be spent`, percentWords(shares.asked));
+    return figure(`of the federation's budget; ${percentWords(shares.spent + shares.reserved + shares.asked)} would be spent or reserved`, percentWords(shares.asked));
   }
 
   #accounts(view) {
@@ -143,7 +143,7 @@ export class PriceBox {
     if (!account.enough) words = "not enough is left";
     else if (balance?.cap_nano) {
       const shares = sharesAfter(balance, asked);
-      words = `${percentWords(shares.spent + shares.reserved)} spent + ${percentWords(shares.asked)} this job + ${percentWords(shares.left)} left = 100 %`;
+      words = `${percentWords(shares.spent + shares.reserved)} spent or reserved + ${percentWords(shares.asked)} this job + ${percentWords(shares.left)} left = 100 %`;
       bar.update(shares, words);
     }
     bar.node.hidden = !(account.enough && balance?.cap_nano);
