@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
@@ -145,8 +146,12 @@ def epsilon_within(task: Task, queries: int, *, level: StatedLevel, left_nano: i
     return float(say_epsilon_left(epsilon_left(room - len(sizes), task.delta)).replace(",", "")) or None
 
 
+@lru_cache(maxsize=256)
 def _certified_within(task: Task, queries: int, level: StatedLevel, left_nano: int) -> float | None:
-    """Return `epsilon_within` where prices are certified, from the noise that fits."""
+    """Return `epsilon_within` where prices are certified, from the noise that fits; it takes as long as a new price.
+
+    Cached, because a program may submit what was refused again and again.
+    """
 
     def charge(one: Task) -> int | None:
         if level == "person":

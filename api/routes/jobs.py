@@ -484,16 +484,9 @@ async def _rows(
 
 async def _finished(coordinator: Coordinator, request: Request, view: JobView, wait_s: float, who: Reader) -> JobView:
     """Return the job once it is finished, or its present view when the time is up or the server stops."""
-    latest = view
-
-    async def watch() -> None:
-        nonlocal latest
-        async for _, seen in coordinator.events(view.job_id, "", reader=who):
-            latest = seen
-
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(unless_stopping(request, watch()), wait_s)
-    return latest
+    async for _, seen in until_stopping(request, coordinator.events(view.job_id, "", reader=who, within_s=wait_s)):
+        view = seen
+    return view
 
 
 def task_routes(coordinator: Coordinator) -> APIRouter:
