@@ -20,7 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from api.coordinator.ownership import Reader
-from api.limits import BODY_KEY, SMALL_BYTES, Body, RateLimits, address_group
+from api.limits import BODY_KEY, SMALL_BYTES, RateLimits, RequestBody, address_group
 from api.schema import Role
 from labeler.errors import LabelerError, NotAllowed, NotAuthenticated, TooLarge
 from labeler.settings import nearest
@@ -147,7 +147,7 @@ class Gate:
         need = ACCESS.get((request.method, path))
         if need is None:
             raise NotAllowed(f"{request.method} {path} has no row in the table of roles, so nobody may call it")
-        body: Body = request.scope[BODY_KEY]
+        body: RequestBody = request.scope[BODY_KEY]
         if need == "invited":
             # Before the body is read: a client without a token is charged for the attempt, not for its content.
             self._limits.enrolments.hit(client_address(request))

@@ -17,6 +17,7 @@ import re
 import secrets
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -28,10 +29,10 @@ from pydantic import BaseModel, ValidationError
 
 from api.client_http import (
     MAX_ANSWER_BYTES,
-    Connection,
     FormBody,
     Part,
     ServiceBusy,
+    ServiceConnection,
     ServiceProblem,
     image_parts,
     is_shard,
@@ -82,6 +83,7 @@ from api.schema import (
     WithdrawnView,
 )
 from feature_store.image_files import in_words
+from feature_store.results import current_format
 from labeler.errors import InvalidSetting, TooLarge
 from labeler.expectation import RECORDS_EACH
 from labeler.methods.evaluate import DEFAULT_EPSILON, Layout
@@ -143,7 +145,7 @@ class Client:
         absent_patience_s: float | None = None,
         ca_file: Path | None = None,
     ) -> None:
-        self._connection = Connection(
+        self._connection = ServiceConnection(
             url,
             token,
             timeout_s=timeout_s,
@@ -363,7 +365,7 @@ class Client:
         Args:
             job_id: the job.
             path: the file to write.
-            format: of the file.
+            format: of the file, as `labeler export --format` names it; formats that are folders are made by that.
             of: "images": the label of every image, asked about or not; waits until they are made. "questions": the
                 questions and what was released for each.
             on_wait: called with a sentence that says how much is done, while they are made.
@@ -372,7 +374,9 @@ class Client:
             InvalidSetting: there is no folder to put it in.
             ServiceProblem: the job is not completed.
         """
-        wanted: dict[str, str] = {"format": format, "of": of}
+        if (now := current_format(format)) != format:
+            warnings.warn(f"the format {format!r} is now {now!r}", DeprecationWarning, stacklevel=2)
+        wanted: dict[str, str] = {"format": now, "of": of}
         place = f"{_job_path(job_id)}/labels"
         return self._download(place, path, params=wanted, most_bytes=MAX_FILE_BYTES, on_wait=on_wait)
 

@@ -26,7 +26,7 @@ import httpx2
 
 from api.schema import Problem
 from feature_store.image_files import ENDINGS, Skipped, list_images, zip_members
-from labeler.errors import InvalidSetting, LabelerError, TooLarge, TryAgain
+from labeler.errors import InvalidSetting, LabelerError, TooLarge, TryAgain, exit_code_of
 from labeler.settings import check_names_are_text, check_names_have_no_controls
 from labeler.system.http_client import http_client, is_loopback, read_parts, read_whole
 
@@ -70,6 +70,10 @@ class ServiceProblem(LabelerError):
         self.title = title
         self.detail = detail
         self.members = dict(members or {})
+        # Whatever refuses, this machine or a service: one mistake has one exit code.
+        code = exit_code_of(type)
+        if code is not None:
+            self.exit_code = code  # type: ignore[misc]  # of the class, but for a refusal that names another
 
 
 class ServiceBusy(ServiceProblem, TryAgain):
@@ -80,7 +84,7 @@ class ServiceBusy(ServiceProblem, TryAgain):
     retry_after_s = 0.0
 
 
-class Connection:
+class ServiceConnection:
     """A connection to one service.
 
     Args:

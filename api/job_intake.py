@@ -26,7 +26,7 @@ from starlette.exceptions import HTTPException
 from api.access import JSON, media_type, parse_json, read_json
 from api.coordinator.stores import INCOMING
 from api.coordinator.uploads import UploadWriter, upload_of_images
-from api.limits import BODY_KEY, MAX_JSON_BYTES, SPOOL_BYTES, Body
+from api.limits import BODY_KEY, MAX_JSON_BYTES, SPOOL_BYTES, RequestBody
 from api.schema import MAX_SYNCHRONOUS_QUERIES, LabelsRequest
 from labeler.errors import InvalidSetting, LabelerError, TooLarge
 from labeler.settings import problems_of
@@ -112,7 +112,7 @@ class Intake(Generic[Asked]):
         boundary = options.get(b"boundary")
         if not boundary:
             raise HTTPException(422, "the Content-Type of a form needs a boundary")
-        body: Body = request.scope[BODY_KEY]
+        body: RequestBody = request.scope[BODY_KEY]
         with (
             # An archive lies on the disk beside what is unpacked from it.
             UploadWriter(folder, self._limits, on_bytes=lambda size: body.count(size + form.part_bytes)) as writer,

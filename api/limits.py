@@ -68,7 +68,7 @@ BODY_S: Final = 30.0
 LEAST_BYTES_PER_S: Final = 16 * 1024
 """A body must arrive in `BODY_S`, plus a second for each such number of bytes received."""
 ANSWER_S: Final = 60.0
-"""A client may take nothing of what is sent to it for so long; see `api.server.Connection`."""
+"""A client may take nothing of what is sent to it for so long; see `api.server.HttpConnection`."""
 
 SMALL_BYTES: Final = 64 * 1024
 """Largest cheap body: parsed at once, and of a token not counted."""
@@ -98,7 +98,7 @@ ENROLMENTS_PER_MINUTE: Final = 30
 """Attempts of one client to use an invitation; a site needs one ever."""
 
 BODY_KEY: Final = "labeler.body"
-"""Key of a request's scope, under which the gate finds its `Body`."""
+"""Key of a request's scope, under which the gate finds its `RequestBody`."""
 
 
 class TooManyRequests(RateLimited):
@@ -179,9 +179,15 @@ class Slots:
         """
         with self._lock:
             if self._held[name] >= self._each:
-                raise self._refused(f"one client may have {self._each} {self._what} in progress; wait for one to end")
+                raise self._refused(
+                    f"one client may have {self._each} {self._what} in progress, and this is one more; send it again "
+                    "when one of them has ended"
+                )
             if self._held.total() >= self._total:
-                raise self._refused(f"{self._total} {self._what} are in progress, the most that are served")
+                raise self._refused(
+                    f"{self._total} {self._what} of all clients are in progress, the most that are served; send it "
+                    f"again in {SLOT_WAIT_S} s"
+                )
             self._held[name] += 1
 
     def give_back(self, name: str) -> None:
@@ -342,11 +348,23 @@ class Uploads:
             del self._used[token_id]
 
 
-_IN_SEVERAL: Final = "Send it in several, and vectors as Parquet"
+_SHORTER: Final = "Send less in one request"
 _AS_A_JOB: Final = "Send images as files of a form, and more of them as a job (POST /v1/jobs)"
+_INSTEAD: Final = {
+    ("/v1/jobs", False): "Make several jobs of it, or send the vectors as Parquet in a form",
+    ("/v1/jobs", True): "Make several jobs of it; the operator can raise limits.max_upload_bytes",
+    ("/v1/labels", False): _AS_A_JOB,
+    ("/v1/labels", True): _AS_A_JOB,
+    ("/v1/enrolments", False): "An enrolment has some 600 bytes: send the file that `labeler agent join` made",
+}
 
 
-class Body:
+def instead_of(path: str, *, is_form: bool) -> str:
+    """Return what to do about a body that is too large."""
+    return _INSTEAD.get((path, is_form), _SHORTER)
+
+
+class RequestBody:
     """An arriving request body: bounded in size and time, and counted until it is read.
 
     The bytes of an upload are counted until the request ends.
@@ -366,7 +384,7 @@ class Body:
         most: int,
         stated: int | None,
         uploads: Uploads | None = None,
-        instead: str = _IN_SEVERAL,
+        instead: str = _SHORTER,
     ) -> None:
         self._receive, self._bodies, self._most, self._stated = receive, bodies, most, stated
         self._instead = instead
@@ -412,7 +430,11 @@ class Body:
             async with asyncio.timeout(max(0.0, left_s)):
                 message = await self._receive()
         except TimeoutError:
-            raise Unavailable("the body came too slowly; send it again") from None
+            raise Unavailable(
+                f"the body came too slowly: {self._size} bytes in {self._waited_s + max(0.0, left_s):.0f} s, and "
+                f"{LEAST_BYTES_PER_S} bytes a second are the least after the first {BODY_S:.0f} s; send it again over "
+                "a faster connection, or in several smaller requests"
+            ) from None
         self._waited_s += time.monotonic() - asked_s
         self._size += len(message.get("body", b""))
         if not message.get("more_body", False):
@@ -448,7 +470,7 @@ class Body:
             slots.give_back(name)
 
 
-def too_large(most: int, found: int | None = None, *, instead: str = _IN_SEVERAL) -> TooLarge:
+def too_large(most: int, found: int | None = None, *, instead: str = _SHORTER) -> TooLarge:
     """Return the refusal of a body above `most` bytes."""
     said = f"more than {most} bytes" if found is None else f"{found} bytes"
     return TooLarge(f"the body has {said}; at most {most} are taken. {instead}")
@@ -491,8 +513,10 @@ class Limits:
         # Health checks are never limited, however many requests are in progress.
         client = "" if scope["path"] in HEALTH else address_group((scope.get("client") or ("unknown", 0))[0])
         uploads = self._uploads if scope["path"] in UPLOADS else None
-        instead = _AS_A_JOB if scope["path"] == "/v1/labels" else _IN_SEVERAL
-        body = scope[BODY_KEY] = Body(receive, self._bodies, most=most, stated=stated, uploads=uploads, instead=instead)
+        instead = instead_of(scope["path"], is_form=is_form)
+        body = scope[BODY_KEY] = RequestBody(
+            receive, self._bodies, most=most, stated=stated, uploads=uploads, instead=instead
+        )
         try:
             if client:
                 self._clients.take(client)

@@ -83,19 +83,25 @@ class _Service(Collector):
         budget = self._coordinator.budget()
         yield GaugeMetricFamily("labeler_ledger_seq", "Sequence number of the last entry.", value=budget.head_seq)
         labels = ("account", "level")
-        spent = GaugeMetricFamily("labeler_budget_spent_epsilon", "Reserved and posted, at delta.", labels=labels)
+        posted = GaugeMetricFamily("labeler_budget_posted_epsilon", "What was answered, at delta.", labels=labels)
+        spent = GaugeMetricFamily(
+            "labeler_budget_spent_epsilon", "What was answered, and all that waits, at delta.", labels=labels
+        )
+        more = GaugeMetricFamily("labeler_budget_left_epsilon", "The largest further job, at delta.", labels=labels)
         cap = GaugeMetricFamily("labeler_budget_cap_epsilon", "The cap, at delta.", labels=labels)
         left = GaugeMetricFamily("labeler_budget_left_ratio", "Part of the cap that is left (of mu^2).", labels=labels)
         for account in budget.accounts:
             name = (account.account, account.level)
             for family, value in (
+                (posted, account.posted_epsilon),
                 (spent, account.spent_epsilon),
+                (more, account.left_epsilon),
                 (cap, account.cap_epsilon),
                 (left, account.left_fraction),
             ):
                 if value is not None:
                     family.add_metric(name, value)
-        yield from (spent, cap, left)
+        yield from (posted, spent, more, cap, left)
 
     def _jobs(self) -> Iterator[Metric]:
         jobs = GaugeMetricFamily("labeler_jobs", "Jobs by state.", labels=("state",))

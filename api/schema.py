@@ -11,8 +11,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from feature_store.results import FileFormat, current_format
 from labeler.invitation import MAX_CERTIFICATES, TOKEN_PATTERN
 from labeler.rounds.effects import FINISHED as FINISHED
 from labeler.rounds.effects import AskedStrategy, check_selection
@@ -25,7 +26,8 @@ from labeler.untrusted import ENROLLED_NAME, MOST_PROBE_CHARACTERS
 
 Role = Literal["admin", "requester", "viewer"]
 PartyRole = Literal["agent", "tallier"]
-LabelFormat = Literal["jsonl", "parquet", "label-studio", "label-studio-config", "image-folder-csv"]
+LabelFormat = Annotated[FileFormat, BeforeValidator(current_format)]
+"""A name of a released version is read as the name it has now."""
 LabelsOf = Literal["images", "questions"]
 """Every public image, asked about or not; or the questions and what was released for each."""
 
@@ -196,6 +198,8 @@ class EstimateView(View):
     affordable: bool
     accounts: tuple[AccountAfter, ...]
     refusal: str = ""
+    queries_that_fit: int | None = None
+    """How many queries the budgets cover, where they cover fewer than were asked; null where fewer would not help."""
     jobs_left: int | None = None
     """How many such jobs the tightest account still covers; null where nothing limits them."""
     expected_accuracy: ExpectedAccuracy | None = None

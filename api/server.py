@@ -61,7 +61,7 @@ PIECE_BYTES: Final = 64 * 1024
 _RESET: Final = struct.pack("ii", 1, 0)
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """An HTTP connection that is aborted if its client does not take what is sent to it.
 
     A clock runs while the system takes no more bytes of the connection. It does not matter what they are: an answer,
@@ -152,7 +152,7 @@ class Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
-            http=Connection,
+            http=HttpConnection,
             loop="auto",
             ws="none",
             timeout_graceful_shutdown=GRACE_S,

@@ -60,7 +60,7 @@ NOTHING_KNOWN: Final[Mapping[bytes, NDArray[np.int16]]] = {}
 
 
 @dataclass(frozen=True, eq=False)
-class Loaded:
+class LoadedImage:
     """One image of a source, ready for the network, or the reason why not.
 
     Attributes:
@@ -89,7 +89,7 @@ class Embedded:
         features: float32, shape (n, dimension): a row for each item with pixels.
     """
 
-    items: list[Loaded] = field(repr=False)
+    items: list[LoadedImage] = field(repr=False)
     features: NDArray[np.float32] = field(repr=False)
 
 
@@ -102,7 +102,7 @@ def load_image(
     known: Mapping[bytes, NDArray[np.int16]] = NOTHING_KNOWN,
     keep_thumbnail: bool = False,
     must_read: bool = False,
-) -> Loaded:
+) -> LoadedImage:
     """Read, decode and prepare one image.
 
     Args:
@@ -120,7 +120,7 @@ def load_image(
         if digester is not None:
             digest = digester.digest("image", (file,) if isinstance(file, bytes) else image_blocks(images, index))
         if (row := known.get(digest)) is not None and not keep_thumbnail:
-            return Loaded(index, None, None, "", digest, row)
+            return LoadedImage(index, None, None, "", digest, row)
         image = images.read(index) if file is None else decode_for(file, transform, max_pixels=images.max_pixels)
         if keep_thumbnail:
             picture = image
@@ -128,15 +128,15 @@ def load_image(
                 picture = Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture)
             thumbnail = png_thumbnail(picture, side=_THUMBNAIL_PIXELS)
         if row is not None:
-            return Loaded(index, None, thumbnail, "", digest, row)
-        return Loaded(index, prepare_image(image, transform), thumbnail, "", digest)
+            return LoadedImage(index, None, thumbnail, "", digest, row)
+        return LoadedImage(index, prepare_image(image, transform), thumbnail, "", digest)
     except (UnreadableImage, BadData) as error:
         if must_read and isinstance(error, UnreadableFile):
             raise UnreadableFile(
                 f"{images.names[index]!r} cannot be read now ({error}) and is not taken for removed. Nothing was "
                 "changed; let this user read the file, or take it out, and give the same command again"
             ) from None
-        return Loaded(index, None, None, str(error))
+        return LoadedImage(index, None, None, str(error))
 
 
 def image_for(images: ImageSource, index: int, transform: Transform) -> ImageLike:
@@ -150,18 +150,18 @@ def image_for(images: ImageSource, index: int, transform: Transform) -> ImageLik
 
 
 def loaded_batches(
-    load: Callable[[int], Loaded], indices: Iterable[int], *, batch_size: int, threads: int
-) -> Generator[list[Loaded]]:
+    load: Callable[[int], LoadedImage], indices: Iterable[int], *, batch_size: int, threads: int
+) -> Generator[list[LoadedImage]]:
     """Batches in the order of the indices, the next two always being loaded while the caller works on this one.
 
     Each batch but the last has `batch_size` images that can be used, and what lies between them that cannot: a forward
     pass costs the same however many images it has.
     """
     remaining = iter(indices)
-    waiting: deque[Future[list[Loaded]]] = deque()
+    waiting: deque[Future[list[LoadedImage]]] = deque()
     at_once = min(_AT_ONCE, max(1, batch_size // threads))
 
-    def load_some(some: list[int]) -> list[Loaded]:
+    def load_some(some: list[int]) -> list[LoadedImage]:
         return [load(index) for index in some]
 
     with ThreadPoolExecutor(threads, thread_name_prefix="embed") as pool:
@@ -173,7 +173,7 @@ def loaded_batches(
         try:
             for _ in range(threads + -(-2 * batch_size // at_once)):
                 submit()
-            batch: list[Loaded] = []
+            batch: list[LoadedImage] = []
             usable = 0
             while waiting:
                 for item in waiting.popleft().result():
@@ -189,7 +189,7 @@ def loaded_batches(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def embedded_batches(backbone: Backbone, batches: Iterable[list[Loaded]]) -> Generator[Embedded]:
+def embedded_batches(backbone: Backbone, batches: Iterable[list[LoadedImage]]) -> Generator[Embedded]:
     """Batches with their features."""
     for items in batches:
         pixels = [item.pixels for item in items if item.pixels is not None]
@@ -261,7 +261,7 @@ Duplicates = Literal["refuse", "keep-first", "keep-all"]
 
 Progress = Callable[[int, int], None]
 
-Embedder = Callable[[Backbone, Callable[[int], Loaded], range], Generator[Embedded]]
+Embedder = Callable[[Backbone, Callable[[int], LoadedImage], range], Generator[Embedded]]
 """Loads images with what it is given, a function that can be sent elsewhere, and embeds them, in order."""
 
 CHECKPOINT = 32
@@ -730,7 +730,7 @@ def _made_otherwise(path: Path, how: str) -> InvalidSetting:
 def _compare(
     path: Path,
     images: ImageSource,
-    load: Callable[[int], Loaded],
+    load: Callable[[int], LoadedImage],
     digester: SiteKey,
     progress: Progress | None,
     *,
@@ -797,7 +797,9 @@ def digest_of(images: ImageSource, index: int, digester: SiteKey) -> bytes:
         return b""
 
 
-def _is_current(writer: ShardWriter, images: ImageSource, load: Callable[[int], Loaded], digester: SiteKey) -> bool:
+def _is_current(
+    writer: ShardWriter, images: ImageSource, load: Callable[[int], LoadedImage], digester: SiteKey
+) -> bool:
     """Tell whether what an interrupted writer gathered, and left out, would be the same today."""
     digests, names = writer.gathered().image_digests, writer.sources()
     place = {name: index for index, name in enumerate(images.names)}

@@ -34,7 +34,7 @@ from feature_store.array_reader import FEATURES, Values, read_arrays
 from feature_store.backbones.backbone import Backbone, fingerprint_of
 from feature_store.backbones.spec import Transform
 from feature_store.decode import MAX_PIXELS, Skipped
-from feature_store.embedding import Embedded, Loaded
+from feature_store.embedding import Embedded, LoadedImage
 from feature_store.rows import probe_text, quantize, usable_rows
 from feature_store.sources import row_names
 from labeler.errors import BadData, InvalidSetting
@@ -192,11 +192,11 @@ class FeatureSource:
         """The row of one record, as it is stored."""
         return quantize(self.rows[index : index + 1]).astype("<i2").tobytes()
 
-    def embedded(self, _: Backbone, __: Callable[[int], Loaded], indices: range) -> Generator[Embedded]:
+    def embedded(self, _: Backbone, __: Callable[[int], LoadedImage], indices: range) -> Generator[Embedded]:
         """The rows as batches of a source, for `embed_source`."""
         for start in range(indices.start, indices.stop, _ROWS_AT_ONCE):
             some = range(start, min(start + _ROWS_AT_ONCE, indices.stop))
-            yield Embedded([Loaded(row, _SEEN, None, "") for row in some], self.rows[some.start : some.stop])
+            yield Embedded([LoadedImage(row, _SEEN, None, "") for row in some], self.rows[some.start : some.stop])
 
 
 def read_features(

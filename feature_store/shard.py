@@ -3,6 +3,7 @@
 A shard is a folder:
 
     manifest.json        role, backbone, classes, checksums, deleted records (`Manifest`)
+    deletions.txt        when records were deleted, if any ever were (`deletions`)
     features.npy         int16 (n, d): each row has length 2048 but for rounding (feature_store.rows)
     labels.npy           int16 (n,): place in the class list; -1 unknown (public shards only). Of a shard of attributes
                          int16 (n, C): 1 where a record has the attribute and 0 where not; -1 unknown, in whole rows
@@ -36,6 +37,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -47,8 +49,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from feature_store.decode import Skipped
 from feature_store.rows import largest_square_length, quantize, refuse_other_probes
-from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards, OutputInUse
+from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards, NotThere, OutputInUse
 from labeler.settings import one_spelling, same_names
+from labeler.system.clock import now_utc
 from labeler.system.files import exclusive, keep_private, replace_file
 from labeler.system.site_key import DIGEST_WORDS, PUBLIC_KEY
 
@@ -286,6 +289,8 @@ class Shard:
             changed = manifest.model_copy(update={"deleted": tuple(deleted.tolist())})
             if len(deleted) > len(manifest.deleted):
                 write_manifest(self.path, changed)
+                lines = [*deletions(self.path), now_utc().isoformat(timespec="seconds")]
+                replace_file(self.path / DELETIONS_NAME, "".join(f"{one}\n" for one in lines).encode())
         self._manifest = changed
         for known in ("alive", "rows", "version"):
             self.__dict__.pop(known, None)
@@ -470,6 +475,7 @@ def declare_most(path: Path, max_records: int) -> bool:
         InvalidSetting: the shard is public, declares another bound, or holds more.
         OutputInUse: another process changes the shard.
     """
+    read_manifest(path)
     with exclusive(path / ".lock", f"shard {path.name!r}"):
         manifest = read_manifest(path)
         if manifest.role != "private":
@@ -621,15 +627,28 @@ class Manifest(BaseModel):
         return hashlib.sha256(_canonical(self)).hexdigest()
 
 
+DELETIONS_NAME = "deletions.txt"
+
+
+def deletions(folder: Path) -> tuple[str, ...]:
+    """Return when records of a shard were deleted, oldest first: moments (UTC), and nothing of which or how many."""
+    with suppress(FileNotFoundError):
+        return tuple((folder / DELETIONS_NAME).read_text().split())
+    return ()
+
+
 def read_manifest(folder: Path) -> Manifest:
     """Read and check a manifest.
 
     Raises:
+        NotThere: there is no such folder.
         BadData: the folder is no shard, or one that was never finished.
         DamagedShard: the manifest's own checksum or fields are wrong.
     """
     folder = folder.absolute()  # `.` has an empty name
     path = folder / MANIFEST_NAME
+    if not folder.exists():
+        raise NotThere(f"{folder.name!r} is no finished shard: there is no such folder; make one with labeler embed")
     if not path.is_file():
         raise BadData(f"{folder.name!r} is no finished shard: it has no {MANIFEST_NAME}; make one with labeler embed")
     try:

@@ -257,7 +257,7 @@ class AuditFacts(_Part):
     attempts: Annotated[tuple[Attempt, ...], Field(min_length=1, max_length=100)]
 
 
-class Finding(_Moving):
+class AttemptFinding(_Moving):
     """The bounds that one attempt proves.
 
     Attributes:
@@ -298,7 +298,7 @@ class AuditFindings(_Part):
     promised_advantage: float
     proved_epsilon: float
     is_above: bool
-    findings: tuple[Finding, ...]
+    findings: tuple[AttemptFinding, ...]
 
 
 def read_audit(document: bytes) -> AuditFacts:
@@ -365,7 +365,7 @@ def findings_of(facts: AuditFacts) -> AuditFindings:
     )
 
 
-def _finding(attempt: Attempt, promised: float, delta: float, confidence: float) -> Finding:
+def _finding(attempt: Attempt, promised: float, delta: float, confidence: float) -> AttemptFinding:
     errors, moved = attempt.errors, attempt.moved_mu
     if attempt.canaries:
         # Two bounds from the same run: each has half of the allowed failure.
@@ -375,7 +375,7 @@ def _finding(attempt: Attempt, promised: float, delta: float, confidence: float)
     else:
         other, any_epsilon = 0.0, many_runs_epsilon(errors, delta, confidence)
     mu = many_runs_mu(errors, confidence)
-    return Finding(
+    return AttemptFinding(
         adversary=attempt.adversary,
         mu=mu,
         epsilon=epsilon_of_delta(delta, mu),

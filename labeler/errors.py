@@ -7,6 +7,7 @@
     │   ├── TooLarge            a message, file or image is larger than the limit
     │   └── IdempotencyMismatch an idempotency key was used for another request
     ├── BadData                 a file is not what it should be              exit 1
+    │   ├── NotThere            a file or folder that was named is not there exit 2
     │   ├── DamagedShard        a shard's bytes do not match its manifest
     │   ├── MixedShards         shards that must agree (classes, backbone) do not
     │   ├── UnreadableImage     a file that should hold an image does not
@@ -65,7 +66,8 @@ class LabelerError(Exception):
     Attributes:
         problem_type: the `type` of an RFC 9457 problem document: the name of its class or nearest ancestor in this
             module, in words with hyphens. It is stable, because these names are.
-        exit_code: exit status of a command line (1 failed, 2 wrong usage, 75 try again).
+        exit_code: exit status of a command line (1 failed, 2 wrong usage, 75 try again). A command that refuses by
+            itself and one whose service refuses end alike (`exit_code_of`).
     """
 
     problem_type: ClassVar[str] = "error"
@@ -74,6 +76,17 @@ class LabelerError(Exception):
     def __init_subclass__(cls) -> None:
         if cls.__module__ == __name__:
             cls.problem_type = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
+            _BY_TYPE[cls.problem_type] = cls
+
+
+_BY_TYPE: dict[str, type[LabelerError]] = {LabelerError.problem_type: LabelerError}
+
+
+def exit_code_of(problem_type: str) -> int | None:
+    """Return the exit code of a refusal that a service names ("urn:labeler:problem:..."); None if no class has it."""
+    name = problem_type.rpartition(":")[2]
+    found = InvalidSetting if name == "invalid-request" else _BY_TYPE.get(name)
+    return None if found is None else found.exit_code
 
 
 class InvalidSetting(LabelerError, ValueError):
@@ -100,6 +113,12 @@ class IdempotencyMismatch(InvalidSetting):
 
 class BadData(LabelerError):
     """A file is not what it should be."""
+
+
+class NotThere(BadData):
+    """A file or folder that was named is not there: for a command line a wrong usage, as any other wrong argument."""
+
+    exit_code = 2
 
 
 class DamagedShard(BadData):

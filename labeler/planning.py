@@ -56,7 +56,7 @@ from labeler.accounting.lifetime import vote_nano
 from labeler.budget import say_epsilon
 from labeler.errors import InvalidSetting, InvalidTask
 from labeler.methods import DEFAULT_METHOD, METHODS, MethodName
-from labeler.methods.sensitivity import integer_event, one_record_in_words, summed_votes
+from labeler.methods.sensitivity import integer_event, summed_votes
 from labeler.noise import NoiseBy, sampler_distance
 from labeler.task import Level, StatedLevel, Task
 
@@ -315,7 +315,7 @@ class Price:
         person: the guarantee for one person's records at one agent; None if the task does not bound how many vote.
         records_per_person: that bound, m.
         life: the scope of the guarantee for one record, if it covers everything that is ever asked.
-        one_record: for methods that train, the bound on one record's change that the price is for, in words.
+        one_record: what one record of an agent changes in its answer, in words (`Method.one_record`).
     """
 
     instance: PrivacyStatement
@@ -435,7 +435,7 @@ def price(task: Task, *, queries: int | None = None) -> Price:
         person=None if task.records_per_person is None else statement(task, "person", asked),
         records_per_person=task.records_per_person,
         life=life,
-        one_record=one_record_in_words(task),
+        one_record=task.traits.one_record(task),
     )
 
 

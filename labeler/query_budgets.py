@@ -46,7 +46,7 @@ _MOST_EPSILONS = 256
 
 
 @dataclass(frozen=True)
-class Charged:
+class ChargedRounds:
     """Rounds that one entry of a ledger charged together.
 
     Attributes:
@@ -101,7 +101,7 @@ class QueryBudgets:
 
 
 def query_budgets(
-    task: Task, charged: Sequence[Charged], *, rows: int, prices: Mapping[Level, Sequence[int]]
+    task: Task, charged: Sequence[ChargedRounds], *, rows: int, prices: Mapping[Level, Sequence[int]]
 ) -> QueryBudgets:
     """Return the budget of every row of a job.
 
@@ -187,11 +187,11 @@ _WORDS: Final[Mapping[ShareKind, str]] = {
 }
 
 
-def _joined(charged: Sequence[Charged], rows: int) -> Charged:
+def _joined(charged: Sequence[ChargedRounds], rows: int) -> ChargedRounds:
     """Return all charges of a job as one, which its rows share."""
     nano: dict[Level, int] = {level: sum(one.nano[level] for one in charged) for level in LEVELS}
     after: dict[Level, int] = {level: max((one.after[level] for one in charged), default=0) for level in LEVELS}
-    return Charged((rows,), nano, after)
+    return ChargedRounds((rows,), nano, after)
 
 
 def _weights(sizes: Sequence[int], prices: Sequence[int]) -> list[int]:

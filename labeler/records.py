@@ -188,7 +188,7 @@ Blocks = Callable[[], Iterable[Block]]
 """Reads all rows once, block by block; the same at every call."""
 
 
-class Neighbors(Protocol):
+class NearestRecords(Protocol):
     """The k nearest of each query, nearest first; -1 if there are fewer. Shapes (num_queries, k)."""
 
     @property
@@ -204,7 +204,7 @@ class Neighbors(Protocol):
 class Index(Protocol):
     """An exact index of features (`feature_store.index`)."""
 
-    def search(self, queries: NDArray[np.int16], k: int) -> Neighbors: ...
+    def search(self, queries: NDArray[np.int16], k: int) -> NearestRecords: ...
 
 
 class Indexes(Protocol):

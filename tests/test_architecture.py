@@ -163,6 +163,16 @@ def test_every_row_of_the_threat_tables_names_a_test_that_exists() -> None:
     assert {name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in there)} == set()
 
 
+def test_no_two_public_classes_have_one_name() -> None:
+    places: dict[str, list[str]] = {}
+    for package in PACKAGES[:-1]:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for found in ast.parse(path.read_text()).body:
+                if isinstance(found, ast.ClassDef) and not found.name.startswith("_"):
+                    places.setdefault(found.name, []).append(path.relative_to(ROOT).as_posix())
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+
 def test_no_module_needs_itself_by_way_of_others() -> None:
     """Also not inside a function, but for an index over Ray, which is built of what its workers build."""
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)

@@ -26,7 +26,7 @@ def _run() -> None:
     import errno
     import io
 
-    from labeler.errors import InvalidSetting, LabelerError, StorageFull
+    from labeler.errors import InvalidSetting, LabelerError, NotThere, StorageFull
     from workers.commands.catalog import app
 
     # A package that extends pydantic sees all that is validated, and some send it away as telemetry. To find such
@@ -51,7 +51,7 @@ def _run() -> None:
             _complain(f"cannot write {name}: {error.strerror}. Make room, then give the same command again")
             sys.exit(StorageFull.exit_code)
         _complain(f"cannot read or write {name}: {error.strerror or error}")
-        sys.exit(1)
+        sys.exit(NotThere.exit_code if isinstance(error, FileNotFoundError) else LabelerError.exit_code)
 
 
 def _complain(sentence: str) -> None:

@@ -47,7 +47,7 @@ from workers.progress import ProgressCallback, silent
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from workers.rehearsal import LabeledImages
+    from workers.rehearsal import RehearsalImages
 
 _MOST_RECORDS: Final = 2**60
 
@@ -198,7 +198,7 @@ class _PublicShard:
 
     features: NDArray[np.int16]
     classes: tuple[str, ...]
-    labeled: LabeledImages | None
+    labeled: RehearsalImages | None
 
     @classmethod
     def open(cls, path: Path) -> _PublicShard:
@@ -214,9 +214,9 @@ class _PublicShard:
         if shard.has_attributes or not (labels >= 0).any():
             return cls(features, shard.classes, None)
         # Imported on use: a plan without labels needs no learner.
-        from workers.rehearsal import MOST_IMAGES, LabeledImages
+        from workers.rehearsal import MOST_IMAGES, RehearsalImages
 
-        labeled = LabeledImages(features, labels)
+        labeled = RehearsalImages(features, labels)
         labeled.check(shard.classes)
         return cls(features, shard.classes, labeled.sample(MOST_IMAGES, seed=0))
 
@@ -445,7 +445,7 @@ def _expected(task: Task, request: PlanRequest, images: _PublicShard | None) -> 
 
 
 def _rehearsed(
-    tasks: Sequence[Task], request: PlanRequest, labeled: LabeledImages, progress: ProgressCallback = silent
+    tasks: Sequence[Task], request: PlanRequest, labeled: RehearsalImages, progress: ProgressCallback = silent
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return low, mean and high of each task's share of right labels, as rehearsed."""
     from workers.rehearsal import prediction_interval, rehearse
@@ -458,7 +458,7 @@ def _rehearsed(
     return low, right.mean(axis=0), high
 
 
-def _holds_more(task: Task, request: PlanRequest, labeled: LabeledImages) -> bool:
+def _holds_more(task: Task, request: PlanRequest, labeled: RehearsalImages) -> bool:
     """Return whether agents hold more records than a rehearsal gives them, where it draws each only once."""
     return not task.traits.is_reverse and assumed_records(task, request.records) > labeled.known // 2
 

@@ -70,7 +70,7 @@ REHEARSING: Final = "Rehearsing jobs"
 
 
 @dataclass(frozen=True, eq=False)
-class LabeledImages:
+class RehearsalImages:
     """Public images of which some have a known class.
 
     Attributes:
@@ -100,19 +100,19 @@ class LabeledImages:
                 f"{', '.join(few[:5])}{' and others' * (len(few) > 5)}; label some more, or leave the labels out"
             )
 
-    def sample(self, most: int, seed: int) -> LabeledImages:
+    def sample(self, most: int, seed: int) -> RehearsalImages:
         """Return at most this many of them, those of a known class first."""
         if len(self.labels) <= most:
             return self
         rng = np.random.default_rng(seed)
         order = rng.permutation(len(self.labels))
         chosen = np.sort(order[np.argsort(self.labels[order] < 0, kind="stable")][:most])
-        return LabeledImages(self.features[chosen], self.labels[chosen])
+        return RehearsalImages(self.features[chosen], self.labels[chosen])
 
 
 def rehearse(
     tasks: Sequence[Task],
-    images: LabeledImages,
+    images: RehearsalImages,
     *,
     records: int | None = None,
     draws: int = DRAWS,

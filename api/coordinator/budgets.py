@@ -29,7 +29,7 @@ from labeler.errors import BudgetExceeded, InvalidSetting, NotFound
 from labeler.evidence.derive import derive, software
 from labeler.ledger.chain import Head
 from labeler.ledger.database import Connection, Database
-from labeler.ledger.evidence import Wanted, coordinator_facts
+from labeler.ledger.evidence import EvidenceScope, coordinator_facts
 from labeler.ledger.ledger import LOOKED_THROUGH, Balance, Ledger
 from labeler.ledger.lifetimes import all_set_aside, set_aside
 from labeler.ledger.rounds import PostedRounds
@@ -277,7 +277,7 @@ def ledger_page(
 
 
 def signed_evidence(
-    wanted: Wanted, *, database: Database, keys: PartyKeys, delta: float, clock: Clock
+    wanted: EvidenceScope, *, database: Database, keys: PartyKeys, delta: float, clock: Clock
 ) -> SignedEvidence:
     """Verify one snapshot of the journal from its first entry, and sign what it says about a task or a period.
 

@@ -41,7 +41,7 @@ from labeler.ledger.tasks import TaskRecord, TaskStore
 from labeler.planning import OfKind, Price, price
 from labeler.rounds.effects import UNFINISHED
 from labeler.setting import LEVELS
-from labeler.solving import hint
+from labeler.solving import hint, queries_that_fit
 from labeler.task import Level, Task
 
 
@@ -143,10 +143,22 @@ def estimate(
         affordable=refused is None,
         accounts=accounts,
         refusal="" if refused is None else str(refusal(refused, task, queries=queries, delta=delta)),
+        queries_that_fit=_fit(task, queries, accounts) or None,
         jobs_left=min(limited, default=None),
         expected_accuracy=ExpectedAccuracy.model_validate(expected.to_json()),
         warning=expected.warning,
         noise_hint=hint(task),
+    )
+
+
+def _fit(task: Task, queries: int, accounts: Sequence[AccountAfter]) -> int:
+    """Return how many queries every account covers, where some do not cover all; 0 if fewer would not help."""
+    least = {
+        level: min(after.left_nano or 0 for after in accounts if after.level == level and not after.enough)
+        for level in {after.level for after in accounts if not after.enough}
+    }
+    return min(
+        (queries_that_fit(task, queries, level=level, left_nano=left) for level, left in least.items()), default=0
     )
 
 

@@ -34,7 +34,7 @@ from feature_store.results.questions import LABELS, read_parquet
 from labeler.errors import InvalidSetting, Unavailable
 from labeler.ledger.jobs import JobRecord, RoundRecord
 from labeler.ledger.ledger import Ledger
-from labeler.query_budgets import COLUMNS, Charged, query_budgets
+from labeler.query_budgets import COLUMNS, ChargedRounds, query_budgets
 from labeler.release import release_from_bytes
 from labeler.rounds.effects import ABSTAINED_LABEL, AnswerStatus
 from labeler.setting import LEVELS, Level
@@ -169,7 +169,7 @@ class JobBudgets:
             return task, self._stores.jobs.rounds(job.job_id, connection=connection)
 
 
-def charged_rounds(rounds: Sequence[RoundRecord], ledger: Ledger) -> list[Charged]:
+def charged_rounds(rounds: Sequence[RoundRecord], ledger: Ledger) -> list[ChargedRounds]:
     """Return what the federation was charged for a job's rounds; 0 for those given back or not yet final."""
     found = []
     for seq, together in groupby(rounds, key=lambda one: 0 if one.charge is None else one.charge.seq):
@@ -182,7 +182,7 @@ def charged_rounds(rounds: Sequence[RoundRecord], ledger: Ledger) -> list[Charge
         nano: dict[Level, int] = {level: amounts.get(level, 0) for level in LEVELS}
         spent = ledger.posted_at(last, account=FEDERATION) if seq else {}
         after: dict[Level, int] = {level: spent.get((FEDERATION, level), 0) for level in LEVELS}
-        found.append(Charged(tuple(one.num_queries for one in same), nano, after))
+        found.append(ChargedRounds(tuple(one.num_queries for one in same), nano, after))
     return found
 
 

@@ -1,7 +1,7 @@
 """Parties: enrolment, the facts that each reports about itself, and the readiness of the service.
 
-Facts come from other organizations and end up in tasks, lists and pages. So a poll with any fact but those of `Facts`
-is refused, and its facts are not stored.
+Facts come from other organizations and end up in tasks, lists and pages. So a poll with any fact but those of
+`PartyFacts` is refused, and its facts are not stored.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ _KNOWN = ("backbone_fingerprint", "classes", "dimension", "probe", "winner_group
 
 
 @dataclass(frozen=True)
-class Facts:
+class PartyFacts:
     """Facts that a party reported about itself.
 
     Attributes:
@@ -200,9 +200,9 @@ def check_facts(facts: object) -> dict[str, Any]:
     return told
 
 
-def facts_of(kept: Mapping[str, Any]) -> Facts:
+def facts_of(kept: Mapping[str, Any]) -> PartyFacts:
     """Read stored facts, which `check_facts` accepted on arrival with the version of the party's program."""
-    return Facts(**dict(kept) | {"classes": tuple(kept.get("classes", ()))})
+    return PartyFacts(**dict(kept) | {"classes": tuple(kept.get("classes", ()))})
 
 
 READY = "jobs can be taken"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import shutil
 import threading
@@ -60,7 +61,7 @@ from feature_store.results.questions import UPLOAD
 from labeler.driver.mail import Mailbox
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import LabelerError, NotAuthenticated, NotFound, TryAgain
-from labeler.ledger.evidence import Wanted
+from labeler.ledger.evidence import EvidenceScope
 from labeler.ledger.tasks import TaskRecord
 from labeler.rounds.effects import Patience
 from labeler.system.clock import Clock
@@ -395,15 +396,19 @@ class Coordinator:
                 pass  # nothing was answered, for example: the questions say so
         return labels.label_rows(results.labels(job_id), images)
 
-    async def events(self, job_id: str, after: str, *, reader: Reader) -> AsyncIterator[tuple[str, JobView]]:
+    async def events(
+        self, job_id: str, after: str, *, reader: Reader, within_s: float = math.inf
+    ) -> AsyncIterator[tuple[str, JobView]]:
         """Yield a job at once, and again at every change, until it is finished or the reader's token is revoked.
 
         Args:
             after: version last seen, as text; the same version is sent again only where its preparation gets on.
             reader: its token is checked before every event and at every tick, so a revocation ends open streams.
+            within_s: the stream ends after so many seconds. Each wait in it is as short, so nobody has to cancel it: a
+                library that takes a cancellation for trouble of its own would go on waiting.
         """
         seen, stage = after, ""
-        position = ""
+        position, until_s = "", time.monotonic() + within_s
         while not self.is_stopping:
             is_open, view = await to_thread.run_sync(self._changed, job_id, seen, reader)
             if not is_open:
@@ -415,19 +420,22 @@ class Coordinator:
                     yield seen, view
                 if view.state in FINISHED:
                     return
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return
             try:
-                position = await self._next_change(job_id, position)
+                position = await self._next_change(job_id, position, min(WATCH_S, left_s))
             except TryAgain:
-                await asyncio.sleep(WATCH_S)
+                await asyncio.sleep(min(WATCH_S, left_s))
 
-    async def _next_change(self, job_id: str, position: str) -> str:
+    async def _next_change(self, job_id: str, position: str, wait_s: float) -> str:
         """Wait for a job to change, then briefly for more changes unless it has ended; return the event position.
 
         Raises:
             TryAgain: no change is reported now.
         """
-        until_s = time.monotonic() + LEAST_BETWEEN_S
-        events = await self._mailbox.watch(job_id, position, WATCH_S)
+        until_s = time.monotonic() + min(LEAST_BETWEEN_S, wait_s)
+        events = await self._mailbox.watch(job_id, position, wait_s)
         while events:
             position = events[-1][0]
             left_s = until_s - time.monotonic()
@@ -485,7 +493,7 @@ class Coordinator:
             is_search=search is not None,
         )
 
-    def evidence(self, wanted: Wanted) -> SignedEvidence:
+    def evidence(self, wanted: EvidenceScope) -> SignedEvidence:
         """Return signed evidence of questions and charges from the verified journal; see api.coordinator.budgets."""
         return signed_evidence(
             wanted, database=self.stores.database, keys=self._keys, delta=self.config.delta, clock=self._clock

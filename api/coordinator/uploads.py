@@ -85,6 +85,7 @@ def tidy_name(name: str) -> str:
     return tidied
 
 
+_SMALLER = "send it smaller, or leave it out; the operator can raise limits.max_image_bytes"
 MAX_BAD = 10
 """The most bad images that one refusal names."""
 
@@ -320,7 +321,8 @@ class UploadWriter:
 
     def _image_too_large(self, name: str) -> TooLarge:
         return TooLarge(
-            f"image {name[:100]!r} has more than the {self._limits.max_image_bytes} bytes one image may have"
+            f"image {name[:100]!r} has more than the {self._limits.max_image_bytes} bytes one image may have; "
+            + _SMALLER
         )
 
     def _note_bad(self, name: str, reason: str) -> None:
@@ -333,7 +335,8 @@ class UploadWriter:
             raise BadData(f"features must have shape (n, dimension), found {features.shape}")
         if features.shape[1] > self._limits.max_feature_dimension:
             raise TooLarge(
-                f"feature vectors have {features.shape[1]} entries, more than {self._limits.max_feature_dimension}"
+                f"feature vectors have {features.shape[1]} entries, more than {self._limits.max_feature_dimension}; "
+                "use a backbone of fewer, or ask the operator to raise limits.max_feature_dimension"
             )
         self._begin("features", features.shape[1])
         if features.dtype == np.int16:
@@ -383,11 +386,15 @@ class UploadWriter:
             )
         if len(self._names) + len(new) > self._limits.max_images:
             raise TooLarge(
-                f"one job takes at most {self._limits.max_images} images or vectors; make several jobs of it"
+                f"one job takes at most {self._limits.max_images} images or vectors, and at least "
+                f"{len(self._names) + len(new)} came; make several jobs of it"
             )
         self._total_bytes += size
         if self._total_bytes > self._limits.max_upload_bytes:
-            raise TooLarge(f"one job takes at most {self._limits.max_upload_bytes} bytes; make several jobs of it")
+            raise TooLarge(
+                f"one job takes at most {self._limits.max_upload_bytes} bytes, and at least {self._total_bytes} came; "
+                "make several jobs of it"
+            )
         self._on_bytes(self._total_bytes)
         self._names |= new
         self._pending_bytes += size
@@ -526,9 +533,15 @@ def _check_members(archive: zipfile.ZipFile, members: list[Member], limits: Limi
     if not members:
         raise InvalidSetting("the zip holds no file to label")
     if len(members) > limits.max_images:
-        raise TooLarge(f"the zip holds {len(members)} files; one job takes at most {limits.max_images} images")
+        raise TooLarge(
+            f"the zip holds {len(members)} files; one job takes at most {limits.max_images} images; make "
+            "several jobs of it"
+        )
     if sum(one.info.file_size for one in members) > limits.max_upload_bytes:
-        raise TooLarge(f"the zip unpacks to more than the {limits.max_upload_bytes} bytes that one job takes")
+        raise TooLarge(
+            f"the zip unpacks to {sum(one.info.file_size for one in members)} bytes, and one job takes at most "
+            f"{limits.max_upload_bytes}; make several jobs of it"
+        )
     for one in members:
         info, shown = one.info, one.name[:100]
         if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
@@ -551,4 +564,6 @@ def _check_members(archive: zipfile.ZipFile, members: list[Member], limits: Limi
 
 
 def _too_large(name: str, limits: LimitsTable) -> TooLarge:
-    return TooLarge(f"{name[:100]!r} in the zip has more than the {limits.max_image_bytes} bytes one image may have")
+    return TooLarge(
+        f"{name[:100]!r} in the zip has more than the {limits.max_image_bytes} bytes one image may have; {_SMALLER}"
+    )

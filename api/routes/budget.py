@@ -12,7 +12,7 @@ from api.access import Route
 from api.documentation import MAX_ID_LENGTH, After, AgentId, Limit, Who, answers
 from api.limits import Slots
 from api.schema import BudgetView, LedgerPage, QueryBudgetPage
-from labeler.ledger.evidence import Wanted
+from labeler.ledger.evidence import EvidenceScope
 
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
@@ -116,7 +116,7 @@ def evidence_routes(coordinator: Coordinator) -> APIRouter:
         ] = "json",
     ) -> Response:
         with slots.hold(who.token_id):
-            signed = coordinator.evidence(Wanted(task, _with_zone(since), _with_zone(until)))
+            signed = coordinator.evidence(EvidenceScope(task, _with_zone(since), _with_zone(until)))
         headers = {"Content-Disposition": f'attachment; filename="evidence.{format}"'}
         if format == "json":
             return Response(signed.to_bytes(), media_type="application/json", headers=headers)

@@ -35,7 +35,6 @@ from api.documentation import (
     problem,
     typed_part,
 )
-from api.exports import EXPORTS
 from api.job_intake import Intake, Received
 from api.limits import BODY_KEY, Slots, TooManyRequests
 from api.request_context import unless_stopping, until_stopping
@@ -61,7 +60,8 @@ from api.schema import (
     ThumbnailsRequest,
     ThumbnailsView,
 )
-from feature_store.results.exports import ROWS_PER_CHUNK
+from feature_store.results import FILE_KINDS
+from feature_store.results.label_files import FILE_WRITERS, ROWS_PER_CHUNK
 from labeler.errors import TryAgain
 
 if TYPE_CHECKING:
@@ -249,9 +249,9 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         summary="Download the labels",
         description="The label of every image with a calibrated confidence, asked about or inferred (of=images, "
         "docs/labels.md); or the questions with what was released for each (of=questions). Streamed as JSON lines, "
-        "Parquet, Label Studio tasks with predictions (and label-studio-config, the labeling setup they need), or the "
-        "metadata.csv of a Hugging Face image folder. 409 until the job is completed, "
-        "503 while its images are being labeled, 410 once its labels were deleted.",
+        "Parquet, Label Studio tasks with predictions (and label-studio-config, the labeling setup they need), or csv, "
+        "the metadata.csv of an image folder. `labeler export` makes the formats that are folders. "
+        "409 until the job is completed, 503 while its images are being labeled, 410 once its labels were deleted.",
         response_class=Response,
         responses=_label_answers(),
     )
@@ -263,9 +263,8 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         ] = "jsonl",
         of: Annotated[LabelsOf, Query(examples=["images"], description="every image, or what was asked")] = "images",
     ) -> Response:
-        export = EXPORTS[labels_format]
-        disposition = f'attachment; filename="{export.file_name(job_id, of)}"'
-        headers = {"Content-Disposition": disposition}
+        kind, write = FILE_KINDS[labels_format], FILE_WRITERS[labels_format]
+        headers = {"Content-Disposition": f'attachment; filename="{kind.file_name(job_id, of)}"'}
         results = coordinator.results(job_id, reader=who)
         if of == "images":
             with labeling.hold(who.token_id):
@@ -274,8 +273,8 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
             table = results.labels(job_id)
         if table.num_rows <= ROWS_PER_CHUNK:
             # Sent whole: each piece of a stream would hop between event loop and thread.
-            return Response(b"".join(export.write(table)), media_type=export.media_type, headers=headers)
-        return StreamingResponse(export.write(table), media_type=export.media_type, headers=headers)
+            return Response(b"".join(write(table)), media_type=kind.media_type, headers=headers)
+        return StreamingResponse(write(table), media_type=kind.media_type, headers=headers)
 
     @router.get(
         "/v1/jobs/{job_id}/model",
@@ -485,16 +484,9 @@ async def _rows(
 
 async def _finished(coordinator: Coordinator, request: Request, view: JobView, wait_s: float, who: Reader) -> JobView:
     """Return the job once it is finished, or its present view when the time is up or the server stops."""
-    latest = view
-
-    async def watch() -> None:
-        nonlocal latest
-        async for _, seen in coordinator.events(view.job_id, "", reader=who):
-            latest = seen
-
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(unless_stopping(request, watch()), wait_s)
-    return latest
+    async for _, seen in until_stopping(request, coordinator.events(view.job_id, "", reader=who, within_s=wait_s)):
+        view = seen
+    return view
 
 
 def task_routes(coordinator: Coordinator) -> APIRouter:

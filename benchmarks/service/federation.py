@@ -19,7 +19,7 @@ from feature_store.embedding import embed_source
 from feature_store.shard import Shard
 from labeler.errors import Unavailable
 from workers.digits import CLASSES, write_digits
-from workers.up import Plan
+from workers.up import FederationPlan
 from workers.up.home import DIGITS_BACKBONE, LocalFederation, make_federation
 
 AGENTS: Final = 5
@@ -85,7 +85,7 @@ BUDGET_EPSILON: Final = 100.0
 def new_federation(home: Path, agents: int) -> LocalFederation:
     """Make a federation of digits in a new folder."""
     home.mkdir(mode=0o700)
-    return make_federation(home, Plan(agents=agents, instance_epsilon=BUDGET_EPSILON))
+    return make_federation(home, FederationPlan(agents=agents, instance_epsilon=BUDGET_EPSILON))
 
 
 def embed_public(folder: Path) -> Shard:

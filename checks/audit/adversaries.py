@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from checks.audit.observers import KnownVotes, Observer, StepVotes, StudentNumbers, heard_heads, learn
-from checks.audit.pipeline import Pipeline, Records, Scene, Seen, Worlds
+from checks.audit.pipeline import LabeledRecords, Observation, Pipeline, Scene, Worlds
 from checks.audit.poison import DIMENSION, dimension_of, model_queries, poisoned
 from feature_store.rows import quantize
 from feature_store.shard import Shard
@@ -114,7 +114,7 @@ class SceneAttack:
         """See Attack."""
         return self._observer.score(self.life(f"run {number}", present=present))
 
-    def life(self, name: str, *, present: bool) -> Seen:
+    def life(self, name: str, *, present: bool) -> Observation:
         """Run one life of the task."""
         around, canaries = self._around, range(len(self.scene.canaries)) if present else ()
         seed = None if around.noise_seed is None else f"{around.noise_seed} {around.folder.name} {name} {present}"
@@ -150,7 +150,7 @@ def natural(around: Surroundings, *, chosen: bool) -> Scene:
     order = rng.permutation(len(labels))
     canary, private, public = order[:1], order[1 : 1 + each * task.agents], order[1 + each * task.agents :]
     copies = 1 if around.level == "instance" else 4 * (task.records_per_person or 1)
-    agents = [Records(features[rows], labels[rows]) for rows in np.array_split(private, task.agents)]
+    agents = [LabeledRecords(features[rows], labels[rows]) for rows in np.array_split(private, task.agents)]
     if task.traits.asks_for_a_model:
         queries = model_queries(features.shape[1])
     else:
@@ -161,9 +161,9 @@ def natural(around: Surroundings, *, chosen: bool) -> Scene:
         if task.traits.learns_from_queries:
             place = place[place % 5 != 0]
         queries[place] = features[canary[0]]
-    unit = Records(np.repeat(features[canary], copies, axis=0), np.repeat(labels[canary], copies))
+    unit = LabeledRecords(np.repeat(features[canary], copies, axis=0), np.repeat(labels[canary], copies))
     if around.level == "agent":
-        unit, agents[0] = agents[0], Records(features[:0], labels[:0])
+        unit, agents[0] = agents[0], LabeledRecords(features[:0], labels[:0])
     return Scene(task, around.level, agents=tuple(agents), canaries=(unit,), queries=queries)
 
 

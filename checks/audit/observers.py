@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from checks.audit.pipeline import Records, Seen
+from checks.audit.pipeline import LabeledRecords, Observation
 from feature_store.rows import FEATURE_SCALE
 from feature_store.students.answers import NoisyAnswers
 from feature_store.students.student import fit_student
@@ -75,7 +75,7 @@ class Observer(Protocol):
     @property
     def moved_mu(self) -> float | None: ...
 
-    def score(self, seen: Seen) -> float:
+    def score(self, seen: Observation) -> float:
         """Return the score: above zero, the canary took part."""
         ...
 
@@ -100,7 +100,7 @@ class KnownVotes:
             return None
         return float(np.linalg.norm(self.with_it - self.without) / self.task.sigma_votes)
 
-    def score(self, seen: Seen) -> float:
+    def score(self, seen: Observation) -> float:
         """Return the log-likelihood ratio over everything that was opened."""
         parts = zip(seen.releases, seen.known_noise, strict=True)
         return float(sum(self.of_each_question(release, known).sum() for release, known in parts))
@@ -163,7 +163,7 @@ class Learnt:
     middle: float
     moved_mu: None = None
 
-    def score(self, seen: Seen) -> float:
+    def score(self, seen: Observation) -> float:
         """Return how far a run lies on the side of runs with the canary."""
         return float(self.numbers(seen) @ self.direction) - self.middle
 
@@ -171,7 +171,7 @@ class Learnt:
 class Numbers(Protocol):
     """A function that reduces one run to one row of numbers."""
 
-    def __call__(self, seen: Seen) -> NDArray[np.float64]: ...
+    def __call__(self, seen: Observation) -> NDArray[np.float64]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +190,7 @@ class StudentNumbers:
     images: NDArray[np.int16] = field(repr=False)
     about: NDArray[np.int16] = field(repr=False)
 
-    def __call__(self, seen: Seen) -> NDArray[np.float64]:
+    def __call__(self, seen: Observation) -> NDArray[np.float64]:
         """Return one number per class."""
         release = seen.releases[0]
         if not (release.labels >= 0).any():
@@ -208,7 +208,7 @@ class StudentNumbers:
         return np.asarray(np.log(np.maximum(student.predict_proba(self.about[:1])[0], 1e-12)))
 
 
-def learn(numbers: Numbers, without: Sequence[Seen], with_it: Sequence[Seen]) -> Learnt:
+def learn(numbers: Numbers, without: Sequence[Observation], with_it: Sequence[Observation]) -> Learnt:
     """Learn a projection from the adversary's own runs."""
     before, after = (np.stack([numbers(one) for one in seen]) for seen in (without, with_it))
     spread = (before.var(axis=0) + after.var(axis=0)) / 2
@@ -236,7 +236,7 @@ class HeardHeads:
     middle: float
     moved_mu: float
 
-    def score(self, seen: Seen) -> float:
+    def score(self, seen: Observation) -> float:
         """Return the log-likelihood ratio."""
         votes = seen.releases[0].noisy_votes
         if votes is None:
@@ -312,11 +312,11 @@ class StepVotes:
     """
 
     task: Task
-    canary: Records = field(repr=False)
+    canary: LabeledRecords = field(repr=False)
     batch: QueryBatch
     moved_mu: None = None
 
-    def score(self, seen: Seen) -> float:
+    def score(self, seen: Observation) -> float:
         """Return the log-likelihood ratio of all steps."""
         terms, total = step_terms(self.task), 0.0
         rows = Rows.of(self.canary.features.astype(np.float32) / np.float32(FEATURE_SCALE), self.canary.labels)

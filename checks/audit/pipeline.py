@@ -54,7 +54,7 @@ CANARY_PERSON = 1
 
 
 @dataclass(frozen=True, eq=False)
-class Records:
+class LabeledRecords:
     """Quantised features and labels; int16, shapes (n, dimension) and (n,)."""
 
     features: NDArray[np.int16] = field(repr=False)
@@ -93,8 +93,8 @@ class Scene:
 
     task: Task
     level: StatedLevel
-    agents: tuple[Records, ...] = field(repr=False)
-    canaries: tuple[Records, ...] = field(repr=False)
+    agents: tuple[LabeledRecords, ...] = field(repr=False)
+    canaries: tuple[LabeledRecords, ...] = field(repr=False)
     queries: NDArray[np.int16] = field(repr=False)
     is_level: bool = False
     seed: int = 0
@@ -119,7 +119,7 @@ class Worlds:
         self._random = np.random.default_rng(scene.seed)
         self._others = [self._written(number, one) for number, one in enumerate(scene.agents) if number]
         everything = [scene.agents[0], *scene.canaries]
-        first = Records(
+        first = LabeledRecords(
             np.concatenate([one.features for one in everything]), np.concatenate([one.labels for one in everything])
         )
         sizes = [len(one) for one in everything]
@@ -149,7 +149,7 @@ class Worlds:
             self._made[present] = shard
         return self._made[present]
 
-    def _written(self, number: int, records: Records, owner: NDArray[np.int64] | None = None) -> Shard:
+    def _written(self, number: int, records: LabeledRecords, owner: NDArray[np.int64] | None = None) -> Shard:
         task, path = self._scene.task, self._folder / f"agent-{number}.shard"
         persons = None
         if task.records_per_person is not None:
@@ -193,7 +193,7 @@ _MORE_LIVES: Final = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class Observation:
     """An adversary's view of one life of a task.
 
     Attributes:
@@ -261,7 +261,7 @@ class Pipeline:
         self._names = self._enrolled[: task.quorum]
         self._noisy = tallier_names(task) if task.noise_by == "talliers" else []
 
-    def run(self, world: World, *, seed: str | None) -> Seen:
+    def run(self, world: World, *, seed: str | None) -> Observation:
         """Run one life of the task: its job, and an attempt at another one that was not paid for.
 
         Args:
@@ -283,7 +283,7 @@ class Pipeline:
             with suppress(LabelerError):
                 seen += self._job(agents, keys, [batch], is_seeded=seed is not None)
                 asked.append(batch)
-        return Seen(tuple(seen), tuple(self._known_noise(agents, keys, batch) for batch in asked))
+        return Observation(tuple(seen), tuple(self._known_noise(agents, keys, batch) for batch in asked))
 
     def agents(self, world: World, *, is_seeded: bool) -> list[Agent]:
         """Return agents whose accounts hold what the task costs, and no more."""

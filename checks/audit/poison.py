@@ -34,7 +34,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from checks.audit.pipeline import Records, Scene
+from checks.audit.pipeline import LabeledRecords, Scene
 from feature_store.rows import FEATURE_SCALE, quantize
 from labeler.errors import InvalidSetting
 from labeler.methods.aux_distill import head_terms
@@ -97,14 +97,14 @@ def poisoned(
         own = rng.choice(len(queries), size=canaries, replace=len(queries) < canaries)
         directions = queries[own] / np.linalg.norm(queries[own].astype(np.float64), axis=1, keepdims=True)
     units = tuple(
-        Records(
+        LabeledRecords(
             quantize(np.repeat(one[None, :], _records_of(task, level), axis=0)), _labels(_records_of(task, level), 1)
         )
         for one in directions
     )
     agents = [_background(task, number, directions, rng) for number in range(task.agents)]
     if level == "agent":
-        agents[0] = Records(agents[0].features[:0], agents[0].labels[:0])
+        agents[0] = LabeledRecords(agents[0].features[:0], agents[0].labels[:0])
     return Scene(
         task,
         level,
@@ -166,7 +166,7 @@ def _of_models(
         queries = _questions_of_heads(task, dimension, rng)
     copies = 1 if level == "agent" else _records_of(task, level)
     found = worst_sets(task, level, copies=copies, dimension=dimension, queries=queries)
-    one = Records(quantize(np.eye(dimension)[:1]), _labels(1, 0))
+    one = LabeledRecords(quantize(np.eye(dimension)[:1]), _labels(1, 0))
     others = (one,) * (task.agents - 1)
     return Scene(task, level, agents=(found.stay, *others), canaries=(found.unit,), queries=queries)
 
@@ -178,8 +178,8 @@ def _of_steps(task: Task, dimension: int) -> Scene:
     Gradients are slopes times rows (x, 1), and the rows of x and -x are orthogonal. So no other agent's secret samples
     hide the canary's.
     """
-    one = Records(quantize(np.eye(dimension)[:1]), _labels(1, 1))
-    other = Records(-one.features, _labels(1, 0))
+    one = LabeledRecords(quantize(np.eye(dimension)[:1]), _labels(1, 1))
+    other = LabeledRecords(-one.features, _labels(1, 0))
     queries = model_queries(dimension)
     return Scene(task, "instance", agents=(other,) * task.agents, canaries=(one,), queries=queries)
 
@@ -219,17 +219,17 @@ def _chosen(task: Task, directions: Directions, rng: np.random.Generator) -> NDA
     return quantize(rows)
 
 
-def _background(task: Task, agent: int, directions: Directions, rng: np.random.Generator) -> Records:
+def _background(task: Task, agent: int, directions: Directions, rng: np.random.Generator) -> LabeledRecords:
     if task.traits.is_reverse:
         return _level_counts(task, agent, directions)
     if task.traits.has_k:
         return _neighbours(task, agent, directions, rng)
     if task.traits.counts:
         return _one_sided(agent, directions)
-    return Records(quantize(directions[:1]), _labels(1, 0))
+    return LabeledRecords(quantize(directions[:1]), _labels(1, 0))
 
 
-def _neighbours(task: Task, agent: int, directions: Directions, rng: np.random.Generator) -> Records:
+def _neighbours(task: Task, agent: int, directions: Directions, rng: np.random.Generator) -> LabeledRecords:
     """Return k records near each direction, of the first two classes, in numbers for which one vote decides the winner.
 
     The farthest at the first agent is of class 0: a canary displaces it. Agents that collude and keep classes level
@@ -245,7 +245,7 @@ def _neighbours(task: Task, agent: int, directions: Directions, rng: np.random.G
     own = labels[agent] if agent < agents else (np.arange(k) % 2).astype(np.int16)
     own = own[::-1] if agents == 1 else own
     rows = [_beside(direction, near, rng) for direction in directions]
-    return Records(quantize(np.concatenate(rows)), np.tile(own, len(directions)))
+    return LabeledRecords(quantize(np.concatenate(rows)), np.tile(own, len(directions)))
 
 
 def _colluders_level(task: Task) -> bool:
@@ -259,22 +259,22 @@ def _colluders_level(task: Task) -> bool:
     )
 
 
-def _level_counts(task: Task, agent: int, directions: Directions) -> Records:
+def _level_counts(task: Task, agent: int, directions: Directions) -> LabeledRecords:
     """Return the first two classes far ahead and level at each direction if the winner is released; else one record."""
     if task.release == "winner" and agent == 0 and task.max_agent_records is None:
         lead = min(max(1, math.ceil(3 * task.total_sigma_votes)), _MOST_COPIES)
         each = np.repeat(np.array([0, 1], np.int16), lead)
-        return Records(quantize(np.repeat(directions, len(each), axis=0)), np.tile(each, len(directions)))
-    return Records(quantize(-directions[:1] - 0.01), _labels(1, 0))
+        return LabeledRecords(quantize(np.repeat(directions, len(each), axis=0)), np.tile(each, len(directions)))
+    return LabeledRecords(quantize(-directions[:1] - 0.01), _labels(1, 0))
 
 
-def _one_sided(agent: int, directions: Directions) -> Records:
+def _one_sided(agent: int, directions: Directions) -> LabeledRecords:
     """Return records that teach the first agent's model class 0 alone, on the other side; the others are level, each
     one class.
     """
     label = 0 if agent == 0 else agent % 2
     rows = -np.repeat(directions, 3, axis=0)
-    return Records(quantize(rows), _labels(len(rows), label))
+    return LabeledRecords(quantize(rows), _labels(len(rows), label))
 
 
 def _beside(direction: NDArray[np.float64], near: NDArray[np.float64], rng: np.random.Generator) -> Directions:
@@ -293,7 +293,7 @@ MOST_RECORDS: Final = 1_000
 
 _SPREADS: Final = (1, 4, 16, 32, 64)
 
-Measure = Callable[[Records], NDArray[np.float64]]
+Measure = Callable[[LabeledRecords], NDArray[np.float64]]
 """Returns what an agent with these records adds without noise, as one row, in units of the charged noise."""
 
 
@@ -306,8 +306,8 @@ class Neighbours:
         moved: how far the canary moves the model without noise, in units of sigma.
     """
 
-    stay: Records = field(repr=False)
-    unit: Records = field(repr=False)
+    stay: LabeledRecords = field(repr=False)
+    unit: LabeledRecords = field(repr=False)
     moved: float
 
 
@@ -340,7 +340,7 @@ def _measure(task: Task, queries: NDArray[np.int16]) -> Measure:
     negatives = queries[::NEGATIVES_EVERY].astype(np.float32) / FEATURE_SCALE
     maps = public_maps(negatives, terms=heads)
 
-    def both(records: Records) -> NDArray[np.float64]:
+    def both(records: LabeledRecords) -> NDArray[np.float64]:
         fitted = fit_rows(_rows(records), negatives, terms=heads, maps=maps)
         parts = [fitted.head.ravel() / heads.head_noise]
         return np.concatenate(parts if fitted.scores is None else [*parts, fitted.scores / heads.score_noise])
@@ -348,7 +348,9 @@ def _measure(task: Task, queries: NDArray[np.int16]) -> Measure:
     return both
 
 
-def _candidates(task: Task, level: StatedLevel, dimension: int) -> Iterator[tuple[Records, list[Records]]]:
+def _candidates(
+    task: Task, level: StatedLevel, dimension: int
+) -> Iterator[tuple[LabeledRecords, list[LabeledRecords]]]:
     """Yield sets of records, each with canaries to try next to it; for an agent, whole agents."""
     training, most = training_of(task), kept_bound(task)
     reach = dimension if task.traits.asks_for_a_model else training.dimension
@@ -374,18 +376,18 @@ def _candidates(task: Task, level: StatedLevel, dimension: int) -> Iterator[tupl
                 yield _of(signs[:, None] * directions[place % spread], signs < 0), canaries
 
 
-def _of(rows: NDArray[np.float64], labels: ArrayLike) -> Records:
-    return Records(quantize(rows), np.asarray(labels, dtype=np.int16))
+def _of(rows: NDArray[np.float64], labels: ArrayLike) -> LabeledRecords:
+    return LabeledRecords(quantize(rows), np.asarray(labels, dtype=np.int16))
 
 
-def _repeated(one: Records, copies: int) -> Records:
-    return Records(np.repeat(one.features, copies, axis=0), np.repeat(one.labels, copies))
+def _repeated(one: LabeledRecords, copies: int) -> LabeledRecords:
+    return LabeledRecords(np.repeat(one.features, copies, axis=0), np.repeat(one.labels, copies))
 
 
-def _joined(stay: Records, one: Records, copies: int) -> Records:
+def _joined(stay: LabeledRecords, one: LabeledRecords, copies: int) -> LabeledRecords:
     more = _repeated(one, copies)
-    return Records(np.concatenate([stay.features, more.features]), np.concatenate([stay.labels, more.labels]))
+    return LabeledRecords(np.concatenate([stay.features, more.features]), np.concatenate([stay.labels, more.labels]))
 
 
-def _rows(records: Records) -> Rows:
+def _rows(records: LabeledRecords) -> Rows:
     return Rows.of(records.features.astype(np.float32) / np.float32(FEATURE_SCALE), records.labels)

@@ -38,7 +38,7 @@ State = Literal["well", "look", "wrong"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """One sentence about this machine.
 
     Attributes:
@@ -59,22 +59,22 @@ class Finding:
         return asdict(self) | {"numbers": dict(self.numbers)}
 
 
-def well(what: str, found: str, **numbers: float) -> Finding:
+def well(what: str, found: str, **numbers: float) -> CheckFinding:
     """Return a finding that all is as it should be."""
-    return Finding(what, "well", found, numbers=numbers)
+    return CheckFinding(what, "well", found, numbers=numbers)
 
 
-def look(what: str, found: str, to_do: str, **numbers: float) -> Finding:
+def look(what: str, found: str, to_do: str, **numbers: float) -> CheckFinding:
     """Return a finding that it works, and could be better, or may surprise somebody."""
-    return Finding(what, "look", found, to_do, numbers)
+    return CheckFinding(what, "look", found, to_do, numbers)
 
 
-def wrong(what: str, found: str, to_do: str, **numbers: float) -> Finding:
+def wrong(what: str, found: str, to_do: str, **numbers: float) -> CheckFinding:
     """Return a finding that it does not work, or not exactly."""
-    return Finding(what, "wrong", found, to_do, numbers)
+    return CheckFinding(what, "wrong", found, to_do, numbers)
 
 
-Work = Callable[..., Iterable[Finding]]
+Work = Callable[..., Iterable[CheckFinding]]
 
 _LAST_WORDS: Final = 160
 """Characters that are repeated of a dead process's last complaint."""
@@ -101,7 +101,7 @@ class Step:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def run_alone(step: Step) -> list[Finding]:
+def run_alone(step: Step) -> list[CheckFinding]:
     """Run a step in a new process, and end it and its children whatever happens."""
     with tempfile.TemporaryDirectory(prefix="labeler-doctor-") as folder:
         found, said = Path(folder) / "found", Path(folder) / "said"
@@ -125,7 +125,7 @@ def run_alone(step: Step) -> list[Finding]:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        findings = [Finding(**json.loads(line)) for line in found.read_text().splitlines() if line.endswith("}")]
+        findings = [CheckFinding(**json.loads(line)) for line in found.read_text().splitlines() if line.endswith("}")]
         if code != 0:
             findings.append(wrong(step.name, _end_in_words(code, step.limit_s, said), step.to_do))
         return findings
@@ -163,7 +163,7 @@ class CheckUp:
         step_seconds: the time that each step took.
     """
 
-    findings: tuple[tuple[str, Finding], ...]
+    findings: tuple[tuple[str, CheckFinding], ...]
     step_seconds: Mapping[str, float]
 
     @property
@@ -197,7 +197,7 @@ def check_up(steps: Sequence[Step], *, only: Sequence[str] = (), progress: Progr
         known = ", ".join(step.name for step in steps)
         raise InvalidSetting(f"--only {sorted(unknown)[0]!r} is not a step; choose among {known}")
     chosen = [step for step in steps if not only or step.name in only]
-    findings: list[tuple[str, Finding]] = []
+    findings: list[tuple[str, CheckFinding]] = []
     taken: dict[str, float] = {}
     for number, step in enumerate(chosen):
         progress("Check-up", number, len(chosen))
@@ -273,7 +273,7 @@ _CLOCK_NOT_SET: Final = 5
 """The answer of adjtimex where nobody sets the clock by another (TIME_ERROR)."""
 
 
-def versions() -> Iterator[Finding]:
+def versions() -> Iterator[CheckFinding]:
     """Report the versions of Python, of this package and of what it computes with."""
     found = {"python": platform.python_version(), "private-labeler": _version("private-labeler")}
     found |= {name: _version(name) for name in _PACKAGES}
@@ -284,7 +284,7 @@ def versions() -> Iterator[Finding]:
         yield well("versions", words)
 
 
-def processor() -> Iterator[Finding]:
+def processor() -> Iterator[CheckFinding]:
     """Report its name, the cores this process may use, the instructions that matter."""
     fields = _first_processor()
     flags = set(fields.get("flags", fields.get("Features", "")).split())
@@ -307,7 +307,7 @@ def processor() -> Iterator[Finding]:
         yield well("processor", found, cores=cores)
 
 
-def memory() -> Iterator[Finding]:
+def memory() -> Iterator[CheckFinding]:
     """Report total and free memory, and the limit of a container."""
     fields = {
         name: int(rest.split()[0]) << 10
@@ -330,7 +330,7 @@ def memory() -> Iterator[Finding]:
         yield well("memory", found, **numbers)
 
 
-def clock() -> Iterator[Finding]:
+def clock() -> Iterator[CheckFinding]:
     """Check the clock, by which deadlines, certificates and tokens go."""
     installed = max(Path(__file__).stat().st_mtime, Path(sys.executable).lstat().st_mtime)
     behind = installed - time.time()
@@ -391,7 +391,7 @@ _SLOW_SYNC_S: Final = 0.02
 _SYNCS: Final = 16
 
 
-def disk(home: str) -> Iterator[Finding]:
+def disk(home: str) -> Iterator[CheckFinding]:
     """Check the room, and the time of a durable write, where the home is or will be."""
     there = _existing(Path(home))
     free = shutil.disk_usage(there).free
@@ -422,7 +422,7 @@ def disk(home: str) -> Iterator[Finding]:
         yield well("disk", words, **numbers)
 
 
-def sqlite(home: str) -> Iterator[Finding]:
+def sqlite(home: str) -> Iterator[CheckFinding]:
     """Check that a journal can be kept there as it must be: write-ahead log, every commit durable."""
     from labeler.ledger.database import SQLITE_VERSION, open_database
 
@@ -447,7 +447,7 @@ def sqlite(home: str) -> Iterator[Finding]:
     yield well("journal", words, commit_s=taken)
 
 
-def redis_server() -> Iterator[Finding]:
+def redis_server() -> Iterator[CheckFinding]:
     """Check that a redis-server can be started; only a service needs it."""
     from workers.up.redis_server import RedisServer
 

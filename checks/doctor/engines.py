@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from checks.doctor.checkup import Finding, look, well, wrong
+from checks.doctor.checkup import CheckFinding, look, well, wrong
 from feature_store.backbones import load_backbone
 from feature_store.backbones.backbone import decode_for, prepare_image
 from feature_store.index import ENGINES, NeighborIndex, Neighbors, build_index, nearest_by_definition
@@ -49,7 +49,7 @@ _QUERY: Final = "--query-gpu=name,driver_version,memory.total,memory.used"
 _LITTLE: Final = 2 << 30
 
 
-def devices() -> Iterator[Finding]:
+def devices() -> Iterator[CheckFinding]:
     """Check driver, architectures, memory."""
     yield _driver()
     yield from _by_torch()
@@ -75,7 +75,7 @@ def built_for(architectures: list[str], capability: tuple[int, int]) -> bool:
     return False
 
 
-def _driver() -> Finding:
+def _driver() -> CheckFinding:
     program = shutil.which("nvidia-smi")
     if program is None:
         said = _DRIVER.read_text().splitlines()[0] if _DRIVER.exists() else ""
@@ -97,7 +97,7 @@ def _driver() -> Finding:
     return well("driver", "; ".join(asked.stdout.strip().splitlines()))
 
 
-def _by_torch() -> Iterator[Finding]:
+def _by_torch() -> Iterator[CheckFinding]:
     import torch
 
     if torch.version.cuda is None:
@@ -181,7 +181,7 @@ def full_norm(rng: np.random.Generator, count: int, dimension: int) -> NDArray[n
     return np.clip(np.trunc(vectors), -2048, 2048).astype(np.int16)
 
 
-def exactness(engine: str) -> Iterator[Finding]:
+def exactness(engine: str) -> Iterator[CheckFinding]:
     """Check every case and count, as this process is set up; then under every switch, where the engine uses torch."""
     judged = cases()
     try:
@@ -219,7 +219,7 @@ def exactness(engine: str) -> Iterator[Finding]:
         yield well(f"engine {engine}", f"exact: {searches} searches equal int64, k to {max(COUNTS)}{also}", **numbers)
 
 
-def made_and_freed(engine: str) -> Iterator[Finding]:
+def made_and_freed(engine: str) -> Iterator[CheckFinding]:
     """Build a hundred indexes one after the other, each searched once: memory has to come back."""
     rng = np.random.default_rng(0)
     features, ids = full_norm(rng, *_INDEX_SHAPE), np.arange(_INDEX_SHAPE[0], dtype=np.int64)
@@ -250,7 +250,7 @@ def made_and_freed(engine: str) -> Iterator[Finding]:
         yield well(f"memory of {engine}", f"{words} after {_INDEXES} indexes of {size / 2**20:.1f} MiB", **numbers)
 
 
-def check(engine: str) -> Iterator[Finding]:
+def check(engine: str) -> Iterator[CheckFinding]:
     """Check exactness and memory in one process; of a cluster only exactness: its indexes start slow processes."""
     yield from exactness(engine)
     if not is_cluster(engine):
@@ -346,7 +346,7 @@ def pictures(count: int, pixels: int) -> list[Image.Image]:
     return made
 
 
-def features(gpu: bool) -> Iterator[Finding]:
+def features(gpu: bool) -> Iterator[CheckFinding]:
     """Check batches of 1 against large ones, and float16 against float32 on a device."""
     asked = pictures(_IMAGES, 256)
     try:
@@ -373,7 +373,7 @@ def _embedded(asked: list[Image.Image], *, device: str, half: bool, batch_size: 
     return load_backbone(BACKBONE, device=device, half=half, batch_size=batch_size).embed(asked)
 
 
-def _judged(what: str, first: NDArray[np.float32], second: NDArray[np.float32]) -> Finding:
+def _judged(what: str, first: NDArray[np.float32], second: NDArray[np.float32]) -> CheckFinding:
     one, other = quantize(first).astype(np.float64), quantize(second).astype(np.float64)
     cosines = np.vecdot(one, other) / (np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1))
     least, differ = float(cosines.min()), float((one != other).mean())
@@ -419,7 +419,7 @@ _HALF_PER_CLOCK: Final = {
 architecture whitepapers; 86, 89 and 120 are those of consumer cards)."""
 
 
-def speed(gpu: bool) -> Iterator[Finding]:
+def speed(gpu: bool) -> Iterator[CheckFinding]:
     """Measure the processor, and the device where it was asked for."""
     yield from _others()
     yield from _copy()
@@ -433,7 +433,7 @@ def speed(gpu: bool) -> Iterator[Finding]:
         yield from _device()
 
 
-def _others() -> Iterator[Finding]:
+def _others() -> Iterator[CheckFinding]:
     if not hasattr(os, "getloadavg"):
         return
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
@@ -446,7 +446,7 @@ def _others() -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _copy() -> Iterator[Finding]:
+def _copy() -> Iterator[CheckFinding]:
     source = np.ones(_COPIED_BYTES, dtype=np.uint8)
     into = np.empty_like(source)
     rate = _COPIED_BYTES / _seconds(lambda: np.copyto(into, source))
@@ -466,7 +466,7 @@ def _product_limit() -> tuple[float, str]:
     return _SIDE**3 / taken[library], library
 
 
-def _searches(limit: float) -> Iterator[Finding]:
+def _searches(limit: float) -> Iterator[CheckFinding]:
     rng = np.random.default_rng(1)
     features, queries = full_norm(rng, _RECORDS, _DIMENSION), full_norm(rng, _QUERIES, _DIMENSION)
     for engine in ENGINES:
@@ -474,7 +474,9 @@ def _searches(limit: float) -> Iterator[Finding]:
             yield from _search(engine, features, queries, limit)
 
 
-def _search(engine: str, features: NDArray[np.int16], queries: NDArray[np.int16], limit: float) -> Iterator[Finding]:
+def _search(
+    engine: str, features: NDArray[np.int16], queries: NDArray[np.int16], limit: float
+) -> Iterator[CheckFinding]:
     try:
         index = build_index(features, np.arange(len(features), dtype=np.int64), engine=engine)
         rate = features.size * len(queries) / _seconds(lambda: index.search(queries, _K))
@@ -486,7 +488,7 @@ def _search(engine: str, features: NDArray[np.int16], queries: NDArray[np.int16]
     yield well(f"search by {engine}", found, share=share, multiplications_per_s=rate)
 
 
-def _images(device: str, batch: int, limit: float) -> Iterator[Finding]:
+def _images(device: str, batch: int, limit: float) -> Iterator[CheckFinding]:
     photos = [_jpeg(picture) for picture in pictures(8, _PHOTO_PIXELS)]
     backbone = load_backbone(BACKBONE, device=device, half=device != "cpu", batch_size=batch)
 
@@ -510,7 +512,7 @@ def _images(device: str, batch: int, limit: float) -> Iterator[Finding]:
     yield well(f"images{where}", found, network_per_s=network, decoded_per_s=decoding, share=share)
 
 
-def _device() -> Iterator[Finding]:
+def _device() -> Iterator[CheckFinding]:
     import torch
 
     if not torch.cuda.is_available():

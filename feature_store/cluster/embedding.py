@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from feature_store.backbones import Backbone
 from feature_store.cluster.driver import Driver, cluster_here, ray_module
-from feature_store.embedding import Embedded, Embedder, Loaded, loaded_batches
+from feature_store.embedding import Embedded, Embedder, LoadedImage, loaded_batches
 from labeler.errors import MixedShards
 
 _SEEN: Final = np.empty(0, dtype=np.uint8)
 """Stands for the pixels of an image that was embedded, which nobody needs any more."""
 
-Load = Callable[[int], Loaded]
+Load = Callable[[int], LoadedImage]
 
 
 Recipe = Callable[[], Backbone]

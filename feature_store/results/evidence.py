@@ -20,9 +20,11 @@ from typing import Any, Final
 from jinja2 import Environment
 
 from feature_store.results.page_templates import count, figure_card, page_templates
+from labeler.budget import epsilon_left, epsilon_spent, spent_in_words
 from labeler.errors import Forged, ProtocolViolation, TooLarge
 from labeler.evidence.document import (
     FORMAT,
+    AccountFacts,
     Evidence,
     Guarantee,
     Job,
@@ -352,15 +354,23 @@ def _in_person(document: Evidence) -> str:
 
 
 def _accounts(document: Evidence) -> list[dict[str, str]]:
+    delta = float(document.facts.delta)
     return [
         {
             "account": one.account,
             "unit": _UNITS[_UNIT_OF[one.level]],
-            "spent": one.spent_epsilon or "no bound",
-            "cap": one.cap_epsilon or "only recorded, not limited",
+            "spent": _spent_in_words(one, delta),
+            "cap": found.cap_epsilon or "only recorded, not limited",
         }
-        for one in document.accounts
+        for one, found in zip(document.facts.accounts, document.accounts, strict=True)
     ]
+
+
+def _spent_in_words(one: AccountFacts, delta: float) -> str:
+    nanos = (one.posted_nano, one.posted_nano + one.reserved_nano)
+    posted, spent = (None if one.is_unpriced else epsilon_spent(nano, delta) for nano in nanos)
+    left = None if one.cap_nano is None else epsilon_left(one.cap_nano - nanos[1], delta)
+    return spent_in_words(posted, spent, left)
 
 
 def _moment(text: str) -> str:

@@ -1,48 +1,43 @@
-"""Labeled images as other tools want them: a Hugging Face data set, Croissant, Label Studio, folders by class, CSV.
+"""Labeled images as other tools want them: a Hugging Face data set, Croissant, folders by class, or one file.
+
+`label_files` writes the formats that are one file.
 
 Every export takes the labels of all public images (feature_store.results.image_labels), says in its own way what they
 reveal at most, and is read back in the tests by the tool it is for. An interrupted one leaves no file under its name.
 
 Croissant (mlcommons.org/croissant, 1.0) tells tools where the columns are, how many bytes each file has and what its
 SHA-256 is. `datasets.load_dataset(folder)` reads the Hugging Face folder without any further word.
-
-More than 600 lines: the formats are read together with the names that all of them share.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import os
 import re
 import shutil
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import SimpleNamespace
 from typing import Any, Final, Literal
-from urllib.parse import quote, urlsplit
-from xml.etree import ElementTree
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from feature_store.results import EXPORT_FORMATS, ExportFormat
-from feature_store.results.image_labels import FILE_HEADINGS, LABEL, SEVERAL, ImageStamp, are_attributes, stamp_of
+from feature_store.results import EXPORT_FORMATS, ExportFormat, current_format
+from feature_store.results.image_labels import ImageStamp, are_attributes, stamp_of
+from feature_store.results.label_files import FILE_WRITERS, csv_lines, label_studio_config, label_studio_task
 from feature_store.results.questions import write_parquet
 from labeler.budget import short_epsilon
 from labeler.errors import BadData, InvalidSetting
 from labeler.system.files import replace_file, replacing, sync_folder
 
-ROWS_PER_CHUNK: Final = 1024
-
 
 @dataclass(frozen=True)
-class Wanted:
+class ExportOrder:
     """An export to write.
 
     Attributes:
@@ -60,24 +55,23 @@ class Wanted:
     copy: bool = False
 
 
-def export_images(format: ExportFormat, wanted: Wanted) -> Path:
+def export_images(format: ExportFormat, wanted: ExportOrder) -> Path:
     """Write labels in a format.
 
     Raises:
         InvalidSetting: no such format, the folder of images is needed, or the place is taken.
         BadData: an image is not there, or the table is no table of image labels.
     """
-    if format not in _WRITERS:
+    name = current_format(format)
+    if name in _WRITERS:
+        return _WRITERS[name](wanted)
+    if name not in FILE_WRITERS:
         raise InvalidSetting(f"unknown format {format!r}; choose one of {', '.join(EXPORT_FORMATS)}")
-    return _WRITERS[format](wanted)
-
-
-LABEL_STUDIO_CHOICES = "label"
-LABEL_STUDIO_IMAGE = "image"
-"""Names of the tags in `label_studio_config`, to which each prediction refers."""
-
-
-_NO_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+    check_new(wanted.out)
+    if not are_attributes(wanted.table):
+        stamp_of(wanted.table)
+    replace_file(wanted.out, b"".join(FILE_WRITERS[name](wanted.table)))
+    return wanted.out
 
 
 def config_beside(out: Path) -> Path:
@@ -85,80 +79,7 @@ def config_beside(out: Path) -> Path:
     return out.with_suffix(".config.xml")
 
 
-def label_studio_config(table: pa.Table) -> bytes:
-    """The labeling configuration of a Label Studio project that takes the tasks of a table of labels, as XML.
-
-    To be pasted into the project's settings (Labeling Interface, Code) before its tasks are imported: a prediction of a
-    choice that the project does not have is refused.
-
-    Raises:
-        InvalidSetting: a class has a name that XML cannot hold.
-    """
-    several = "multiple" if are_attributes(table) else "single"
-    view = ElementTree.Element("View")
-    ElementTree.SubElement(view, "Image", name=LABEL_STUDIO_IMAGE, value=f"${LABEL_STUDIO_IMAGE}")
-    choices = ElementTree.SubElement(
-        view, "Choices", name=LABEL_STUDIO_CHOICES, toName=LABEL_STUDIO_IMAGE, choice=several
-    )
-    for name in json.loads(table.schema.metadata[b"classes"]):
-        if _NO_XML.search(name):
-            raise InvalidSetting(
-                f"the class {name!r} has a character that Label Studio's configuration, which is XML, cannot hold; "
-                "choose another format"
-            )
-        ElementTree.SubElement(choices, "Choice", value=name)
-    ElementTree.indent(view)
-    return ElementTree.tostring(view, encoding="unicode").encode() + b"\n"
-
-
-def write_csv(wanted: Wanted) -> Path:
-    """Write the labels as CSV; see `image_folder_csv`."""
-    check_new(wanted.out)
-    if not are_attributes(wanted.table):
-        stamp_of(wanted.table)
-    replace_file(wanted.out, b"".join(image_folder_csv(wanted.table)))
-    return wanted.out
-
-
-def image_folder_csv(table: pa.Table) -> Iterator[bytes]:
-    """Yield the labels as CSV: `file_name,label`, and for images `confidence,origin` too.
-
-    Save it as metadata.csv next to the images, where the imagefolder builder of `datasets` and AutoML tools read it.
-    Attributes give `file` and a column of 1 and 0 for each, as `labeler embed --attributes` reads them.
-
-    Cells are not escaped. A spreadsheet may read a cell that starts with "=" as a formula. But file names must match
-    the requester's files byte for byte, and a prefix would break the loaders that read this file.
-    """
-    columns = [name for name in table.column_names if name.startswith(LABEL)] if SEVERAL in table.column_names else []
-    heading = ["file_name", "label", *(name for name in ("confidence", "origin") if name in table.column_names)]
-    if columns:
-        heading = [FILE_HEADINGS[0], *(name.removeprefix(LABEL) for name in columns)]
-    yield _csv([heading])
-    for rows in chunks(table):
-        yield _csv(
-            [row["source"], *(int(row[name]) for name in columns)] if columns else _labelled(row) for row in rows
-        )
-
-
-def _labelled(row: Mapping[str, Any]) -> list[Any]:
-    beside = [f"{row['confidence']:.4f}", row["origin"]] if "confidence" in row else []
-    return [row["source"] or row["query_id"], row["label_name"] or "", *beside]
-
-
-def _csv(rows: Iterable[Iterable[Any]]) -> bytes:
-    lines: list[str] = []
-    # With this end of a line: Python before 3.13 quotes a carriage return, which ends a row for readers, only then.
-    csv.writer(SimpleNamespace(write=lines.append), lineterminator="\r\n").writerows(rows)
-    return "".join(line.removesuffix("\r\n") + "\n" for line in lines).encode()
-
-
-def chunks(table: pa.Table) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of a table, `ROWS_PER_CHUNK` at a time."""
-    for batch in table.to_batches(max_chunksize=ROWS_PER_CHUNK):
-        yield batch.to_pylist()
-
-
-def write_label_studio(wanted: Wanted) -> Path:
+def write_label_studio(wanted: ExportOrder) -> Path:
     """A JSON array of tasks; each label is a prediction with its score, so that a person can accept or correct it.
 
     Tasks come least certain first: Label Studio shows them in this order. `config_beside` names the labeling
@@ -178,7 +99,7 @@ def write_label_studio(wanted: Wanted) -> Path:
 NAMES_FILE = "labels.csv"
 
 
-def write_image_folder(wanted: Wanted) -> Path:
+def write_image_folder(wanted: ExportOrder) -> Path:
     """One folder for each class with a link (or a copy) of each of its images, as torchvision's ImageFolder reads it.
 
     Names keep the folders they were in, with "-" for "/"; `safe_names` decides the rest. NAMES_FILE, next to the
@@ -204,7 +125,7 @@ def write_image_folder(wanted: Wanted) -> Path:
         else:
             target.symlink_to(os.path.relpath(path.resolve(), target.parent.resolve()))
     rows = [("file_name", "label", "source"), *zip(names, labels, sources, strict=True)]
-    replace_file(wanted.out / NAMES_FILE, _csv(rows))
+    replace_file(wanted.out / NAMES_FILE, csv_lines(rows))
     sync_folder(wanted.out)
     return wanted.out
 
@@ -273,44 +194,6 @@ def _cut(text: str, most_bytes: int) -> str:
 def _key(name: str) -> str:
     """A name as a system sees it that knows neither case nor composition."""
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
-
-
-_STORES: Final = ("s3", "gs", "azure-blob")
-"""Schemes of stores whose keys Label Studio takes letter for letter."""
-
-
-def image_address(source: str, *, image_root: str) -> str:
-    """Return the address at which Label Studio finds an image.
-
-    Label Studio fetches it as a URL, and the server that serves local files (`?d=`) decodes a query, in which "+" is a
-    space. So every letter of a name that means something in a URL is percent-encoded. Keys of object stores are no
-    part of a URL and stay as they are.
-    """
-    root = image_root if not image_root or image_root.endswith(("/", "=")) else image_root + "/"
-    return root + (source if urlsplit(root).scheme in _STORES else quote(source))
-
-
-def label_studio_task(row: Mapping[str, Any], task_name: str, *, image_root: str = "") -> dict[str, Any]:
-    """Return a row of labels as a task of Label Studio: its names are a prediction; an unanswered query has none.
-
-    `data.image` is an address, and `data.source` the name of the image as it was given.
-    """
-    score = {"score": round(row["confidence"], 4)} if "confidence" in row else {}
-    names = row[SEVERAL] if SEVERAL in row else [row["label_name"]] if row["label_name"] is not None else None
-    predictions = []
-    if names is not None:
-        choice = {
-            "from_name": LABEL_STUDIO_CHOICES,
-            "to_name": LABEL_STUDIO_IMAGE,
-            "type": "choices",
-            "value": {"choices": names},
-        }
-        named = {"model_version": f"private-labeler {row['job_id']}", "result": [choice | score]}
-        predictions.append(named | score)
-    source = row["source"] or row["query_id"]
-    data = {"image": image_address(source, image_root=image_root), "source": source}
-    data |= {field: row[field] for field in ("query_id", "status", "origin") if field in row}
-    return {"data": data | {"task": task_name, "task_digest": row["task_digest"]}, "predictions": predictions}
 
 
 def picture(root: Path, name: str) -> Path:
@@ -384,7 +267,7 @@ _COLUMNS = (
 )
 
 
-def write_croissant(wanted: Wanted) -> Path:
+def write_croissant(wanted: ExportOrder) -> Path:
     """Write `labels.parquet` and `croissant.json` into a folder; the description last."""
     stamp = stamp_of(wanted.table)
     check_new(wanted.out, as_folder=True)
@@ -495,7 +378,7 @@ ROWS_PER_GROUP = 100
 _PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
-def write_data_set(wanted: Wanted) -> Path:
+def write_data_set(wanted: ExportOrder) -> Path:
     """Write the folder; the card last, so that a folder with a card is whole."""
     stamp = stamp_of(wanted.table)
     check_new(wanted.out, as_folder=True)
@@ -637,7 +520,9 @@ def _schema(stamp: ImageStamp, pictures: Pictures) -> pa.Schema:
     return pa.schema(fields, metadata=metadata)
 
 
-def _groups(wanted: Wanted, found: list[Path] | None, start: int, stop: int, schema: pa.Schema) -> Iterator[pa.Table]:
+def _groups(
+    wanted: ExportOrder, found: list[Path] | None, start: int, stop: int, schema: pa.Schema
+) -> Iterator[pa.Table]:
     table, root = wanted.table, wanted.images or Path()
     for begin in range(start, stop, ROWS_PER_GROUP):
         rows = table.slice(begin, min(ROWS_PER_GROUP, stop - begin))
@@ -664,10 +549,10 @@ def _quoted(text: str) -> str:
     return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in quoted)
 
 
-_WRITERS: Final[dict[str, Callable[[Wanted], Path]]] = {
+_WRITERS: Final[dict[str, Callable[[ExportOrder], Path]]] = {
     "hf": write_data_set,
     "croissant": write_croissant,
-    "label-studio": write_label_studio,
     "image-folder": write_image_folder,
-    "csv": write_csv,
+    "label-studio": write_label_studio,
 }
+"""Of folders, and of tasks with the setup beside them; every other format is one file (`FILE_WRITERS`)."""

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from labeler.errors import BadData, LabelerError, MixedShards
+from labeler.errors import BadData, LabelerError, MixedShards, NotThere
 from labeler.methods.blind_average import LinearTerms, MeanTerms
 from labeler.methods.federated import StepTerms
 from labeler.privacy_card import dearer_card
@@ -367,7 +367,8 @@ def read_model_bytes(path: Path | str) -> bytes:
     try:
         return read_named(Path(path), most_bytes=_MOST_BYTES)
     except OSError as error:
-        raise BadData(
+        kind = NotThere if isinstance(error, FileNotFoundError) else BadData
+        raise kind(
             f"the model {path} cannot be read: {error.strerror}; name the student.safetensors or model.safetensors "
             "that a job gave"
         ) from None

@@ -186,11 +186,13 @@ def set_aside_nano(cap_nano: int) -> int:
     if cap_nano <= kept:
         raise InvalidSetting(
             f"{cap_nano} nano-units of mu^2 are too few for votes for life; at least "
-            f"{kept + 1} are needed: choose a larger epsilon"
+            f"{kept + 1} are needed: choose a larger epsilon for votes for life (life_epsilon of "
+            "coordinator.toml and policy.toml, lifetime_budget.epsilon of a task)"
         )
     if cap_nano - kept > MOST_LIFE_NANO:
         raise InvalidSetting(
             f"{cap_nano} nano-units of mu^2 are more than votes for life are proved for, at most "
-            f"{MOST_LIFE_NANO}; what is set aside is never given back: choose a smaller epsilon"
+            f"{MOST_LIFE_NANO}; what is set aside is never given back: choose a smaller epsilon for votes for life "
+            "(life_epsilon of coordinator.toml and policy.toml, lifetime_budget.epsilon of a task)"
         )
     return cap_nano - kept

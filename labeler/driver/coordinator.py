@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from labeler.driver.intake import Delivery, Inbox, Incoming
 from labeler.driver.mail import Mailbox
-from labeler.driver.reading import Live, Loader, PartyBook, Plan, parties_of
+from labeler.driver.reading import Live, Loader, PartyBook, TurnPlan, parties_of
 from labeler.driver.sending import Questions, Relays, Writer, note_stored, send_off
 from labeler.driver.stepping import Stepper
 from labeler.driver.storing import Settlement, Storer
@@ -176,7 +176,7 @@ class CoordinatorDriver(Inbox):
             self._work([], [event], now)
 
     def _refused(
-        self, deliveries: Sequence[Delivery], events: Sequence[JobEvent], error: Exception, plan: Plan
+        self, deliveries: Sequence[Delivery], events: Sequence[JobEvent], error: Exception, plan: TurnPlan
     ) -> None:
         """Handle a single piece that the journal refuses; nothing of it is kept."""
         for job_id, job in plan.jobs.items():
@@ -194,7 +194,7 @@ class CoordinatorDriver(Inbox):
                 else:
                     self._fail(self._loader.known_job(incoming), error, plan.now)
         for job_id, event in events:
-            if isinstance(event, fx.Failed) and job_id in self._live:
+            if isinstance(event, fx.JobFailed) and job_id in self._live:
                 self._live[job_id].pause(error, self._steady())  # it could not be ended yet
             else:
                 self._fail(job_id, error, plan.now)
@@ -207,7 +207,7 @@ class CoordinatorDriver(Inbox):
         """
         if isinstance(error, LabelerError) and not isinstance(error, TryAgain):
             log.warning("job fails", extra={"job_id": job_id, "problem": error.problem_type})
-            self._work([], [(job_id, fx.Failed(error, number))], now)
+            self._work([], [(job_id, fx.JobFailed(error, number))], now)
         elif job_id in self._live:
             self._live[job_id].pause(error, self._steady())
 
@@ -229,7 +229,7 @@ class CoordinatorDriver(Inbox):
             woken.update(dict.fromkeys(job_id for job_id in unfinished if job_id not in self._live))
             woken.update(dict.fromkeys(job_id for job_id in self._live if job_id not in unfinished))
         stored, self._stored = self._stored, []
-        events: list[JobEvent] = [(job_id, fx.Stored()) for job_id in stored]
+        events: list[JobEvent] = [(job_id, fx.StepStored()) for job_id in stored]
         if self._book.version != self._version:
             version = self._book.version
             parties = parties_of(self._book.all())
@@ -267,7 +267,7 @@ class CoordinatorDriver(Inbox):
 
     # Step.
 
-    def _stepped(self, deliveries: Sequence[Delivery], events: Sequence[JobEvent], now: Now) -> Plan:
+    def _stepped(self, deliveries: Sequence[Delivery], events: Sequence[JobEvent], now: Now) -> TurnPlan:
         """Return a plan with the results of all of this.
 
         Raises:
@@ -275,7 +275,7 @@ class CoordinatorDriver(Inbox):
         """
         about = {id(one): self._loader.job_of(one) for delivery in deliveries for one in delivery.messages}
         wanted = dict.fromkeys([*about.values(), *(job_id for job_id, _ in events)])
-        plan = Plan(now, {}, self._line, self._turns)
+        plan = TurnPlan(now, {}, self._line, self._turns)
         self._read(wanted, plan)
         ended = {one for one in plan.jobs if one in self._live and plan.jobs[one].run.state not in UNFINISHED}
         for job_id in ended:  # by somebody else: tell the participants
@@ -294,16 +294,16 @@ class CoordinatorDriver(Inbox):
             self._read([*admitted, *following], plan)
             for job_id in admitted:
                 if job_id in plan.jobs:
-                    self._stepper.step_safely(job_id, fx.Admitted(), plan)
+                    self._stepper.step_safely(job_id, fx.JobAdmitted(), plan)
             for job_id in following:
                 if job_id in plan.jobs:
                     self._stepper.step_safely(job_id, fx.Tick(self._mail(now)), plan)
 
-    def _read(self, job_ids: Iterable[str], plan: Plan) -> None:
+    def _read(self, job_ids: Iterable[str], plan: TurnPlan) -> None:
         missing = [job_id for job_id in job_ids if job_id and job_id not in plan.jobs]
         plan.jobs |= self._loader.load(missing, self._parties)
 
-    def _take(self, delivery: Delivery, about: dict[int, str], plan: Plan) -> int | LabelerError:
+    def _take(self, delivery: Delivery, about: dict[int, str], plan: TurnPlan) -> int | LabelerError:
         """Return how many messages were accepted, or why the first rejected one was refused."""
         for incoming in delivery.messages:
             try:
@@ -315,7 +315,7 @@ class CoordinatorDriver(Inbox):
                 return unavailable(error)
         return len(delivery.messages) if delivery.error is None else delivery.error
 
-    def _take_one(self, incoming: Incoming, job_id: str, plan: Plan) -> None:
+    def _take_one(self, incoming: Incoming, job_id: str, plan: TurnPlan) -> None:
         header = incoming.message.header
         if job_id not in plan.jobs:
             raise WrongDigest(
@@ -354,7 +354,7 @@ class CoordinatorDriver(Inbox):
 
     # Store.
 
-    def _commit(self, plan: Plan) -> None:
+    def _commit(self, plan: TurnPlan) -> None:
         """Store everything of a turn in one transaction."""
         if not plan.is_stored:
             return
@@ -370,7 +370,7 @@ class CoordinatorDriver(Inbox):
 
     # Send.
 
-    def _keep(self, plan: Plan) -> None:
+    def _keep(self, plan: TurnPlan) -> None:
         """Copy the durable state to memory; then send everything and notify waiting callers."""
         self._line, self._turns = plan.line, plan.turns
         self._last |= plan.taken

@@ -19,7 +19,7 @@ from labeler.messages.bodies import (
     ANSWER_KINDS,
     AnswerSent,
     Declined,
-    Refusal,
+    RefusalBody,
     Willing,
     aggregate_from_bytes,
     holdings_from_bytes,
@@ -123,7 +123,7 @@ def incoming(message: Message, party: PartyRecord, keys: PartyKeys) -> Incoming:
         holdings = {agent: sharing.hex() for agent, sharing in holdings_from_bytes(body).items()}
         event = fx.HoldingsCame(*of, who, holdings)
     elif header.kind == "refused":
-        told = Refusal.decode(body)
+        told = RefusalBody.decode(body)
         event = fx.RefusalCame(*of, who, told.sentence, told.is_final)
     elif header.kind == "aggregate-share":
         aggregate = aggregate_from_bytes(body)

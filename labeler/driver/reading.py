@@ -24,7 +24,7 @@ from labeler.ledger.tasks import TaskRecord, TaskStore
 from labeler.release import Release, release_from_bytes
 from labeler.rounds import queues
 from labeler.rounds.coordinator import LONGEST_PAUSE_S
-from labeler.rounds.effects import Failed, JobRun, Now, Party, Patience, RoundRun, Send, Store
+from labeler.rounds.effects import JobFailed, JobRun, Now, Party, Patience, RoundRun, Send, Store
 from labeler.rounds.queues import FairQueue
 
 log = logging.getLogger("labeler.conductor")
@@ -47,7 +47,7 @@ class PartyBook(Protocol):
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedJob:
     """A job as it was read.
 
     Attributes:
@@ -133,7 +133,7 @@ class Loader:
                 known = self._jobs.round_of(incoming.message.header.round_digest).job_id
         return known
 
-    def load(self, job_ids: Collection[str], parties: Mapping[str, Party]) -> dict[str, Loaded]:
+    def load(self, job_ids: Collection[str], parties: Mapping[str, Party]) -> dict[str, LoadedJob]:
         """Return stored jobs, with the part that memory holds; missing ones are left out."""
         if not job_ids:
             return {}
@@ -170,7 +170,7 @@ class Loader:
                 is_simulated=self._is_simulated,
             )
             run = fresh if before is None else _remembering(fresh, before.run)
-            found[job_id] = Loaded(record, task, tuple(rounds[job_id]), run)
+            found[job_id] = LoadedJob(record, task, tuple(rounds[job_id]), run)
         return found
 
     def keep(self, run: JobRun) -> None:
@@ -200,7 +200,7 @@ class Loader:
 
 
 @dataclass
-class Plan:
+class TurnPlan:
     """The results of one turn, or of one piece of it; kept only once they are durable.
 
     Attributes:
@@ -219,7 +219,7 @@ class Plan:
     """
 
     now: Now
-    jobs: dict[str, Loaded]
+    jobs: dict[str, LoadedJob]
     line: queues.WinnerQueue
     turns: FairQueue
     runs: dict[str, JobRun] = field(default_factory=dict)
@@ -231,7 +231,7 @@ class Plan:
     heads: dict[str, Head] = field(default_factory=dict)
     looks: dict[str, float] = field(default_factory=dict)
     retries: dict[str, Exception] = field(default_factory=dict)
-    broken: dict[str, Failed] = field(default_factory=dict)
+    broken: dict[str, JobFailed] = field(default_factory=dict)
     follow: list[str] = field(default_factory=list)
     answers: list[tuple[Delivery, int | LabelerError]] = field(default_factory=list)
 
@@ -244,11 +244,11 @@ class Plan:
         """Return a job in its state so far in this turn."""
         return self.runs[job_id] if job_id in self.runs else self.jobs[job_id].run
 
-    def draft(self, job_id: str) -> Plan:
+    def draft(self, job_id: str) -> TurnPlan:
         """Return a plan for one step of one job; unless it is joined, nothing of it is kept."""
-        return Plan(self.now, self.jobs, self.line, self.turns, runs={job_id: self.run_of(job_id)})
+        return TurnPlan(self.now, self.jobs, self.line, self.turns, runs={job_id: self.run_of(job_id)})
 
-    def join(self, draft: Plan) -> None:
+    def join(self, draft: TurnPlan) -> None:
         """Add the results of a step to its turn."""
         self.runs |= draft.runs
         for job_id, stores in draft.stores.items():

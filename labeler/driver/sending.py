@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.driver.mail import Letter, Mailbox
-from labeler.driver.reading import Plan
+from labeler.driver.reading import TurnPlan
 from labeler.errors import LabelerError, ProtocolViolation, TooLarge, Unavailable, WrongDigest
 from labeler.ledger.chain import EMPTY, Head
 from labeler.ledger.jobs import JobRecord
@@ -282,7 +282,7 @@ def _opening(job: JobRun, one: RoundRun, tallier: int, participants: Mapping[str
     ).encode()
 
 
-def note_stored(plan: Plan) -> None:
+def note_stored(plan: TurnPlan) -> None:
     """Kill point for tests: the stores of a turn are durable, and nothing has left."""
     for kind, name in (
         (fx.FixContributors, "coordinator.agreed"),
@@ -298,7 +298,7 @@ def _is_no_opening(send: tuple[str, Send]) -> bool:
     return not isinstance(send[1], fx.OpenAt)
 
 
-def send_off(plan: Plan, sender: Writer, ledger: Ledger, mailbox: Mailbox) -> LabelerError | None:
+def send_off(plan: TurnPlan, sender: Writer, ledger: Ledger, mailbox: Mailbox) -> LabelerError | None:
     """Send everything of a turn at once. Return the error if that failed: it will be asked for again."""
     letters: list[Letter] = []
     tell: dict[str, None] = {}
@@ -314,7 +314,7 @@ def send_off(plan: Plan, sender: Writer, ledger: Ledger, mailbox: Mailbox) -> La
             letters += sender.letters(plan.runs[job_id], send, head)
         except LabelerError as error:
             # Only this job fails; other messages leave. Its current round sends first, so that failure is kept.
-            plan.broken.setdefault(job_id, fx.Failed(error, getattr(send, "number", None)))
+            plan.broken.setdefault(job_id, fx.JobFailed(error, getattr(send, "number", None)))
     letters += relayed
     try:
         if letters or tell:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labeler.driver.intake import Incoming
-from labeler.driver.reading import Loaded, Plan
+from labeler.driver.reading import LoadedJob, TurnPlan
 from labeler.driver.sending import Questions, Relays, Writer, batch_of
 from labeler.errors import BadData, LabelerError, TryAgain
 from labeler.messages.bodies import aggregate_from_bytes, winner_from_bytes
@@ -25,7 +25,7 @@ class Stepper:
         self._relays = relays
         self._patience = patience
 
-    def step_safely(self, job_id: str, event: Event, plan: Plan) -> None:
+    def step_safely(self, job_id: str, event: Event, plan: TurnPlan) -> None:
         """Take a step that no message waits for: a job that meets a defect must not stop the others."""
         draft = plan.draft(job_id)
         try:
@@ -37,7 +37,7 @@ class Stepper:
             return
         plan.join(draft)
 
-    def step(self, job_id: str, event: Event, plan: Plan, incoming: Incoming | None = None) -> LabelerError | None:
+    def step(self, job_id: str, event: Event, plan: TurnPlan, incoming: Incoming | None = None) -> LabelerError | None:
         """Take one event, and the events that its computations return; return why a message is refused."""
         waiting: list[Event] = [event]
         is_unfinished = False
@@ -45,7 +45,7 @@ class Stepper:
             run, effects = step(plan.run_of(job_id), waiting.pop(0), plan.now)
             plan.runs[job_id] = run
             for effect in effects:
-                if isinstance(effect, fx.Refuse):
+                if isinstance(effect, fx.RefuseMessage):
                     return effect.error
                 if isinstance(effect, fx.Store):
                     plan.stores.setdefault(job_id, []).append(effect)
@@ -67,7 +67,7 @@ class Stepper:
             plan.looks[job_id] = min(again_s, plan.looks.get(job_id, again_s))
         return None
 
-    def _compute(self, job_id: str, effect: Effect, plan: Plan) -> list[Event] | None:
+    def _compute(self, job_id: str, effect: Effect, plan: TurnPlan) -> list[Event] | None:
         """Return the events of an effect that is neither stored nor sent; None if it must be tried again."""
         job, run = plan.jobs[job_id], plan.runs[job_id]
         match effect:
@@ -81,9 +81,9 @@ class Stepper:
                     except TryAgain:
                         raise
                     except LabelerError as error:
-                        return [fx.Failed(error)]
+                        return [fx.JobFailed(error)]
                 if job_id in plan.turns.held:
-                    return [fx.Admitted()]  # the step that took its place could not be kept; the place could
+                    return [fx.JobAdmitted()]  # the step that took its place could not be kept; the place could
                 plan.turns = plan.turns.put(job.record.created_by, job_id)
             case fx.Prepare():
                 return self._prepare(job, run)
@@ -96,7 +96,7 @@ class Stepper:
                     # The earlier effects of this step are kept, like a sum of a paid round; this one is tried again.
                     return None
                 except LabelerError as error:
-                    return [fx.Failed(error, effect.number)]
+                    return [fx.JobFailed(error, effect.number)]
                 return [fx.BodiesMade(effect.number)]
             case fx.Unshard():
                 return [self._put_together(run, effect)]
@@ -120,7 +120,7 @@ class Stepper:
                     plan.turns = plan.turns.leave(job_id)
         return []
 
-    def _prepare(self, job: Loaded, run: JobRun) -> list[Event]:
+    def _prepare(self, job: LoadedJob, run: JobRun) -> list[Event]:
         try:
             features = self._questions.look(job.record, run.task)
             if features is None:
@@ -139,7 +139,7 @@ class Stepper:
         except TryAgain:
             raise
         except LabelerError as error:
-            return [fx.Failed(error)]
+            return [fx.JobFailed(error)]
         return [fx.QuestionsPrepared(tuple(batches))]
 
     def _put_together(self, run: JobRun, effect: fx.Unshard) -> Event:
@@ -150,6 +150,6 @@ class Stepper:
             else:
                 release = open_histogram([aggregate_from_bytes(one) for one in effect.answers], run.task)
         except LabelerError as error:
-            return fx.Failed(error)
+            return fx.JobFailed(error)
         fault_point("coordinator.opened")
-        return fx.Opened(effect.number, release)
+        return fx.ReleaseKnown(effect.number, release)

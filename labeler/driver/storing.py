@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from labeler.driver.reading import Loaded
+from labeler.driver.reading import LoadedJob
 from labeler.errors import LabelerError
 from labeler.ledger import rounds as steps
 from labeler.ledger.database import Connection
@@ -70,7 +70,7 @@ class Storer:
         self._settlement = settlement
         self._encode_release = encode_release
 
-    def prices(self, job: Loaded, stores: Sequence[Store]) -> Sequence[Mapping[Level, int]]:
+    def prices(self, job: LoadedJob, stores: Sequence[Store]) -> Sequence[Mapping[Level, int]]:
         """Return the prices that `store` needs, worked out before the journal is locked."""
         if any(isinstance(one, fx.ReserveRounds) for one in stores):
             return self._settlement.prices(job.record, job.rounds, job.task)
@@ -78,7 +78,7 @@ class Storer:
 
     def store(
         self,
-        job: Loaded,
+        job: LoadedJob,
         stores: Sequence[Store],
         connection: Connection,
         *,
@@ -103,7 +103,9 @@ class Storer:
         if is_touched:
             self._jobs.touch(job.record.job_id, connection=connection)
 
-    def _store(self, job: Loaded, store: Store, connection: Connection, prices: Sequence[Mapping[Level, int]]) -> bool:
+    def _store(
+        self, job: LoadedJob, store: Store, connection: Connection, prices: Sequence[Mapping[Level, int]]
+    ) -> bool:
         """Store one effect; return whether watchers see a difference and the version was not raised yet."""
         job_id = job.record.job_id
         match store:

@@ -29,11 +29,11 @@ from labeler.evidence.document import (
     Cadence,
     Cohort,
     Evidence,
-    Facts,
     Guarantee,
     Job,
+    JournalFacts,
     Mechanism,
-    Round,
+    RoundFacts,
     Software,
     TaskFacts,
     TaskFindings,
@@ -111,12 +111,15 @@ AGENT_ONLY: Final = (
 )
 
 
-def derive(facts: Facts, software: Software, *, states_persons: bool = True) -> Evidence:
+def derive(facts: JournalFacts, software: Software, *, states_persons: bool = True) -> Evidence:
     """Return the document of some facts.
 
     Args:
         states_persons: False for a document of a program that did not state what was spent of one person.
     """
+    if not states_persons:
+        accounts = tuple(one.model_copy(update={"is_written_off": False}) for one in facts.accounts)
+        facts = facts.model_copy(update={"accounts": accounts})
     meaning = MEANING if facts.scope.party == "coordinator" else (*MEANING, AGENT_ONLY)
     meaning = (*meaning, AUDITED) if facts.audits else meaning
     audits = _audits(facts)
@@ -178,7 +181,7 @@ def _rounded(value: float, rounding: str) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def _audits(facts: Facts) -> tuple[AuditFinding, ...]:
+def _audits(facts: JournalFacts) -> tuple[AuditFinding, ...]:
     found = []
     for audit in facts.audits:
         follows = findings_of(audit)
@@ -236,12 +239,12 @@ def proof_of(method: str, traits: Method) -> tuple[str, str]:
     raise PrivacyRefusal(f"method {method!r} has no stated sensitivity, so nothing can be evidence of its guarantee")
 
 
-def _charged_rounds(task: TaskFacts) -> list[Round]:
+def _charged_rounds(task: TaskFacts) -> list[RoundFacts]:
     """Return the rounds whose charge is final, in order of jobs."""
     return [one for job in task.jobs for one in job.rounds if one.charge == "posted"]
 
 
-def spent_nano(task: Task | None, rounds: Iterable[Round], level: Level) -> int | None:
+def spent_nano(task: Task | None, rounds: Iterable[RoundFacts], level: Level) -> int | None:
     """Return the cost of rounds at a level: per round the larger of its charge and its price; None without a bound.
 
     If the task is not known, only the charges count.
@@ -259,12 +262,12 @@ def spent_nano(task: Task | None, rounds: Iterable[Round], level: Level) -> int 
     return None if total >= UNBOUNDED_NANO else total
 
 
-def _price_of(task: Task, one: Round) -> dict[Level, int]:
+def _price_of(task: Task, one: RoundFacts) -> dict[Level, int]:
     """Return a round's cost by today's accountant; the first step of a training pays for all."""
     return round_charges(task, one.questions, answered=one.first_question or 0)
 
 
-def _charged_nano(one: Round, level: Level) -> int:
+def _charged_nano(one: RoundFacts, level: Level) -> int:
     """Return the largest charge of any account for a round, nano-units of mu^2."""
     return max((charge.nano for charge in one.charges if charge.level == level), default=0)
 
@@ -333,17 +336,18 @@ def _guarantee(
     )
 
 
-def _person(facts: Facts) -> Guarantee:
+def _person(facts: JournalFacts) -> Guarantee:
     """Return what all charged rounds of the document cost one person at one agent (`person_spent`).
 
     At a coordinator's, rounds that an agent was not asked for count for it, too.
     """
-    spent = person_spent((task_of(task), one.questions, 1) for task in facts.tasks for one in _charged_rounds(task))
+    rounds = ((task_of(task), one.questions, 1) for task in facts.tasks for one in _charged_rounds(task))
+    spent = person_spent(rounds, is_complete=not any(one.is_written_off for one in facts.accounts))
     delta = float(facts.delta)
     return _guarantee("person", spent.epsilon(delta), delta, spent.reason)
 
 
-def _spent(task: Task | None, rounds: list[Round], delta: float, *, states_persons: bool) -> tuple[Guarantee, ...]:
+def _spent(task: Task | None, rounds: list[RoundFacts], delta: float, *, states_persons: bool) -> tuple[Guarantee, ...]:
     delta = delta if task is None else task.delta
     found = []
     for level in LEVELS:
@@ -357,7 +361,7 @@ def _spent(task: Task | None, rounds: list[Round], delta: float, *, states_perso
     return tuple(found)
 
 
-def _cohort(facts: TaskFacts, rounds: list[Round]) -> Cohort:
+def _cohort(facts: TaskFacts, rounds: list[RoundFacts]) -> Cohort:
     asked = [len(job.asked) for job in facts.jobs if job.asked]
     summed = [len(one.contributors) for one in rounds if one.contributors]
     return Cohort(
@@ -368,7 +372,7 @@ def _cohort(facts: TaskFacts, rounds: list[Round]) -> Cohort:
     )
 
 
-def _cadence(facts: TaskFacts, rounds: list[Round]) -> Cadence:
+def _cadence(facts: TaskFacts, rounds: list[RoundFacts]) -> Cadence:
     times = sorted(one.posted_at for one in rounds)
     days = Counter(at[:10] for at in times)
     return Cadence(
@@ -385,7 +389,7 @@ def _cadence(facts: TaskFacts, rounds: list[Round]) -> Cadence:
     )
 
 
-def _asked_again(rounds: list[Round]) -> int:
+def _asked_again(rounds: list[RoundFacts]) -> int:
     """Return how many question numbers lie in more than one of these rounds."""
     ranges = sorted((one.first_question, one.questions) for one in rounds if one.first_question is not None)
     again, end = 0, 0
@@ -433,7 +437,7 @@ _BOUNDS: Final = frozenset(
 """Fields computed with floating point: another machine may round the last digit up if this one does not."""
 
 
-def contradictions(facts: Facts) -> list[str]:
+def contradictions(facts: JournalFacts) -> list[str]:
     """Return contradictions between some facts; empty if there are none.
 
     The chain of hashes says which accounts were charged for a round, and which agents were summed. The tables must
@@ -475,7 +479,7 @@ def rebuilt(document: Evidence) -> Evidence:
     return derive(document.facts, document.software, states_persons=document.person is not None)
 
 
-def _in_job(job: Job, task: TaskFacts, facts: Facts) -> Iterator[str]:
+def _in_job(job: Job, task: TaskFacts, facts: JournalFacts) -> Iterator[str]:
     asked, participants = set(job.asked), set(task.participants)
     if participants and not asked <= participants:
         yield f"job {job.job_id}: asked agents that are none of the task's"
@@ -488,7 +492,7 @@ def _in_job(job: Job, task: TaskFacts, facts: Facts) -> Iterator[str]:
             yield f"job {job.job_id}, round {one.number}: {line}"
 
 
-def _in_round(one: Round, asked: set[str], facts: Facts) -> Iterator[str]:
+def _in_round(one: RoundFacts, asked: set[str], facts: JournalFacts) -> Iterator[str]:
     if (one.charge == "posted") != (one.posted_entry is not None) or (one.charge == "posted") != bool(one.posted_at):
         yield "a charge is final by an entry of the ledger"
     if one.posted_entry is not None and not 1 <= one.posted_entry <= facts.journal.entries:

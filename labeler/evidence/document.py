@@ -40,12 +40,15 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
 
 
+_LEFT_OUT: Final = ("audits", "person", "is_written_off")
+
+
 class _MayHaveAudits(_Part):
-    """A part that is written without its audits if it has none, and without a person if an earlier program made it."""
+    """A part that is written without what earlier programs did not write, where there is nothing of it."""
 
     @model_serializer(mode="wrap")
     def _leave_out_no_audits(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in dump(self).items() if name not in ("audits", "person") or value}
+        return {name: value for name, value in dump(self).items() if name not in _LEFT_OUT or value}
 
 
 class Scope(_Part):
@@ -84,7 +87,7 @@ class Journal(_Part):
     last_entry_at: Annotated[str, Field(max_length=40)] = ""
 
 
-class Charge(_Part):
+class AccountCharge(_Part):
     """One charge of one account, nano-units of mu^2."""
 
     account: Text
@@ -92,7 +95,7 @@ class Charge(_Part):
     nano: Count
 
 
-class Refusal(_Part):
+class AgentRefusal(_Part):
     """An agent that did not answer, and its reply.
 
     Attributes:
@@ -107,7 +110,7 @@ class Refusal(_Part):
     sentence: Text = ""
 
 
-class Round(_Part):
+class RoundFacts(_Part):
     """Questions asked together.
 
     Attributes:
@@ -128,9 +131,9 @@ class Round(_Part):
     charge: Literal["none", "reserved", "posted", "void"]
     posted_entry: Count | None = None
     posted_at: Annotated[str, Field(max_length=40)] = ""
-    charges: tuple[Charge, ...] = ()
+    charges: tuple[AccountCharge, ...] = ()
     contributors: tuple[Text, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[AgentRefusal, ...] = ()
     round_digest: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
     release_digest: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
 
@@ -152,8 +155,8 @@ class Job(_Part):
     submitted_at: Annotated[str, Field(max_length=40)] = ""
     questions: Count
     asked: tuple[Text, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
-    rounds: tuple[Round, ...] = ()
+    refusals: tuple[AgentRefusal, ...] = ()
+    rounds: tuple[RoundFacts, ...] = ()
 
 
 class TaskFacts(_Part):
@@ -174,7 +177,7 @@ class TaskFacts(_Part):
     jobs: tuple[Job, ...] = ()
 
 
-class AccountFacts(_Part):
+class AccountFacts(_MayHaveAudits):
     """One account at one level, over the whole life of the journal.
 
     Attributes:
@@ -183,6 +186,7 @@ class AccountFacts(_Part):
         posted_nano, reserved_nano: final charges, and those that may become so.
         is_unpriced: something was charged that names another level and not this one, which had no finite price; so
             the sum of the charges bounds nothing.
+        is_written_off: charges may have been forgotten (a copy was put back): nobody knows what they cost a person.
     """
 
     account: Text
@@ -191,9 +195,10 @@ class AccountFacts(_Part):
     posted_nano: Count
     reserved_nano: Count
     is_unpriced: bool = False
+    is_written_off: bool = False
 
 
-class Facts(_MayHaveAudits):
+class JournalFacts(_MayHaveAudits):
     """Everything that was read from a journal.
 
     Attributes:
@@ -374,7 +379,7 @@ class Evidence(_MayHaveAudits):
 
     version: Literal["labeler-evidence/1"] = FORMAT
     software: Software
-    facts: Facts
+    facts: JournalFacts
     tasks: tuple[TaskFindings, ...]
     accounts: tuple[AccountFindings, ...]
     remarks: tuple[Text, ...]

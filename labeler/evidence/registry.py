@@ -182,7 +182,8 @@ def _budgets(document: Evidence) -> str:
         cap = f"epsilon {max(caps)}" if len(caps) == len(found) else "recorded and not limited"
         said.append(f"{unit}: {most} of {cap}")
     delta = document.facts.delta
-    return f"Over all tasks of the journal (delta {delta}), the most that an account has spent: {'; '.join(said)}."
+    most_of_all = "the most that an account has spent or set aside"
+    return f"Over all tasks of the journal (delta {delta}), {most_of_all}: {'; '.join(said)}."
 
 
 def _audits(document: Evidence) -> str:

@@ -42,7 +42,7 @@ from labeler.ledger.backup import UnusedKeys
 from labeler.ledger.chain import time_of, time_text
 from labeler.ledger.database import Database, insert_rows, now_utc, select_rows, update_rows
 from labeler.ledger.ledger import Charge, Ledger
-from labeler.ledger.promises import RefusedByPolicy, note_refusal
+from labeler.ledger.promises import SiteRefusal, note_refusal
 from labeler.ledger.schema import (
     agent_rounds,
     answered_rounds,
@@ -272,9 +272,9 @@ class AgentMemory:
         found = select_rows(connection, task_approvals, digest=digest).first()
         return None if found is None else str(found.state)
 
-    def note_refusal(self, no: RefusedByPolicy, digest: str) -> None:
-        """Remember that the policy refused a request; see `labeler.ledger.promises.note_refusal`."""
-        note_refusal(self._database, no, digest)
+    def note_refusal(self, no: SiteRefusal, digest: str, *, connection: Connection | None = None) -> None:
+        """Remember that the site refused a request; see `labeler.ledger.promises.note_refusal`."""
+        note_refusal(self._database, no, digest, connection=connection)
 
     # What people are told: who asks, and what was answered.
 
@@ -357,7 +357,7 @@ def check_delta(connection: Connection, delta: float) -> None:
 
 
 @dataclass(frozen=True)
-class AnsweredRound:
+class ChargedRound:
     """One round that was charged.
 
     Attributes:
@@ -375,7 +375,7 @@ class AnsweredRound:
     talliers: tuple[str, ...]
 
 
-def answered(database: Database, *, last: int | None = None) -> tuple[list[AnsweredRound], dict[str, Task]]:
+def answered(database: Database, *, last: int | None = None) -> tuple[list[ChargedRound], dict[str, Task]]:
     """Return the rounds that were charged, oldest first, and their tasks by digest.
 
     Reads one moment of a journal that another process may write.
@@ -394,12 +394,12 @@ def answered(database: Database, *, last: int | None = None) -> tuple[list[Answe
         .where(rounds.ledger_seq >= select(func.coalesce(func.min(newest.c.ledger_seq), 0)).scalar_subquery())
         .order_by(rounds.ledger_seq, entries.seq)
     )
-    found: dict[str, AnsweredRound] = {}
+    found: dict[str, ChargedRound] = {}
     tasks: dict[str, Task] = {}
     with database.read() as connection:
         for row in connection.execute(query):
             one = found.get(row.round_digest)
-            found[row.round_digest] = AnsweredRound(
+            found[row.round_digest] = ChargedRound(
                 row.round_digest,
                 row.task_digest,
                 row.job_id or "",

@@ -7,9 +7,8 @@ journal gives the same facts. A job that ended after that moment is read as "und
 Only the entries of the chain cannot be changed unseen, so evidence begins with them. `read_chain` returns every charge
 as of one head: whose it is, how much, for which job, and how it was settled.
 
-An agent's document tells its people what the agent was charged for, when and at what price, what it declined for lack
-of budget, and what its policy refused by itself. The version of its shard, what a record has spent and what it answered
-are not read.
+An agent's document tells its people what the agent was charged for, when and at what price, and what it refused by its
+policy or its ledger. The version of its shard, what a record has spent and what it answered are not read.
 """
 
 from __future__ import annotations
@@ -21,15 +20,25 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, exists, select
 
 from labeler.errors import InvalidSetting, JournalBehind, JournalBroken, NotFound, TooLarge
 from labeler.evidence.derive import contradictions, decimal
-from labeler.evidence.document import AccountFacts, Charge, Facts, Job, Journal, Refusal, Round, Scope, TaskFacts
+from labeler.evidence.document import (
+    AccountCharge,
+    AccountFacts,
+    AgentRefusal,
+    Job,
+    Journal,
+    JournalFacts,
+    RoundFacts,
+    Scope,
+    TaskFacts,
+)
 from labeler.ledger.agent_memory import check_delta
 from labeler.ledger.chain import Head, time_of, time_text
 from labeler.ledger.ledger import WRITTEN_OFF, hash_at
-from labeler.ledger.promises import RefusedByPolicy, refused_by_policy
+from labeler.ledger.promises import SiteRefusal, refused_by_site
 from labeler.ledger.schema import (
     FINISHED,
     answered_rounds,
@@ -44,6 +53,7 @@ from labeler.ledger.schema import (
     releases,
     round_refusals,
     rounds,
+    site_refusals,
     task_approvals,
     tasks,
 )
@@ -58,7 +68,7 @@ MAX_JOBS = 20_000
 
 
 @dataclass(frozen=True)
-class Wanted:
+class EvidenceScope:
     """The scope of the evidence that is asked for.
 
     Attributes:
@@ -80,7 +90,7 @@ class Wanted:
             raise InvalidSetting("the period of evidence ends before it begins")
 
     @classmethod
-    def of(cls, scope: Scope) -> Wanted:
+    def of(cls, scope: Scope) -> EvidenceScope:
         """Return the scope of an existing document."""
         since, until = (time_of(text) if text else None for text in (scope.since, scope.until))
         return cls(scope.task, since, until)
@@ -98,8 +108,8 @@ class Wanted:
 
 
 def coordinator_facts(
-    connection: Connection, wanted: Wanted, *, delta: float, read_at: datetime, head: Head | None = None
-) -> Facts:
+    connection: Connection, wanted: EvidenceScope, *, delta: float, read_at: datetime, head: Head | None = None
+) -> JournalFacts:
     """Return everything a document says of a coordinator's journal.
 
     Args:
@@ -128,7 +138,7 @@ def coordinator_facts(
         found.setdefault(row["task_digest"], []).append(_job(row, chain, tables, moment))
     facts_of_tasks = tuple(_task(connection, digest, of) for digest, of in found.items())
     named = {FEDERATION, *(f"agent:{one}" for task in facts_of_tasks for one in task.participants)}
-    facts = Facts(
+    facts = JournalFacts(
         scope=wanted.scope("coordinator", "coordinator"),
         journal=chain.journal,
         delta=decimal(delta),
@@ -138,7 +148,7 @@ def coordinator_facts(
     return without_contradiction(facts)
 
 
-def forgotten(connection: Connection, facts: Facts) -> set[str]:
+def forgotten(connection: Connection, facts: JournalFacts) -> set[str]:
     """Return jobs of a document whose refusal texts have been deleted since, with what they had sent."""
     gone = set(connection.execute(select(forgotten_jobs.c.job_id)).scalars())
     return gone & {job.job_id for task in facts.tasks for job in task.jobs}
@@ -195,7 +205,7 @@ def _job(row: Mapping[str, Any], chain: Chain, tables: _Tables, moment: datetime
         questions=row["num_queries"],
         asked=tables.asked.get(job_id, ()) if was_asked else (),
         refusals=tuple(
-            Refusal(agent=one["agent_id"], said=one["answer"], reason=one["reason"], sentence=one["sentence"])
+            AgentRefusal(agent=one["agent_id"], said=one["answer"], reason=one["reason"], sentence=one["sentence"])
             for one in answers
             if one["answer"] in ("declined", "later")
         ),
@@ -203,14 +213,16 @@ def _job(row: Mapping[str, Any], chain: Chain, tables: _Tables, moment: datetime
     )
 
 
-def _round(row: Mapping[str, Any], job: Mapping[str, Any], chain: Chain, tables: _Tables, *, is_over: bool) -> Round:
+def _round(
+    row: Mapping[str, Any], job: Mapping[str, Any], chain: Chain, tables: _Tables, *, is_over: bool
+) -> RoundFacts:
     key = (row["job_id"], row["number"])
     name = f"{row['job_id']}/{row['number']}"
     charged = chain.reservations.get(name)
     if charged is not None:
         _check_reserved(name, charged, row, job)
     is_final = charged is not None and charged.state == "posted"
-    return Round(
+    return RoundFacts(
         number=row["number"],
         first_question=row["first_query"],
         questions=row["num_queries"],
@@ -220,7 +232,7 @@ def _round(row: Mapping[str, Any], job: Mapping[str, Any], chain: Chain, tables:
         charges=() if charged is None else charged.charges,
         contributors=_contributors(name, charged, row) if charged is not None and is_final else (),
         refusals=tuple(
-            Refusal(agent=one["agent_id"], said="refused", sentence=one["sentence"])
+            AgentRefusal(agent=one["agent_id"], said="refused", sentence=one["sentence"])
             for one in (tables.refusals.get(key, ()) if is_over else ())
         ),
         round_digest=(row["round_digest"] or "") if is_final else "",
@@ -228,7 +240,7 @@ def _round(row: Mapping[str, Any], job: Mapping[str, Any], chain: Chain, tables:
     )
 
 
-def _contributors(name: str, charged: Charged, row: Mapping[str, Any]) -> tuple[str, ...]:
+def _contributors(name: str, charged: RecordedReservation, row: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the summed agents as the chain names them; none if a round was paid for and failed."""
     kept = tuple(row["contributors"] or ())
     if "because" in charged.settled:
@@ -241,7 +253,7 @@ def _contributors(name: str, charged: Charged, row: Mapping[str, Any]) -> tuple[
     return kept
 
 
-def _check_reserved(name: str, charged: Charged, row: Mapping[str, Any], job: Mapping[str, Any]) -> None:
+def _check_reserved(name: str, charged: RecordedReservation, row: Mapping[str, Any], job: Mapping[str, Any]) -> None:
     said = {"task": job["task_digest"], "queries": row["num_queries"], "job": row["job_id"]}
     for key, value in said.items():
         if key in charged.reserved and charged.reserved[key] != value:
@@ -274,7 +286,7 @@ def _task(connection: Connection, digest: str, of: list[Job]) -> TaskFacts:
 
 
 @dataclass
-class Charged:
+class RecordedReservation:
     """One reservation as the chain records it.
 
     Attributes:
@@ -283,7 +295,7 @@ class Charged:
         settled_seq, settled_at, settled: entry, time and detail of its settlement.
     """
 
-    charges: tuple[Charge, ...]
+    charges: tuple[AccountCharge, ...]
     reserved: Mapping[str, Any]
     state: Literal["reserved", "posted", "void"] = "reserved"
     settled_seq: int | None = None
@@ -302,7 +314,7 @@ class Chain:
     """
 
     journal: Journal
-    reservations: Mapping[str, Charged]
+    reservations: Mapping[str, RecordedReservation]
     accounts: tuple[AccountFacts, ...]
 
 
@@ -335,7 +347,7 @@ def read_chain(connection: Connection, *, read_at: datetime, head: Head | None =
             f"this journal does not hold entry {until.seq} as the evidence names it: it ends with entry {end.seq}, is "
             "an older copy, or is another party's. Compare with the journal that the evidence was made from"
         )
-    reservations: dict[str, Charged] = {}
+    reservations: dict[str, RecordedReservation] = {}
     accounts: dict[_Key, _Sums] = {}
     last_at = ""
     query = select(ledger_entries).where(ledger_entries.c.seq <= until.seq).order_by(ledger_entries.c.seq)
@@ -346,6 +358,8 @@ def read_chain(connection: Connection, *, read_at: datetime, head: Head | None =
         entries=until.seq, head=until.hash, read_at=max(time_text(read_at), last_at), last_entry_at=last_at
     )
     unpriced = _unpriced(reservations)
+    forgetful = (one for name, one in reservations.items() if name.startswith(WRITTEN_OFF) and one.state != "void")
+    written_off = {charge.account for one in forgetful for charge in one.charges}
     found = tuple(
         AccountFacts(
             account=name,
@@ -354,13 +368,14 @@ def read_chain(connection: Connection, *, read_at: datetime, head: Head | None =
             reserved_nano=sums.reserved,
             posted_nano=sums.posted,
             is_unpriced=(name, level) in unpriced,
+            is_written_off=name in written_off,
         )
         for (name, level), sums in sorted(accounts.items())
     )
     return Chain(journal, reservations, found)
 
 
-def _unpriced(reservations: Mapping[str, Charged]) -> set[_Key]:
+def _unpriced(reservations: Mapping[str, RecordedReservation]) -> set[_Key]:
     """Return accounts that paid for something that names another level and not this one: see `Ledger.charged_without`.
 
     Nothing bounds what was released there, whatever the entries of this level add up to.
@@ -374,7 +389,7 @@ def _unpriced(reservations: Mapping[str, Charged]) -> set[_Key]:
     return {(account, level) for (account, _), levels in named.items() for level in LEVELS if level not in levels}
 
 
-def _take(row: Mapping[str, Any], reservations: dict[str, Charged], accounts: dict[_Key, _Sums]) -> None:
+def _take(row: Mapping[str, Any], reservations: dict[str, RecordedReservation], accounts: dict[_Key, _Sums]) -> None:
     detail = json.loads(row["detail"])
     sums = accounts.setdefault((row["account"], row["level"]), _Sums())
     if row["kind"] in ("open", "cap"):
@@ -382,8 +397,8 @@ def _take(row: Mapping[str, Any], reservations: dict[str, Charged], accounts: di
         return
     name = row["reservation_id"]
     if row["kind"] == "reserve":
-        charge = Charge(account=row["account"], level=row["level"], nano=row["amount"])
-        known = reservations.setdefault(name, Charged((), detail))
+        charge = AccountCharge(account=row["account"], level=row["level"], nano=row["amount"])
+        known = reservations.setdefault(name, RecordedReservation((), detail))
         known.charges = (*known.charges, charge)
         sums.reserved += row["amount"]
         return
@@ -398,7 +413,7 @@ def _take(row: Mapping[str, Any], reservations: dict[str, Charged], accounts: di
     sums.posted += row["amount"] * is_posted
 
 
-def without_contradiction(facts: Facts) -> Facts:
+def without_contradiction(facts: JournalFacts) -> JournalFacts:
     """Return the facts unchanged if none contradicts the chain or another fact.
 
     Raises:
@@ -421,8 +436,14 @@ UNNAMED = "not known"
 
 
 def agent_facts(
-    connection: Connection, wanted: Wanted, *, agent_id: str, delta: float, read_at: datetime, head: Head | None = None
-) -> Facts:
+    connection: Connection,
+    wanted: EvidenceScope,
+    *,
+    agent_id: str,
+    delta: float,
+    read_at: datetime,
+    head: Head | None = None,
+) -> JournalFacts:
     """Return everything a document says of an agent's journal; see `labeler.ledger.evidence.coordinator_facts`.
 
     Args:
@@ -436,7 +457,7 @@ def agent_facts(
     check_delta(connection, delta)
     chain = read_chain(connection, read_at=read_at, head=head)
     promised = _promised(connection)
-    by_task: dict[str, dict[str, list[Round]]] = {wanted.task: {}} if wanted.task else {}
+    by_task: dict[str, dict[str, list[RoundFacts]]] = {wanted.task: {}} if wanted.task else {}
     query = select(answered_rounds).where(answered_rounds.c.ledger_seq <= chain.journal.entries)
     known = set()
     for row in connection.execute(query.order_by(answered_rounds.c.ledger_seq)).mappings():
@@ -447,13 +468,13 @@ def agent_facts(
             by_task.setdefault(row["task_digest"], {}).setdefault(job, []).append(found)
     _check_none_forgotten(chain, known)
     declined = _declined(connection, wanted, chain)
-    refused: dict[str, list[RefusedByPolicy]] = {}
-    for no in reversed(refused_by_policy(connection, until=time_of(chain.journal.read_at))):
+    refused: dict[str, list[SiteRefusal]] = {}
+    for no in reversed(refused_by_site(connection, until=time_of(chain.journal.read_at))):
         if wanted.holds(no.at) and wanted.task in ("", no.task_digest):
             refused.setdefault(no.task_digest, []).append(no)
     for digest in (*declined, *refused):
         by_task.setdefault(digest, {})
-    facts = Facts(
+    facts = JournalFacts(
         scope=wanted.scope("agent", agent_id),
         journal=chain.journal,
         delta=decimal(delta),
@@ -464,7 +485,7 @@ def agent_facts(
                 jobs=(
                     *(_job_of_agent(job, agent_id, of) for job, of in jobs.items()),
                     *_refused(agent_id, declined.get(digest)),
-                    *_refused_by_policy(agent_id, refused.get(digest, ())),
+                    *_refused_by_site(agent_id, refused.get(digest, ())),
                 ),
             )
             for digest, jobs in by_task.items()
@@ -476,14 +497,14 @@ def agent_facts(
     return without_contradiction(facts)
 
 
-def _round_charged(row: Mapping[str, Any], chain: Chain) -> Round:
+def _round_charged(row: Mapping[str, Any], chain: Chain) -> RoundFacts:
     charged = chain.reservations.get(row["reservation_id"])
     said = None if charged is None else charged.settled.get("round")
     if charged is None or charged.settled_seq != row["ledger_seq"] or said not in (None, row["round_digest"]):
         raise _broken(
             f"a round that this agent remembers is not the one that entry {row['ledger_seq']} of its ledger paid for"
         )
-    return Round(
+    return RoundFacts(
         number=0,
         first_question=None,
         questions=row["num_queries"],
@@ -508,7 +529,7 @@ def _check_none_forgotten(chain: Chain, known: set[str]) -> None:
         )
 
 
-def _job_of_agent(job_id: str, agent_id: str, rounds: list[Round]) -> Job:
+def _job_of_agent(job_id: str, agent_id: str, rounds: list[RoundFacts]) -> Job:
     numbered = tuple(one.model_copy(update={"number": number}) for number, one in enumerate(rounds))
     return Job(
         job_id=job_id,
@@ -520,11 +541,13 @@ def _job_of_agent(job_id: str, agent_id: str, rounds: list[Round]) -> Job:
 
 
 def _refused(agent_id: str, job_ids: list[str] | None) -> tuple[Job, ...]:
-    said = Refusal(agent=agent_id, said="declined", reason="budget-exceeded", sentence="the budget did not cover it")
+    said = AgentRefusal(
+        agent=agent_id, said="declined", reason="budget-exceeded", sentence="the budget did not cover it"
+    )
     return tuple(Job(job_id=job, state="not known", questions=0, refusals=(said,)) for job in job_ids or ())
 
 
-def _refused_by_policy(agent_id: str, found: Iterable[RefusedByPolicy]) -> tuple[Job, ...]:
+def _refused_by_site(agent_id: str, found: Iterable[SiteRefusal]) -> tuple[Job, ...]:
     return tuple(
         Job(
             job_id=one.job_id or UNNAMED,
@@ -532,10 +555,10 @@ def _refused_by_policy(agent_id: str, found: Iterable[RefusedByPolicy]) -> tuple
             submitted_at=time_text(one.at),
             questions=0,
             refusals=(
-                Refusal(
+                AgentRefusal(
                     agent=agent_id,
                     said="declined" if one.job_id else "refused",
-                    reason="policy-refusal",
+                    reason=one.reason,
                     sentence=one.sentence[:4_000],
                 ),
             ),
@@ -552,9 +575,11 @@ def _promised(connection: Connection) -> dict[str, str]:
     return {row.reservation_id: row.job_id for row in connection.execute(query)}
 
 
-def _declined(connection: Connection, wanted: Wanted, chain: Chain) -> dict[str, list[str]]:
+def _declined(connection: Connection, wanted: EvidenceScope, chain: Chain) -> dict[str, list[str]]:
     table = proposal_answers.c
-    query = select(table.job_id, table.task_digest, table.answered_at).where(table.answer == "declined")
+    # Those whose words are kept are among the refusals of the site (`refused_by_site`).
+    is_kept = exists().where(site_refusals.c.digest == table.digest)
+    query = select(table.job_id, table.task_digest, table.answered_at).where(table.answer == "declined", ~is_kept)
     found: dict[str, list[str]] = {}
     for row in connection.execute(query.order_by(table.answered_at, table.job_id)):
         is_wanted = wanted.holds(row.answered_at) and wanted.task in ("", row.task_digest)

@@ -8,8 +8,9 @@ A yes and its reservations are one transaction, so an agent that is asked again 
 agent gives a reservation back, from its own journal: it is still reserved, so nothing was answered under it, and
 nothing ever will be. Rounds of one task and size cost the same, so an answer takes the promise that ends first.
 
-What a site's policy refused by itself is kept for its people, too (`note_refusal`). Two more classes record what the
-answers have told of the site's budgets (`ToldAmounts`), and what each requester has taken of them (`RequesterShares`).
+What a site refused by its policy or its ledger is kept for its people, too (`note_refusal`). Two more classes record
+what the answers have told of the site's budgets (`ToldAmounts`), and what each requester has taken of them
+(`RequesterShares`).
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from labeler.ledger.database import Database, insert_rows, select_rows, update_r
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.schema import (
     ledger_reservations,
-    policy_refusals,
     promised_rounds,
     proposal_answers,
     requester_sums,
+    site_refusals,
     taken_by,
     told_amounts,
 )
@@ -375,59 +376,66 @@ class RequesterShares:
 _SUMS = ("instance_nano", "agent_nano", "unbounded", "life_nano")
 
 
-MAX_REFUSALS_PER_DAY = 100
-"""Most refusals by the policy that are kept in 24 hours; a coordinator's requests cannot fill a site's disk."""
+MAX_REFUSALS_PER_DAY: Final = 100
+MAX_REFUSALS_OF_ONE: Final = 25
+"""Most refusals that are kept in 24 hours, of all requesters and of one: nobody fills a site's disk, and one name
+leaves room for what others were refused. Later ones are refused in the same words and not kept."""
 
 
 @dataclass(frozen=True)
-class RefusedByPolicy:
-    """One request that the site's policy refused by itself, with the sentence that was sent.
+class SiteRefusal:
+    """One request that the site refused by its policy or its ledger, without asking a person, as it was sent.
 
     Attributes:
         job_id, requester: as a proposal named them; empty for a round that was asked without one.
         name: of the task, by the requester.
+        reason: `problem_type` of the error.
     """
 
     task_digest: str
     job_id: str
     name: str
     requester: str
+    reason: str
     sentence: str
     at: datetime
 
 
-def note_refusal(database: Database, no: RefusedByPolicy, digest: str) -> None:
-    """Remember that the policy refused a request, once, unless the day has MAX_REFUSALS_PER_DAY already.
+def note_refusal(database: Database, no: SiteRefusal, digest: str, *, connection: Connection | None = None) -> None:
+    """Remember that the site refused a request: once, however often it is asked, within the limits of a day.
+
+    Nothing else is written, so a refusal charges nothing, sets nothing aside and changes no later answer.
 
     Args:
         digest: of the proposal, or of the round.
     """
-    since = select(func.count()).select_from(policy_refusals).where(policy_refusals.c.refused_at >= no.at - DAY)
-    with database.read() as joined:
-        known = select_rows(joined, policy_refusals, digest=digest).first() is not None
-        if known or joined.execute(since).scalar_one() >= MAX_REFUSALS_PER_DAY:
+    with database.reading(connection) as joined:
+        if select_rows(joined, site_refusals, digest=digest).first() is not None:
             return
+        today = Counter(joined.execute(_REFUSED_SINCE, {"since": no.at - DAY}).scalars())
+    if today[no.requester] >= MAX_REFUSALS_OF_ONE or today.total() >= MAX_REFUSALS_PER_DAY:
+        return
     row = {"digest": digest, "task_digest": no.task_digest, "job_id": no.job_id, "name": no.name}
-    with database.write() as joined:
-        insert_rows(
-            joined,
-            policy_refusals,
-            row | {"requester": no.requester, "sentence": no.sentence, "refused_at": no.at},
-        )
+    row |= {"requester": no.requester, "reason": no.reason, "sentence": no.sentence}
+    with database.writing(connection) as joined:
+        insert_rows(joined, site_refusals, row | {"refused_at": no.at})
 
 
-def refused_by_policy(
+_REFUSED_SINCE = select(site_refusals.c.requester).where(site_refusals.c.refused_at >= bindparam("since"))
+
+
+def refused_by_site(
     connection: Connection, *, last: int | None = None, until: datetime | None = None
-) -> list[RefusedByPolicy]:
-    """Return what the policy refused by itself, the last first.
+) -> list[SiteRefusal]:
+    """Return what the site refused by its policy or its ledger, the last first.
 
     Args:
         last: most of them; None for all.
         until: none that came later.
     """
-    no = policy_refusals.c
-    query = select(no.task_digest, no.job_id, no.name, no.requester, no.sentence, no.refused_at)
+    no = site_refusals.c
+    query = select(no.task_digest, no.job_id, no.name, no.requester, no.reason, no.sentence, no.refused_at)
     if until is not None:
         query = query.where(no.refused_at <= until)
     rows = connection.execute(query.order_by(no.refused_at.desc(), no.digest).limit(last))
-    return [RefusedByPolicy(*row) for row in rows]
+    return [SiteRefusal(*row) for row in rows]

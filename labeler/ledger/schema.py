@@ -684,16 +684,16 @@ forbid(
     because="an answer is paid for by an entry of the ledger",
 )
 
-policy_refusals = strict_table(
-    "policy_refusals",
+site_refusals = strict_table(
+    "site_refusals",
     Column("digest", Text, primary_key=True),
-    *filled(Text, "task_digest", "sentence"),
+    *filled(Text, "task_digest", "reason", "sentence"),
     *(Column(name, Text, nullable=False) for name in ("job_id", "name", "requester")),
     Column("refused_at", Moment, nullable=False),
     Index(None, "refused_at"),
 )
-"""What an agent's policy refused by itself: the digest of a proposal or of a round, and the sentence that was sent."""
-keep(policy_refusals)
+"""What an agent refused by its policy or its ledger: the digest of a proposal or of a round, and the refusal sent."""
+keep(site_refusals)
 
 answered_sums = strict_table(
     "answered_sums",

@@ -523,7 +523,7 @@ class SumRequest(Body):
 
 
 @strict("a refusal")
-class Refusal(Body):
+class RefusalBody(Body):
     """Body of "refused": why a party does not fulfill a request.
 
     Attributes:
@@ -539,7 +539,7 @@ class Refusal(Body):
     is_final: Flag
 
     @classmethod
-    def of(cls, error: LabelerError) -> Refusal:
+    def of(cls, error: LabelerError) -> RefusalBody:
         """Convert an error into a refusal; temporary errors are not final."""
         printable = "".join(letter if letter.isprintable() else "?" for letter in " ".join(str(error).split()))
         sentence = printable[:MAX_SENTENCE_CHARACTERS] or error.problem_type
@@ -688,12 +688,12 @@ class Declined(Body):
     version: ClassVar[str] = "labeler-declined/1"
 
     job_id: PartyId
-    refusal: InstanceOf[Refusal]
+    refusal: InstanceOf[RefusalBody]
 
     @classmethod
     def of(cls, job_id: str, error: LabelerError) -> Declined:
         """Convert an error into a no."""
-        return cls(job_id, Refusal.of(error))
+        return cls(job_id, RefusalBody.of(error))
 
     def content(self) -> dict[str, Any]:
         """See Body: the refusal is written out."""
@@ -703,7 +703,7 @@ class Declined(Body):
     def decode(cls, data: bytes) -> Declined:
         """Read a body of "declined"."""
         content = unpack(data, cls.what, cls.version, ("job_id", "reason", "sentence", "is_final"))
-        return cls(content.pop("job_id"), Refusal(**content))
+        return cls(content.pop("job_id"), RefusalBody(**content))
 
 
 @strict("a withdrawal")

@@ -72,7 +72,7 @@ from labeler.accounting.events import IntegerSum
 from labeler.accounting.integer import epsilon_bound
 from labeler.descent import MOST_PUBLIC_ROWS, MOST_WEIGHTS, Descent, steps_to_converge
 from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.methods.sensitivity import BoundedNumbers, Method, kept_bound, most_trained, training_of
+from labeler.methods.sensitivity import BoundedNumbers, Method, kept_bound, most_trained, one_model, training_of
 from labeler.noise import VectorSum
 from labeler.randomness import ByteSource
 from labeler.setting import Level
@@ -364,4 +364,5 @@ METHOD: Final = Method(
     check_questions=check_negatives,
     most_rows=lambda task, _: most_trained(task),
     is_attacked=True,
+    one_record=one_model,
 )

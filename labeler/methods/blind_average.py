@@ -90,7 +90,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from labeler.descent import MOST_WEIGHTS, Descent
 from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.methods.sensitivity import BoundedNumbers, Method, kept_bound, most_trained, training_of
+from labeler.methods.sensitivity import BoundedNumbers, Method, kept_bound, most_trained, one_model, training_of
 from labeler.noise import VectorSum
 from labeler.records import axes_of
 from labeler.setting import Training
@@ -456,6 +456,15 @@ def check_dimension(task: Task, dimension: int) -> None:
         )
 
 
+def one_record(task: Task) -> str:
+    """Return what one record changes, in words."""
+    if training_of(task).learner != "means":
+        return one_model(task)
+    if task.a_record_may_be_replaced:
+        return "one record moves an agent's sums by at most 2: records_per_person may let it replace another"
+    return "one record moves an agent's sums by at most 1: it comes or goes and replaces none"
+
+
 METHOD: Final = Method(
     "DP-Helmet",
     "the weights of a linear model trained on its records",
@@ -471,4 +480,5 @@ METHOD: Final = Method(
     check_room=check_dimension,
     most_rows=lambda task, _: most_trained(task),
     is_attacked=True,
+    one_record=one_record,
 )

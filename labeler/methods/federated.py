@@ -320,6 +320,17 @@ def check_questions(task: Task, batch: QueryBatch, _: Learner) -> None:
     check_model(batch.model, task)
 
 
+def one_record(task: Task) -> str:
+    """Return what one record changes, in words."""
+    terms = step_terms(task)
+    by_record = terms.unit == "record"
+    return (
+        f"{'a record' if by_record else 'an agent'} moves a step by at most one clip, and takes part in it with a "
+        f"chance of {float(terms.rate):g} that nobody else learns: that is counted on where it comes or goes, and "
+        + ("not at the other level" if by_record else "twice where one of its records changes what it adds")
+    )
+
+
 METHOD: Final = Method(
     "DP-FedSGD, DP-FedAvg",
     "in each step, the clipped gradients of a secret sample of its records, or its clipped update",
@@ -336,4 +347,5 @@ METHOD: Final = Method(
     check_room=check_dimension,
     check_questions=check_questions,
     is_attacked=True,
+    one_record=one_record,
 )

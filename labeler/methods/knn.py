@@ -188,7 +188,7 @@ def _blocks(count: int, most: int) -> Iterator[slice]:
 def one_record(task: Task) -> str:
     """Return what one record changes, in words."""
     votes = "one vote" if task.votes_of_a_record == 1 else f"{task.votes_of_a_record:,} votes"
-    return f"at most {votes} at each of the {task.max_queries:,} questions"
+    return f"one record moves at most {votes} at each of the {task.max_queries:,} questions"
 
 
 METHOD: Final = Method(

@@ -271,7 +271,7 @@ def one_record(task: Task) -> str:
     votes = "one vote in all, at the question" if k == 1 else f"{k:,} votes in all, one at each of the {k:,} questions"
     swapped = "; where it leaves, another may enter with as many" if task.a_record_may_be_replaced else ""
     drawn = ", before its agent's ballot is drawn onto the ball" if task.ballot_radius is not None else ""
-    return f"{votes} nearest to it{drawn}{swapped}"
+    return f"one record moves {votes} nearest to it{drawn}{swapped}"
 
 
 METHOD: Final = Method(

@@ -211,23 +211,9 @@ def contribution_in_words(task: Task) -> str:
     return "the sums of its records by class, along public axes" if sums_means(task) else task.traits.answer
 
 
-def one_record_in_words(task: Task) -> str | None:
-    """Return which of two bounds on one record's change a price is for; None if training does not matter."""
-    if task.training is None:
-        return None
-    if task.training.sampled is not None:
-        by_record = task.training.sampled.unit == "record"
-        return (
-            f"{'a record' if by_record else 'an agent'} moves a step by at most one clip, and takes part in it with a "
-            f"chance of {task.training.sampled.rate:g} that nobody else learns: that is counted on where it comes or "
-            "goes, and "
-            + ("not at the other level" if by_record else "twice where one of its records changes what it adds")
-        )
+def one_model(task: Task) -> str:
+    """Return what one record changes in its agent's model, in words: the smaller of two bounds if sites keep one."""
     most = kept_bound(task)
-    if sums_means(task):
-        if task.a_record_may_be_replaced:
-            return "one record moves an agent's sums by at most 2: records_per_person may let it replace another"
-        return "one record moves an agent's sums by at most 1: it comes or goes and replaces none"
     if most is not None:
         return (
             "one record moves a model by at most L / (n lambda): it comes or goes and replaces none, since every site "
@@ -235,7 +221,7 @@ def one_record_in_words(task: Task) -> str | None:
         )
     why = (
         "records_per_person may let one record replace another"
-        if task.training.max_records is not None
+        if training_of(task).max_records is not None
         else "no bound on records is kept; where every site keeps one (training.max_records), half the noise would do"
     )
     return f"one record moves a model by at most 2 L / (n lambda), as if it replaced another: {why}"
@@ -538,8 +524,8 @@ class Method:
         most_rows: (task, dimension of features): the most records that take part in an agent's answer, by public
             facts; None for all of them.
         default_k: k of a task that names none.
-        one_record: (task): what one record of an agent changes in its answer, in words for people; None where
-            `one_record_in_words` says it.
+        one_record: (task): what one record of an agent changes in its answer, a sentence for people; None where no
+            short one is true.
     """
 
     system: str
@@ -560,7 +546,7 @@ class Method:
     check_questions: Callable[[Task, QueryBatch, Learner], None] = _accepts
     most_rows: Callable[[Task, int], int | None] = _accepts
     default_k: int = 1
-    one_record: Callable[[Task], str] | None = None
+    one_record: Callable[[Task], str | None] = _accepts
 
     @property
     def counts(self) -> bool:

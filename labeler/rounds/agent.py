@@ -26,15 +26,16 @@ most one operation is under way besides.
 The rules, and why they hold for every order of events (proved by reading `step`, tested with random events):
 
 * **Of this round alone.** An ask of another round changes nothing, whatever its result.
-* **Charged once.** `Charge` is asked for in stage `new` only, and while none is under way. Its result `Charged` leaves
-  the stage permanently. A driver's charge is itself idempotent by the round, so a repeated `Charged` charges nothing.
-* **Stored before it leaves.** `SendStored` is asked for in stage `stored` only, and only `Stored` leads there: the
-  bytes are durable. It carries no bytes: its driver has only the stored ones to send.
+* **Charged once.** `ChargeRound` is asked for in stage `new` only, and while none is under way. Its result
+  `RoundCharged` leaves the stage permanently. A driver's charge is itself idempotent by the round, so a repeated
+  `RoundCharged` charges nothing.
+* **Stored before it leaves.** `SendStored` is asked for in stage `stored` only, and only `AnswerStored` leads there:
+  the bytes are durable. It carries no bytes: its driver has only the stored ones to send.
 * **One split.** `Compute` is asked for in stage `charged` only, and while none is under way; `Store` follows a
-  `Computed` in stage `charged` only. After `Stored` neither comes again.
-* **After the charge it answers or is silent.** `Failed` leads to `Wait` and nothing else. A refusal after the charge
-  follows a refused admission (public things), other recipients, or the erased stage. To the party that asked, the
-  agent looks as if it were switched off. A round that waits for its next attempt delays no other.
+  `Computed` in stage `charged` only. After `AnswerStored` neither comes again.
+* **After the charge it answers or is silent.** `AnswerFailed` leads to `Wait` and nothing else. A refusal after the
+  charge follows a refused admission (public things), other recipients, or the erased stage. To the party that asked,
+  the agent looks as if it were switched off. A round that waits for its next attempt delays no other.
 * **No bit of a record.** Only `Computed` holds anything of a record, and its bodies are sealed and passed on unread. So
   two neighboring worlds with the same public events give the same effects, kind by kind. Whether an attempt fails may
   depend on the site's trouble (a full disk), which nothing outside can see.
@@ -46,7 +47,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, assert_never
 
 from labeler.errors import PrivacyRefusal
-from labeler.messages.bodies import Ask, Refusal
+from labeler.messages.bodies import Ask, RefusalBody
 
 Recipients = tuple[tuple[str, str], ...]
 """The recipients of an answer's shares: id and public sealing key of each tallier, in tallier order.
@@ -116,7 +117,7 @@ class Asked:
 
 
 @dataclass(frozen=True, eq=False)
-class Admitted:
+class AskAdmitted:
     """Shard, policy and approvals allow what was asked."""
 
     ask: Ask
@@ -126,11 +127,11 @@ class Admitted:
 class Refused:
     """The ask or proposal is invalid or not allowed."""
 
-    refusal: Refusal
+    refusal: RefusalBody
 
 
 @dataclass(frozen=True, eq=False)
-class Charged:
+class RoundCharged:
     """The price is taken durably, now or before."""
 
     ask: Ask
@@ -140,7 +141,7 @@ class Charged:
 class ChargeRefused:
     """The ledger took nothing."""
 
-    refusal: Refusal
+    refusal: RefusalBody
 
 
 @dataclass(frozen=True, repr=False)
@@ -154,22 +155,22 @@ class Computed:
 
 
 @dataclass(frozen=True)
-class Stored:
+class AnswerStored:
     """The answer is durable."""
 
 
 @dataclass(frozen=True)
-class Failed:
+class AnswerFailed:
     """An answer could not be made or stored: trouble at the site."""
 
 
 @dataclass(frozen=True)
-class Settled:
+class RoundSettled:
     """Every party has what it needs of the round."""
 
 
 @dataclass(frozen=True)
-class Expired:
+class AskExpired:
     """The time in which the round may be asked for is over."""
 
 
@@ -179,7 +180,17 @@ class Woken:
 
 
 RoundEvent = (
-    Asked | Admitted | Refused | Charged | ChargeRefused | Computed | Stored | Failed | Settled | Expired | Woken
+    Asked
+    | AskAdmitted
+    | Refused
+    | RoundCharged
+    | ChargeRefused
+    | Computed
+    | AnswerStored
+    | AnswerFailed
+    | RoundSettled
+    | AskExpired
+    | Woken
 )
 
 
@@ -195,7 +206,7 @@ class Admit:
 
 
 @dataclass(frozen=True, eq=False)
-class Charge:
+class ChargeRound:
     """Take the price, draw the round's key and remember the recipients, in one durable step."""
 
     ask: Ask
@@ -224,10 +235,10 @@ class SendStored:
 
 
 @dataclass(frozen=True)
-class Refuse:
+class RefuseAsk:
     """Refuse the ask."""
 
-    refusal: Refusal
+    refusal: RefusalBody
 
 
 @dataclass(frozen=True)
@@ -245,7 +256,7 @@ class Wait:
     pause_s: float
 
 
-RoundEffect = Admit | Charge | Compute | Store | SendStored | Refuse | Erase | Wait
+RoundEffect = Admit | ChargeRound | Compute | Store | SendStored | RefuseAsk | Erase | Wait
 
 
 def step(state: AgentRound, event: RoundEvent, now: float) -> tuple[AgentRound, tuple[RoundEffect, ...]]:
@@ -256,34 +267,34 @@ def step(state: AgentRound, event: RoundEvent, now: float) -> tuple[AgentRound, 
         now: unix time in seconds.
     """
     match event:
-        case Asked(ask) | Admitted(ask) | Charged(ask) if ask.round.digest != state.round_digest:
+        case Asked(ask) | AskAdmitted(ask) | RoundCharged(ask) if ask.round.digest != state.round_digest:
             return state, ()
         case Asked(ask):
             return state, (Admit(ask, is_charged=state.stage != "new"),)
         case Refused(refusal):
-            return state, (Refuse(refusal),)
-        case Admitted(ask):
+            return state, (RefuseAsk(refusal),)
+        case AskAdmitted(ask):
             return _admitted(state, ask)
-        case Charged(ask):
+        case RoundCharged(ask):
             return _charged(state, ask)
         case ChargeRefused(refusal):
             if state.doing != "charge":
                 return state, ()
-            return replace(state, doing="nothing", is_settled=False), (Refuse(refusal),)
+            return replace(state, doing="nothing", is_settled=False), (RefuseAsk(refusal),)
         case Computed(bodies):
             if (state.stage, state.doing) != ("charged", "compute"):
                 return state, ()
             return replace(state, doing="store"), (Store(bodies),)
-        case Stored():
+        case AnswerStored():
             if (state.stage, state.doing) != ("charged", "store"):
                 return state, ()
             done = replace(state, stage="stored", doing="nothing", ask=None, attempts=0, is_waiting=False)
             return done, (SendStored(),)
-        case Failed():
+        case AnswerFailed():
             return _failed(state)
         case Woken():
             return _woken(state, now)
-        case Settled() | Expired():
+        case RoundSettled() | AskExpired():
             if state.doing == "charge":
                 return replace(state, is_settled=True), ()
             return _erased(state) if state.stage in ("charged", "stored") else (state, ())
@@ -298,13 +309,13 @@ def recipients_of(ask: Ask) -> Recipients:
 
 def _admitted(state: AgentRound, ask: Ask) -> tuple[AgentRound, tuple[RoundEffect, ...]]:
     if state.stage == "erased":
-        return state, (Refuse(Refusal.of(PrivacyRefusal(NOT_KEPT))),)
+        return state, (RefuseAsk(RefusalBody.of(PrivacyRefusal(NOT_KEPT))),)
     if state.stage == "new":
         if state.doing == "charge":
             return state, ()  # the answer to the ask that is being charged also answers this one
-        return replace(state, doing="charge"), (Charge(ask),)
+        return replace(state, doing="charge"), (ChargeRound(ask),)
     if recipients_of(ask) != state.recipients:
-        return state, (Refuse(Refusal.of(PrivacyRefusal(ANSWERED_TO_OTHERS))),)
+        return state, (RefuseAsk(RefusalBody.of(PrivacyRefusal(ANSWERED_TO_OTHERS))),)
     if state.stage == "stored":
         return state, (SendStored(),)
     state = replace(state, ask=ask)

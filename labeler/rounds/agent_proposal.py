@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, assert_never
 
 from labeler.errors import BudgetExceeded, PrivacyRefusal
-from labeler.messages.bodies import Proposal, Refusal
+from labeler.messages.bodies import Proposal, RefusalBody
 from labeler.rounds.agent import Refused
 
 PROMISE_ENDED: Final = "what was promised to this job has ended; submit it again"
@@ -42,7 +42,7 @@ class AgentProposal:
 
 
 @dataclass(frozen=True)
-class Proposed:
+class JobProposed:
     """The coordinator proposes a job."""
 
     proposal: Proposal
@@ -66,15 +66,15 @@ class Promised:
 class NotCovered:
     """The site's budget does not cover the job; this answer is stored."""
 
-    refusal: Refusal
+    refusal: RefusalBody
 
 
 @dataclass(frozen=True)
-class Withdrawn:
+class ProposalWithdrawn:
     """A yes has ended now, because nothing more of its job is asked."""
 
 
-ProposalEvent = Proposed | ProposalAdmitted | Refused | Promised | NotCovered | Withdrawn
+ProposalEvent = JobProposed | ProposalAdmitted | Refused | Promised | NotCovered | ProposalWithdrawn
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ class SayWilling:
 
 
 @dataclass(frozen=True)
-class Decline:
+class DeclineProposal:
     """Say no, or not yet."""
 
-    refusal: Refusal
+    refusal: RefusalBody
 
 
-ProposalEffect = AdmitProposal | Promise | SayWilling | Decline
+ProposalEffect = AdmitProposal | Promise | SayWilling | DeclineProposal
 
 
 def step(state: AgentProposal, event: ProposalEvent, now: float) -> tuple[AgentProposal, tuple[ProposalEffect, ...]]:
@@ -116,7 +116,7 @@ def step(state: AgentProposal, event: ProposalEvent, now: float) -> tuple[AgentP
         now: unix time in seconds.
     """
     match event:
-        case Proposed(proposal):
+        case JobProposed(proposal):
             if state.stage == "unheard":
                 return state, (AdmitProposal(proposal),)
             return state, (_said(state, now),)
@@ -127,7 +127,7 @@ def step(state: AgentProposal, event: ProposalEvent, now: float) -> tuple[AgentP
         case Refused(refusal):
             if state.stage != "unheard":
                 return state, (_said(state, now),)
-            return replace(state, is_promising=False), (Decline(refusal),)
+            return replace(state, is_promising=False), (DeclineProposal(refusal),)
         case Promised(until):
             if not state.is_promising:
                 return state, ()
@@ -135,8 +135,8 @@ def step(state: AgentProposal, event: ProposalEvent, now: float) -> tuple[AgentP
         case NotCovered(refusal):
             if not state.is_promising:
                 return state, ()
-            return AgentProposal("declined"), (Decline(refusal),)
-        case Withdrawn():
+            return AgentProposal("declined"), (DeclineProposal(refusal),)
+        case ProposalWithdrawn():
             return (replace(state, until=min(state.until, now)) if state.stage == "willing" else state), ()
         case other:
             assert_never(other)
@@ -144,7 +144,7 @@ def step(state: AgentProposal, event: ProposalEvent, now: float) -> tuple[AgentP
 
 def _said(state: AgentProposal, now: float) -> ProposalEffect:
     if state.stage == "declined":
-        return Decline(Refusal.of(BudgetExceeded(NOT_COVERED)))
+        return DeclineProposal(RefusalBody.of(BudgetExceeded(NOT_COVERED)))
     if state.until <= now:
-        return Decline(Refusal.of(PrivacyRefusal(PROMISE_ENDED)))
+        return DeclineProposal(RefusalBody.of(PrivacyRefusal(PROMISE_ENDED)))
     return SayWilling(state.until)

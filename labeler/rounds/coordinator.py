@@ -75,7 +75,7 @@ def step(job: JobRun, event: fx.Event, now: fx.Now) -> tuple[JobRun, tuple[fx.Ef
     try:
         turn.take(event)
     except LabelerError as error:
-        return job, (fx.Refuse(error),)
+        return job, (fx.RefuseMessage(error),)
     if not isinstance(event, fx.TurnGranted):  # it was asked for a moment ago, and `go_on` would ask again
         turn.go_on()
     return turn.job, turn.done()
@@ -115,9 +115,9 @@ class _Turn:
                 self.job = replace(job, mail=event.mail)
             case fx.PartiesChanged():
                 self.job = replace(job, parties=event.parties)
-            case fx.Admitted():
+            case fx.JobAdmitted():
                 self.job = replace(job, is_admitted=True)
-            case fx.Stored():
+            case fx.StepStored():
                 self.job = replace(job, is_storing=False)
             case fx.QuestionsPrepared():
                 self._prepared(event)
@@ -125,9 +125,9 @@ class _Turn:
                 self._change_round(self._round(event.number), is_made=True)
             case fx.TurnGranted():
                 self._ask_all_for_winners(event)
-            case fx.Opened():
+            case fx.ReleaseKnown():
                 self._opened(event)
-            case fx.Failed():
+            case fx.JobFailed():
                 current = job.current
                 if event.number is not None and current is not None and event.number > current.number:
                     # The one before is paid for, and is opened first; then this one fails like any other.
@@ -527,7 +527,7 @@ class _Turn:
     def _look_at_line(self) -> None:
         self._looks.append(self._now.steady_s + min(1.0, max(LEAST_LOOK_S, self.job.patience.ask_again_s)))
 
-    def _opened(self, event: fx.Opened) -> None:
+    def _opened(self, event: fx.ReleaseKnown) -> None:
         job, one, release = self.job, self._round(event.number), event.release
         if job.state not in UNFINISHED or one.state != "posted":
             return

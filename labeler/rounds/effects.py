@@ -163,7 +163,7 @@ class PartiesChanged:
 
 
 @dataclass(frozen=True)
-class Admitted:
+class JobAdmitted:
     """It is the job's turn among the jobs of its requester."""
 
 
@@ -256,7 +256,7 @@ class TurnGranted:
 
 
 @dataclass(frozen=True)
-class Opened:
+class ReleaseKnown:
     """The sums of a round are combined, so its release is known."""
 
     number: int
@@ -264,7 +264,7 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class Failed:
+class JobFailed:
     """Something could not be computed or stored for the job, and never can.
 
     Attributes:
@@ -276,7 +276,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StepStored:
     """The stores of the last step are durable."""
 
 
@@ -292,13 +292,13 @@ Event = (
     MessageEvent
     | Tick
     | PartiesChanged
-    | Admitted
+    | JobAdmitted
     | QuestionsPrepared
     | BodiesMade
     | TurnGranted
-    | Opened
-    | Failed
-    | Stored
+    | ReleaseKnown
+    | JobFailed
+    | StepStored
     | Ended
 )
 
@@ -500,24 +500,24 @@ Send = SendProposals | SendWithdrawn | OpenAt | SendAsks | Relay | AskForSums | 
 
 @dataclass(frozen=True)
 class RequestSlot:
-    """Wait for the job's turn among the jobs of its requester. The result is `Admitted`."""
+    """Wait for the job's turn among the jobs of its requester. The result is `JobAdmitted`."""
 
 
 @dataclass(frozen=True)
 class Prepare:
-    """Look for the questions, and request them. The result is `QuestionsPrepared` or `Failed`, or nothing yet."""
+    """Look for the questions, and request them. The result is `QuestionsPrepared` or `JobFailed`, or nothing yet."""
 
 
 @dataclass(frozen=True)
 class MakeBodies:
-    """Make the messages of a round. The result is `BodiesMade` or `Failed`."""
+    """Make the messages of a round. The result is `BodiesMade` or `JobFailed`."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Unshard:
-    """Open the sums of a round. The result is `Opened` or `Failed`."""
+    """Open the sums of a round. The result is `ReleaseKnown` or `JobFailed`."""
 
     number: int
     answers: tuple[bytes, ...] = field(repr=False)
@@ -553,7 +553,7 @@ class ReleaseSlot:
 
 
 @dataclass(frozen=True)
-class Refuse:
+class RefuseMessage:
     """Refuse the message. The step changes nothing."""
 
     error: LabelerError
@@ -567,7 +567,7 @@ class WaitUntil:
 
 
 Compute = RequestSlot | Prepare | MakeBodies | Unshard | AskForTurn
-Effect = Store | Send | Compute | TurnFailed | ReleaseSlot | Refuse | WaitUntil
+Effect = Store | Send | Compute | TurnFailed | ReleaseSlot | RefuseMessage | WaitUntil
 
 
 @dataclass(frozen=True)

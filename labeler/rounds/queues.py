@@ -99,7 +99,7 @@ AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True)
-class Turn:
+class QueuedRound:
     """A round that the talliers were asked for.
 
     Attributes:
@@ -125,7 +125,7 @@ class WinnerQueue:
 
     waiting: tuple[str, ...] = ()
     failed_at_s: Mapping[str, float] = field(default_factory=dict)
-    turns: Mapping[str, Turn] = field(default_factory=dict)
+    turns: Mapping[str, QueuedRound] = field(default_factory=dict)
 
 
 def ask_for_turn(
@@ -157,7 +157,7 @@ def ask_for_turn(
         line = replace(line, turns={**line.turns, round_digest: replace(turn, answered_at_s=since_s)})
         if now_s - since_s < ask_again_s:
             return line, False
-    return replace(line, turns={**line.turns, round_digest: Turn(now_s, limit_s)}), True
+    return replace(line, turns={**line.turns, round_digest: QueuedRound(now_s, limit_s)}), True
 
 
 def turn_failed(line: WinnerQueue, round_digest: str, now_s: float) -> tuple[WinnerQueue, str | None]:

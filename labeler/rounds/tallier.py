@@ -102,7 +102,7 @@ class TallierRound:
 
 
 @dataclass(frozen=True)
-class Site:
+class TallierSite:
     """The rules of a tallier's own site, and its free room.
 
     Attributes:
@@ -122,11 +122,11 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpeningCame:
     """The coordinator opens a round."""
 
     opening: OpenRound
-    site: Site
+    site: TallierSite
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class SumAsked:
     """The charge is posted; the coordinator asks for the sum of these agents."""
 
     request: SumRequest
-    site: Site
+    site: TallierSite
 
 
 @dataclass(frozen=True)
@@ -166,11 +166,11 @@ class Added:
 
 
 @dataclass(frozen=True)
-class Expired:
+class RoundExpired:
     """The time may have come after which nothing is kept."""
 
 
-TallierEvent = Opened | SharesCame | SumAsked | Added | Expired
+TallierEvent = OpeningCame | SharesCame | SumAsked | Added | RoundExpired
 
 
 # Effects.
@@ -233,14 +233,14 @@ class Forget:
 
 
 @dataclass(frozen=True)
-class Refuse:
+class RefuseEvent:
     """Do nothing, for this reason."""
 
     error: LabelerError
 
 
 @dataclass(frozen=True)
-class Decline:
+class DeclineRequest:
     """Tell the coordinator that a request is not fulfilled, so that it does not wait in vain.
 
     Attributes:
@@ -251,7 +251,9 @@ class Decline:
     is_final: bool = True
 
 
-TallierEffect = Keep | Hold | Exclude | Add | Fix | SendSum | FindWinners | Report | Forget | Refuse | Decline
+TallierEffect = (
+    Keep | Hold | Exclude | Add | Fix | SendSum | FindWinners | Report | Forget | RefuseEvent | DeclineRequest
+)
 _Step = tuple[TallierRound, tuple[TallierEffect, ...]]
 
 
@@ -263,13 +265,13 @@ def step(state: TallierRound, event: TallierEvent, now: float) -> _Step:
         now: unix time in seconds.
     """
     match event:
-        case Opened(opening, site):
+        case OpeningCame(opening, site):
             try:
                 return _opened(state, opening, site, now)
             except LabelerError as error:
                 if state.stage in ("open", "fixed"):
-                    return state, (Refuse(error), Report())
-                return state, (Decline(error, is_final=not isinstance(error, TryAgain)),)
+                    return state, (RefuseEvent(error), Report())
+                return state, (DeclineRequest(error, is_final=not isinstance(error, TryAgain)),)
         case SharesCame(shares):
             return _came(state, shares)
         case SumAsked(request, site):
@@ -277,14 +279,14 @@ def step(state: TallierRound, event: TallierEvent, now: float) -> _Step:
                 return _sum_asked(state, request, site)
             except LabelerError as error:
                 # The held shares are reported too, so that a mistaken coordinator finds out.
-                return state, (Refuse(error), Report())
+                return state, (RefuseEvent(error), Report())
         case Added():
             if state.stage != "open" or state.contributors is None:
                 return state, ()
             ids = {agent: state.sharing_ids[agent] for agent in sorted(state.contributors)}
             fixed = replace(state, stage="fixed", sharing_ids=MappingProxyType(ids))
             return fixed, (Fix(state.contributors), _told(fixed))
-        case Expired():
+        case RoundExpired():
             if now <= state.expires_at:
                 return state, ()
             over = TallierRound(state.round_digest, "forgotten", state.opening, contributors=state.contributors)
@@ -306,7 +308,7 @@ def _told(state: TallierRound) -> TallierEffect:
     return SendSum() if is_histogram else FindWinners()
 
 
-def _opened(state: TallierRound, opening: OpenRound, site: Site, now: float) -> _Step:
+def _opened(state: TallierRound, opening: OpenRound, site: TallierSite, now: float) -> _Step:
     if opening.round.digest != state.round_digest:
         raise WrongDigest("an open-round names another round than it holds")
     if opening.expires_at < now:
@@ -325,7 +327,7 @@ def _opened(state: TallierRound, opening: OpenRound, site: Site, now: float) -> 
     return state, (Report(),)
 
 
-def _check_agents(opening: OpenRound, site: Site) -> None:
+def _check_agents(opening: OpenRound, site: TallierSite) -> None:
     """Refuse agents unknown to this tallier's own site: only noise of known agents can be relied on."""
     if site.agents is None:
         return
@@ -338,7 +340,7 @@ def _check_agents(opening: OpenRound, site: Site) -> None:
             )
 
 
-def _check_room(opening: OpenRound, site: Site) -> None:
+def _check_room(opening: OpenRound, site: TallierSite) -> None:
     """Decline a round that exceeds the site's room, so that no coordinator can fill its disk; it may ask later."""
     if site.open_rounds >= site.max_open_rounds:
         raise Unavailable(
@@ -361,27 +363,27 @@ def _check_room(opening: OpenRound, site: Site) -> None:
 
 def _came(state: TallierRound, shares: Sequence[Came]) -> _Step:
     if state.opening is None or state.stage not in ("open", "fixed"):
-        return state, (Refuse(WrongDigest("this tallier knows no such round, or it has expired")),)
+        return state, (RefuseEvent(WrongDigest("this tallier knows no such round, or it has expired")),)
     ids, prints, excluded = dict(state.sharing_ids), dict(state.fingerprints), set(state.excluded)
     is_open = state.stage == "open" and state.contributors is None
     effects: list[TallierEffect] = []
     for place, share in enumerate(shares):
         agent, known = share.agent, prints.get(share.agent)
         if agent not in state.opening.participants:
-            effects.append(Refuse(ProtocolViolation(f"agent {agent!r} takes no part in this round")))
+            effects.append(RefuseEvent(ProtocolViolation(f"agent {agent!r} takes no part in this round")))
         elif share.misfit:
-            effects.append(Refuse(ProtocolViolation(f"a share of agent {agent!r} {share.misfit}")))
+            effects.append(RefuseEvent(ProtocolViolation(f"a share of agent {agent!r} {share.misfit}")))
         elif agent in excluded or (known is not None and known != share.fingerprint):
             if is_open:
                 excluded.add(agent)
                 ids.pop(agent, None)
                 effects.append(Exclude(agent))
-            effects.append(Refuse(_sent_two(state.opening, agent)))
+            effects.append(RefuseEvent(_sent_two(state.opening, agent)))
         elif known is not None:
             continue
         elif not is_open:
             effects.append(
-                Refuse(
+                RefuseEvent(
                     LateShare(
                         f"the share of agent {agent!r} came after the sum of this round was made; it can take part in "
                         "the next"
@@ -407,16 +409,16 @@ def _sent_two(opening: OpenRound, agent: str) -> DuplicateAgent:
     )
 
 
-def _sum_asked(state: TallierRound, request: SumRequest, site: Site) -> _Step:
+def _sum_asked(state: TallierRound, request: SumRequest, site: TallierSite) -> _Step:
     opening, wanted = state.opening, request.contributors
     if opening is None or state.stage not in ("open", "fixed"):
         # A sum is asked for once every tallier has reported that it holds the shares, so it did not come too early.
-        return state, (Decline(_gone(state)),)
+        return state, (DeclineRequest(_gone(state)),)
     try:
         _check_agents(opening, site)
     except PrivacyRefusal as unnamed:
         # It was paid for, and an agent that was removed from the site's list may be put back.
-        return state, (Decline(unnamed, is_final=False), Report())
+        return state, (DeclineRequest(unnamed, is_final=False), Report())
     if state.contributors is not None:
         if wanted != state.contributors:
             error = PrivacyRefusal(
@@ -424,7 +426,7 @@ def _sum_asked(state: TallierRound, request: SumRequest, site: Site) -> _Step:
                 f"({len(state.contributors)}, now asked for {len(wanted)}); two sums of one round would differ by "
                 "single ballots, so the second is refused for ever"
             )
-            return state, (Decline(error), Report()) if state.stage == "fixed" else (Decline(error),)
+            return state, (DeclineRequest(error), Report()) if state.stage == "fixed" else (DeclineRequest(error),)
         return state, (_told(state),) if state.stage == "fixed" else ()
     _check_held(opening, wanted, state.sharing_ids)
     return replace(state, contributors=wanted), (Add(wanted),)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from api import exports
+from feature_store.results import label_files
 
 CLASSES = ("Würger", "雀", "עורב", "Ἁλκυών 🐦")
 
@@ -61,12 +61,12 @@ def test_names_of_every_script_come_through_embed_run_and_all_exports(labeler: A
 def _check_service_exports(table: Any) -> None:
     """The files of GET /v1/jobs/{id}/labels, which are made of the same table."""
     expected = table["label_name"].to_pylist()
-    lines = b"".join(exports.json_lines(table)).decode("utf-8").splitlines()
+    lines = b"".join(label_files.json_lines(table)).decode("utf-8").splitlines()
     assert [json.loads(line)["label_name"] for line in lines] == expected
-    rows = list(csv.reader(io.StringIO(b"".join(exports.image_folder_csv(table)).decode("utf-8"))))
+    rows = list(csv.reader(io.StringIO(b"".join(label_files.image_folder_csv(table)).decode("utf-8"))))
     assert {name for row in rows[1:] for name in row} >= set(expected)
-    assert pq.read_table(io.BytesIO(b"".join(exports.parquet(table))))["label_name"].to_pylist() == expected
-    studio = json.loads(b"".join(exports.label_studio(table)))
+    assert pq.read_table(io.BytesIO(b"".join(label_files.parquet(table))))["label_name"].to_pylist() == expected
+    studio = json.loads(b"".join(label_files.label_studio(table)))
     assert {name for name in expected if name in json.dumps(studio, ensure_ascii=False)} == set(expected)
 
 

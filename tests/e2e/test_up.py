@@ -26,7 +26,7 @@ from tests.e2e.service.conftest import running as forked
 from tests.forked_command import run_forked
 from tests.ports import kept_port
 from tests.processes import is_gone, wait_until
-from workers.up import Plan
+from workers.up import FederationPlan
 from workers.up.home import FIRST_TOKEN, TOKEN_FILE, make_federation, prepare_journal
 
 pytestmark = pytest.mark.slow
@@ -120,7 +120,7 @@ def made(folder: Path, *, agents: int) -> Path:
     """A federation that was made and has not run yet."""
     home = folder / "federation"
     home.mkdir(mode=0o700)
-    make_federation(home, Plan(agents=agents))
+    make_federation(home, FederationPlan(agents=agents))
     return home
 
 
@@ -204,7 +204,7 @@ def test_a_home_is_private_and_holds_the_token_in_one_file_and_else_as_a_hash(up
 def test_a_token_that_was_revoked_or_lost_is_made_anew_and_the_one_shown_before_still_opens(tmp_path: Path) -> None:
     home = tmp_path / "federation"
     home.mkdir(mode=0o700)
-    federation = make_federation(home, Plan(agents=1))
+    federation = make_federation(home, FederationPlan(agents=1))
     first, is_new = prepare_journal(federation)
     assert is_new
     assert prepare_journal(federation) == (first, False)
@@ -282,7 +282,7 @@ def test_a_job_is_submitted_followed_by_its_id_paid_for_and_exported(
     job = next(one for one in labeler("status", "--json").document if one["name"] == "first digits")
     assert job["job_id"] in listed.out
     assert labeler("status", job["job_id"], "--json").document["state"] == "completed"
-    for form in ("parquet", "jsonl", "label-studio", "image-folder-csv"):
+    for form in ("parquet", "jsonl", "label-studio", "csv"):
         result = labeler("export", job["job_id"], "--format", form, "--out", tmp_path / form)
         assert result.code == 0, result.err
     assert len((tmp_path / "jsonl").read_text().splitlines()) == 200
@@ -292,7 +292,7 @@ def test_a_job_is_submitted_followed_by_its_id_paid_for_and_exported(
     for account in ("federation", "agent:agent-1", "agent:agent-2"):
         assert after[account, "instance"] - before[account, "instance"] == charge
     shown = labeler("budget", "--agent", "agent-1")
-    assert "per image" in shown.out
+    assert "image" in shown.out
     assert "#" in shown.out
     assert "federation" not in shown.out
     own = labeler("agent", "budget", "--home", reachable.home / "agents" / "agent-1", "--json")

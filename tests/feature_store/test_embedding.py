@@ -28,7 +28,7 @@ from feature_store.backbones import load_backbone, parse_spec
 from feature_store.backbones.backbone import PixelBackbone
 from feature_store.backbones.network import NetworkBackbone, load_timm
 from feature_store.decode import Skipped
-from feature_store.embedding import Duplicates, EmbedReport, Loaded, embed_source, loaded_batches
+from feature_store.embedding import Duplicates, EmbedReport, LoadedImage, embed_source, loaded_batches
 from feature_store.rows import quantize
 from feature_store.shard import MARK_NAME, Shard, check_compatible, claim
 from feature_store.shard_writer import erase_deleted
@@ -409,10 +409,10 @@ def test_images_are_loaded_ahead_in_order_and_only_so_far() -> None:
     begun: list[int] = []
     lock = threading.Lock()
 
-    def load(index: int) -> Loaded:
+    def load(index: int) -> LoadedImage:
         with lock:
             begun.append(index)
-        return Loaded(index, None if index % 5 == 0 else np.zeros(1, np.uint8), None, "")
+        return LoadedImage(index, None if index % 5 == 0 else np.zeros(1, np.uint8), None, "")
 
     batches = loaded_batches(load, range(1000), batch_size=10, threads=3)
     first = next(batches)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from labeler.batching import round_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.methods.sensitivity import largest_change, squared_sensitivity
-from labeler.query_budgets import Charged, query_budgets, running_prices
+from labeler.query_budgets import ChargedRounds, query_budgets, running_prices
 from labeler.setting import LEVELS
 from labeler.task import StatedLevel, Task, parse_task
 
@@ -27,7 +27,7 @@ def make_task(**changes: Any) -> Task:
 def budgets_of(task: Task, rows: int) -> dict[str, list[Any]]:
     """The columns of a job of one round that a ledger charged."""
     paid = dict.fromkeys(LEVELS, UNBOUNDED_NANO) | (round_charges(task, rows) if rows else {})
-    charged = [Charged((rows,), paid, paid)]
+    charged = [ChargedRounds((rows,), paid, paid)]
     return query_budgets(task, charged, rows=rows, prices=running_prices(task, rows)).columns("job", task.delta)
 
 

@@ -416,3 +416,18 @@ def test_a_stored_task_keeps_its_number_and_its_digest() -> None:
     assert Task.model_validate(stored).colluding_agents == 0
     assert Task.model_validate(stored).digest == Task.model_validate(stored | {"colluding_agents": 0}).digest
     assert Task.model_validate(stored).digest == "484f2282a9759bd3e50347c57a3f676775bee553453b60c10c00befb08967e72"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"method": "knn", "max_queries": 20}, "one record moves at most one vote at each of the 20 questions"),
+        ({"method": "reverse-knn", "k": 1}, "one record moves one vote in all, at the question nearest to it"),
+        ({"method": "ensemble"}, None),
+    ],
+)
+def test_a_price_says_what_one_record_moves_in_the_words_of_its_method(
+    fields: dict[str, Any], said: str | None
+) -> None:
+    task = make_task(**fields)
+    assert task.traits.one_record(task) == price(task).one_record == said

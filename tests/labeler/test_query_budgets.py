@@ -14,7 +14,7 @@ from labeler.accounting.lifetime import vote_nano
 from labeler.batching import round_charges, round_sizes
 from labeler.budget import UNBOUNDED_NANO, epsilon_spent
 from labeler.methods import METHODS
-from labeler.query_budgets import COLUMNS, Charged, apportion, query_budgets, running_prices
+from labeler.query_budgets import COLUMNS, ChargedRounds, apportion, query_budgets, running_prices
 from labeler.setting import LEVELS, Level
 from labeler.task import Task
 from tests.labeler.tasks import make_task
@@ -43,7 +43,7 @@ def prices_of(task: Task) -> dict[Level, list[int]]:
     return running_prices(task, ROUND)
 
 
-def charged_of(task: Task, fates: list[bool]) -> list[Charged]:
+def charged_of(task: Task, fates: list[bool]) -> list[ChargedRounds]:
     """A job's rounds as a ledger has them: posted, or given back; others spend from the account between them."""
     spent, found = dict.fromkeys(LEVELS, 17), []
     paid = 0
@@ -53,7 +53,7 @@ def charged_of(task: Task, fates: list[bool]) -> list[Charged]:
         paid += size if is_posted else 0
         for level in LEVELS:
             spent[level] += nano[level]
-        found.append(Charged((size,), nano, dict(spent)))
+        found.append(ChargedRounds((size,), nano, dict(spent)))
         for level in LEVELS:
             spent[level] += 1000
     return found
@@ -108,7 +108,10 @@ def test_a_winner_takes_what_it_added_to_the_price_of_its_round_and_every_round_
     exact = [round_charges(task, count)["instance"] for count in (1, 2, 3)]
     assert prices["instance"] == exact
     charge: dict[Level, int] = dict(round_charges(task, 3))
-    charged = [Charged((3,), charge, charge), Charged((3,), charge, {level: 2 * charge[level] for level in charge})]
+    charged = [
+        ChargedRounds((3,), charge, charge),
+        ChargedRounds((3,), charge, {level: 2 * charge[level] for level in charge}),
+    ]
     shares = query_budgets(task, charged, rows=6, prices=prices).shares["instance"].tolist()
     assert shares == [exact[0], exact[1] - exact[0], exact[2] - exact[1]] * 2
 
@@ -119,14 +122,15 @@ def test_a_price_that_falls_takes_nothing_more_and_one_of_an_earlier_version_is_
     for charge, shares in ((30, [10, 0, 20]), (31, [10, 0, 21]), (0, [0, 0, 0])):
         nano: dict[Level, int] = dict.fromkeys(LEVELS, charge)
         assert (
-            query_budgets(task, [Charged((3,), nano, nano)], rows=3, prices=prices).shares["agent"].tolist() == shares
+            query_budgets(task, [ChargedRounds((3,), nano, nano)], rows=3, prices=prices).shares["agent"].tolist()
+            == shares
         )
 
 
 def test_a_charge_above_the_mark_of_no_bound_is_divided_too() -> None:
     task = make_task(method="knn")
     nano: dict[Level, int] = {"instance": UNBOUNDED_NANO + 5, "agent": UNBOUNDED_NANO}
-    found = query_budgets(task, [Charged((4,), nano, nano)], rows=4, prices={})
+    found = query_budgets(task, [ChargedRounds((4,), nano, nano)], rows=4, prices={})
     assert int(found.shares["instance"].sum()) == UNBOUNDED_NANO + 5
     assert set(found.shares) == {"instance"}
 
@@ -135,13 +139,13 @@ def test_with_votes_for_life_a_question_takes_at_most_a_vote_and_the_ledger_a_na
     task = TASKS[-1]
     paid: dict[Level, int] = {"instance": 1, "agent": UNBOUNDED_NANO}
     found = query_budgets(
-        task, [Charged((QUERIES,), paid, {"instance": 1001, "agent": UNBOUNDED_NANO})], rows=QUERIES, prices={}
+        task, [ChargedRounds((QUERIES,), paid, {"instance": 1001, "agent": UNBOUNDED_NANO})], rows=QUERIES, prices={}
     )
     assert set(found.shares["instance"].tolist()) == {vote_nano(task)}
     assert set(found.charge_nano.tolist()) == {1}
     assert set(found.totals["instance"].tolist()) == {1001}
     assert found.columns("federation", 1e-5)["agent_share_nano"] == [None] * QUERIES
-    given_back = [Charged((QUERIES,), dict.fromkeys(LEVELS, 0), dict.fromkeys(LEVELS, 7))]
+    given_back = [ChargedRounds((QUERIES,), dict.fromkeys(LEVELS, 0), dict.fromkeys(LEVELS, 7))]
     assert set(query_budgets(task, given_back, rows=QUERIES, prices={}).shares["instance"].tolist()) == {0}
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from api.coordinator.budgets import refusal
+from api.coordinator.config import LimitsTable
+from api.limits import Slots, TooManyRequests, Uploads, Window, instead_of, most_bytes, too_large
+from labeler.accounting.lifetime import set_aside_nano
 from labeler.batching import round_sizes, total_charges
 from labeler.budget import MOST_EPSILON, budget_for, epsilon_left, say_epsilon_left
+from labeler.errors import BudgetExceeded, InvalidSetting, QuotaUsedUp
 from labeler.setting import LEVELS
 from labeler.solving import queries_that_fit, solve_sigma, ways_to_fit
 from labeler.task import Task
@@ -36,6 +43,8 @@ TASKS: list[dict[str, Any]] = [
     {"method": "reverse-knn", "k": 3, "ballot_radius": 20.0},
     {"method": "knn", "dishonest_talliers": 1},
     {"method": "ensemble"},
+    {"method": "reverse-knn", "k": 3, "release": "winner"},
+    {"method": "knn", "max_queries": 12, "release": "winner"},
 ]
 
 
@@ -61,6 +70,61 @@ def test_what_a_refusal_offers_is_within_the_rest(
     count = int(ways[1].split()[3])
     assert total_charges(task, round_sizes(task, count))[level] <= left
     assert total_charges(task, round_sizes(task, count + 1))[level] > left
+
+
+@pytest.mark.parametrize("share", [0.02, 0.4, 0.97])
+@pytest.mark.parametrize("fields", [one for one in TASKS if "release" in one], ids=lambda one: one["method"])
+def test_a_refusal_of_winners_names_an_epsilon_and_a_number_that_fit(fields: dict[str, Any], share: float) -> None:
+    task = noised(make_task(**fields), 1.0)
+    asked = total_charges(task, round_sizes(task, task.max_queries))["instance"]
+    error = BudgetExceeded("", account="federation", level="instance", asked=asked, left=int(asked * share), cap=asked)
+    said = str(refusal(error, task, queries=task.max_queries, delta=task.delta))
+    found = re.search(r"Ask for epsilon ([\d.]+) or less", said)
+    assert found, said
+    smaller = noised(task, float(found[1]))
+    assert 0.95 * error.left < total_charges(smaller, round_sizes(task, task.max_queries))["instance"] <= error.left
+    assert ("ask at most" in said) == (not task.traits.single_round and share > 0.1)
+
+
+TOO_LARGE = [
+    ("/v1/jobs", False),
+    ("/v1/jobs", True),
+    ("/v1/labels", True),
+    ("/v1/enrolments", False),
+    ("/v1/tasks", False),
+]
+DOES = {"/v1/jobs": "several jobs", "/v1/labels": "as a job", "/v1/enrolments": "agent join"}
+
+
+@pytest.mark.parametrize(("path", "is_form"), TOO_LARGE)
+def test_a_body_that_is_too_large_is_told_the_limit_what_came_and_what_to_do(path: str, is_form: bool) -> None:
+    most = most_bytes(path, is_form=is_form, limits=LimitsTable())
+    said = str(too_large(most, most + 5, instead=instead_of(path, is_form=is_form)))
+    assert f"{most + 5} bytes" in said
+    assert f"at most {most} are taken" in said
+    assert DOES.get(path, "less") in said
+
+
+def test_a_refusal_for_too_much_at_once_says_the_limit_and_when_to_come_again() -> None:
+    of_one, of_all = Slots("prices", each=1, total=9), Slots("prices", each=9, total=1)
+    for slots, words in ((of_one, "one client may have 1 prices"), (of_all, "1 prices of all clients")):
+        with slots.hold("a"), pytest.raises(TooManyRequests, match=rf"{words}.*send it again"):
+            slots.take("a")
+    window = Window(2, lambda: 0.0, "one token may send")
+    window.hit("a")
+    window.hit("a")
+    with pytest.raises(TooManyRequests, match="one token may send 2 requests a minute; send the next in 60 s"):
+        window.hit("a")
+    uploads = Uploads(10, free=lambda: 2**40)
+    uploads.add("a", 8)
+    with pytest.raises(QuotaUsedUp, match=r"may take 10 bytes.* take 8 already.* brings 5 more\. Wait until a job"):
+        uploads.add("a", 5)
+
+
+@pytest.mark.parametrize("nano", [1000, 10**17])
+def test_a_budget_for_life_that_is_no_promise_names_the_settings_that_decide_it(nano: int) -> None:
+    with pytest.raises(InvalidSetting, match=r"a (larger|smaller) epsilon for votes for life \(life_epsilon of "):
+        set_aside_nano(nano)
 
 
 def noised(task: Task, epsilon: float) -> Task:

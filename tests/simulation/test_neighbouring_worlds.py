@@ -26,7 +26,7 @@ import pytest
 from labeler.evidence.derive import contradictions, derive, differences, rebuilt, software
 from labeler.evidence.document import Evidence
 from labeler.ledger.database import open_database
-from labeler.ledger.evidence import Wanted, agent_facts, coordinator_facts
+from labeler.ledger.evidence import EvidenceScope, agent_facts, coordinator_facts
 from tests.simulation import lives, soft_heads, ways
 from tests.simulation.campaign import memory_folder, run_case
 from tests.simulation.case import Case, case_of
@@ -91,9 +91,9 @@ def evidence_of(home: Path) -> Evidence:
     opened = open_database(home / "journal.db", read_only=True, allow_unsynced=True)
     with closing(opened) as database, database.read() as connection:
         if home.name == "coordinator":
-            facts = coordinator_facts(connection, Wanted(), delta=1e-5, read_at=LATER)
+            facts = coordinator_facts(connection, EvidenceScope(), delta=1e-5, read_at=LATER)
         else:
-            facts = agent_facts(connection, Wanted(), agent_id=home.name, delta=1e-5, read_at=LATER)
+            facts = agent_facts(connection, EvidenceScope(), agent_id=home.name, delta=1e-5, read_at=LATER)
     return derive(facts, software("0"))
 
 

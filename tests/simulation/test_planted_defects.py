@@ -32,12 +32,12 @@ from labeler.ledger.promises import PromiseStore
 from labeler.ledger.tallier_memory import TallierMemory
 from labeler.ledger.tasks import TaskStore
 from labeler.linear_model import model_before
-from labeler.messages.bodies import Refusal
+from labeler.messages.bodies import RefusalBody
 from labeler.methods import METHODS, knn
 from labeler.methods.knn import attribute_ballots
 from labeler.randomness import os_source
 from labeler.rounds import effects
-from labeler.rounds.agent import Charged, ChargeRefused
+from labeler.rounds.agent import ChargeRefused, RoundCharged
 from labeler.rounds.effects import FixContributors, Post
 from tests.simulation.campaign import Stage
 from tests.simulation.case import Case
@@ -236,8 +236,8 @@ def _never_erase(*_: Any, **__: Any) -> None:
 
 @planted("agent", "refuses after it was charged", "charged, so answered", at=(AgentDriver, "_paid"))
 def _refuse_after_the_charge(paid: Any, self: AgentDriver, *asked: Any) -> Any:
-    refused = ChargeRefused(Refusal.of(BadData("no")))
-    return [(about, refused if isinstance(event, Charged) else event) for about, event in paid(self, *asked)]
+    refused = ChargeRefused(RefusalBody.of(BadData("no")))
+    return [(about, refused if isinstance(event, RoundCharged) else event) for about, event in paid(self, *asked)]
 
 
 @planted("agent", "never gives back what it promised", "nothing hangs", among=_ends_early)

@@ -26,7 +26,7 @@ from labeler.ledger.ledger import Ledger
 from labeler.ledger.lifetimes import SET_ASIDE
 from labeler.messages import COORDINATOR, Message
 from labeler.messages.bodies import (
-    Refusal,
+    RefusalBody,
     SumRequest,
     aggregate_from_bytes,
     holdings_from_bytes,
@@ -264,7 +264,7 @@ class Witness:
         kept = journal.rounds.kept(digest)
         if kept is not None and (kept.stage == "erased" or kept.recipients != self._recipients):
             return
-        reason = Refusal.decode(message.body).reason
+        reason = RefusalBody.decode(message.body).reason
         if reason not in PUBLIC_REASONS:
             raise Violation("charged, so answered", f"{agent} refuses a round it was charged for: {reason}")
 

@@ -17,7 +17,7 @@ from labeler.ledger.agent_memory import AgentMemory
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Ledger
 from labeler.messages import Message
-from labeler.messages.bodies import Ask, Declined, Proposal, Refusal, TallierKey, Willing, share_from_bytes
+from labeler.messages.bodies import Ask, Declined, Proposal, RefusalBody, TallierKey, Willing, share_from_bytes
 from labeler.sharing import ShareVector
 from labeler.system.keys import PartyKeys, verify
 from labeler.tally import QueryBatch
@@ -129,8 +129,8 @@ class Site:
     def declined(self, count: int) -> list[Declined]:
         return [Declined.decode(message.body) for message in self.relay.wait_for("declined", count)]
 
-    def refusals(self, count: int) -> list[Refusal]:
-        return [Refusal.decode(message.body) for message in self.relay.wait_for("refused", count)]
+    def refusals(self, count: int) -> list[RefusalBody]:
+        return [RefusalBody.decode(message.body) for message in self.relay.wait_for("refused", count)]
 
     def is_stored(self, ask: Ask) -> bool:
         """Return True if an answer lies in the journal."""

@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from feature_store.shard import MARK_NAME, Shard, claim
+from feature_store.shard import MARK_NAME, Shard, claim, deletions
 from feature_store.shard_writer import erase_deleted
 from labeler.errors import BadData, LabelerError, OutputInUse
 from labeler.ledger.lifetimes import LifetimeSpends
@@ -113,6 +113,21 @@ def test_a_deleted_record_soon_no_longer_votes_though_nobody_asks(
         delete_one(records)
         wait_until(lambda: records.agent().ballots(task, BATCH, KEY).sum() < 21 * len(BATCH))
     assert records.agent().ballots(task, BATCH, KEY).sum(axis=1).tolist() == [20] * len(BATCH)
+
+
+def test_a_deletion_is_logged_once_with_its_moment_and_with_nothing_of_the_records(
+    records: _Records, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="labeler.agent")
+    gone = Shard.open(records._path).record_ids[0]
+    delete_one(records)
+    records.look()
+    records.look()
+    (told,) = (vars(one) for one in caplog.records if one.message == "records were deleted")
+    (at,) = deletions(records._path)
+    assert told["deleted_at"] == at
+    assert told["affects"].startswith("rounds that are asked from now on are answered without them")
+    assert str(gone) not in " ".join(one.getMessage() + str(vars(one)) for one in caplog.records)
 
 
 def test_what_was_built_while_the_new_index_was_is_taken_over_too(

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from feature_store.results.evidence import render_page
-from labeler.budget import budget_for, epsilon_left, epsilon_spent, say_epsilon
+from feature_store.shard import Shard, deletions
+from labeler.budget import budget_for, epsilon_left, epsilon_spent, say_epsilon, say_epsilon_left
 from labeler.errors import BudgetExceeded, InvalidSetting, NotFound
 from labeler.evidence.derive import bound
-from labeler.ledger.evidence import Wanted
+from labeler.ledger.evidence import EvidenceScope
 from labeler.planning import price
 from tests.command_line import Labeler, Outcome
 from tests.workers.agent_site import UNTIL, Site, same
@@ -26,8 +27,9 @@ from workers.agent.policy import BudgetTable, policy_toml
 from workers.agent.site import SiteConsole, answered_jobs, answered_rounds, as_csv, percent, site_budget
 from workers.commands.site import approve as approve_by_command
 from workers.commands.site import waiting as say_waiting
-from workers.homes.evidence import check_evidence, make_evidence
+from workers.homes.evidence import make_evidence
 from workers.homes.journals import backup_home
+from workers.party.home import path_in_home, read_agent_config
 
 
 def test_a_stop_or_a_refusal_refuses_what_is_not_charged_and_answers_what_is(site: Site) -> None:
@@ -288,26 +290,18 @@ def test_the_shell_does_the_same_at_80_columns(site: Site, labeler: Labeler, mon
     assert agent("refuse", digest[:8], "--reason", "").code == 2
 
 
-def test_what_the_policy_refused_by_itself_is_in_page_history_and_evidence_once(site: Site, labeler: Labeler) -> None:
-    site.write_policy(releases=["winner"])
-    made = site.proposal(name="asks too much")
-    site.propose(made)
+def test_a_deletion_is_on_the_page_and_in_the_history_with_its_moment_alone(site: Site, labeler: Labeler) -> None:
     with site.run():
-        (declined,) = site.declined(1)
-        site.propose(made)
-        site.declined(2)
-    (refused,) = SiteConsole(site.home).overview()["refused"]
-    assert refused["name"] == "asks too much"
-    assert refused["sentence"] == declined.refusal.sentence
-    assert "allow.releases" in refused["sentence"]
-    assert "allow.releases" in " ".join(labeler("agent", "history", "--home", site.home).out.split())
-    signed = make_evidence(site.home, Wanted())
-    [[job]] = [task.jobs for task in signed.evidence.facts.tasks]
-    assert [one.sentence for one in job.refusals] == [refused["sentence"]]
-    page = render_page(signed.evidence)
-    assert "the agent is not told" in page
-    assert "not known" not in page
-    assert check_evidence(signed, home=site.home).wrong == ()
+        site.shares_of(site.ask())
+    assert SiteConsole(site.home).overview()["deleted"] == []
+    assert "Records deleted" not in labeler("agent", "history", "--home", site.home).out
+    shard = Shard.open(path_in_home(site.home, read_agent_config(site.home).shard))
+    shard.delete(shard.record_ids[:2])
+    shard.delete(shard.record_ids[:2])  # again: no change
+    (at,) = deletions(shard.path)
+    assert SiteConsole(site.home).overview()["deleted"] == [{"at": at, "rounds_before": 1}]
+    told = " ".join(labeler("agent", "history", "--home", site.home).out.split())
+    assert f"Records deleted {at[:16].replace('T', ' ')} UTC after 1 round; those stay released and charged" in told
 
 
 def test_what_a_person_cost_over_all_jobs_is_the_sum_that_the_ledger_of_images_bears_out(site: Site) -> None:
@@ -338,7 +332,7 @@ def test_what_a_person_cost_over_all_jobs_is_the_sum_that_the_ledger_of_images_b
     assert sum(int(row["person_nano"]) for row in rows) == overview["person"]["person_nano"]
     (instance,) = (one for one in overview["budget"] if one["level"] == "instance")
     assert instance["left_epsilon"] == epsilon_left(instance["cap_nano"] - charged, 1e-5)
-    document = make_evidence(site.home, Wanted()).evidence
+    document = make_evidence(site.home, EvidenceScope()).evidence
     assert document.person is not None
     assert document.person.epsilon == bound(overview["person"]["person_epsilon"])
     with site.run():
@@ -346,7 +340,7 @@ def test_what_a_person_cost_over_all_jobs_is_the_sum_that_the_ledger_of_images_b
     person = shown.overview()["person"]
     assert person["person_epsilon"] is None
     assert "1 of 3 answered rounds do not limit how many images of one person vote" in person["words"]
-    assert make_evidence(site.home, Wanted()).evidence.person.epsilon is None
+    assert make_evidence(site.home, EvidenceScope()).evidence.person.epsilon is None
 
 
 def test_what_a_waiting_job_takes_is_not_spent(site: Site) -> None:
@@ -359,3 +353,15 @@ def test_what_a_waiting_job_takes_is_not_spent(site: Site) -> None:
     assert one["words"].startswith(
         f"at most 0 so far; {say_epsilon(one['spent_epsilon'])} if all that waits is answered"
     )
+
+
+def test_the_shell_and_the_page_of_the_evidence_count_no_waiting_job_as_spent(site: Site, labeler: Labeler) -> None:
+    site.propose(site.proposal())
+    with site.run():
+        site.willing(1)
+    (one,) = (one for one in site_budget(site.home) if one["level"] == "instance")
+    row = next(line for line in labeler("agent", "budget", "--home", site.home).out.splitlines() if " image " in line)
+    assert [part.strip() for part in row.split("│")][2:5] == ["0", "5", say_epsilon_left(one["left_epsilon"])]
+    page = render_page(make_evidence(site.home, EvidenceScope()).evidence)
+    assert one["words"] in page
+    assert "one more job of up to" in one["words"]

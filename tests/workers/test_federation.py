@@ -28,7 +28,7 @@ from workers.agent.policy import read_policy
 from workers.digits import DIGITS, load_digits
 from workers.embedder.shards import embed_images
 from workers.party.home import read_agent_config, read_tallier_config
-from workers.up import Plan
+from workers.up import FederationPlan
 from workers.up import home as home_module
 from workers.up.home import LocalFederation, make_federation, prepare_journal
 from workers.up.supervisor import Death
@@ -41,7 +41,7 @@ URL, REDIS = "http://127.0.0.1:1234", "unix:///somewhere/redis.sock?db=0"
 def made(tmp_path_factory: pytest.TempPathFactory) -> LocalFederation:
     home = tmp_path_factory.mktemp("up") / "federation"
     home.mkdir(mode=0o700)
-    return make_federation(home, Plan(agents=2, instance_epsilon=3.0))
+    return make_federation(home, FederationPlan(agents=2, instance_epsilon=3.0))
 
 
 def test_everybody_has_a_home_with_keys_of_their_own(made: LocalFederation) -> None:
@@ -80,7 +80,7 @@ def test_reopening_changes_nothing_and_keeps_what_a_person_has_written(made: Loc
     policy = made.agents["agent-1"] / "policy.toml"
     policy.write_text(policy.read_text().replace("approval = false", "approval = true  # ours"))
     keys = (made.agents["agent-1"] / "keys.json").read_bytes()
-    again = make_federation(made.home, Plan())
+    again = make_federation(made.home, FederationPlan())
     again.set_addresses(url="http://127.0.0.1:9", redis_url=REDIS)
     assert again.agents == made.agents
     assert "# ours" in policy.read_text()
@@ -92,24 +92,24 @@ def test_reopening_changes_nothing_and_keeps_what_a_person_has_written(made: Loc
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        (Plan(agents=3), "has 2 agents, not 3"),
-        (Plan(backbone="pixels:4"), "--backbone is fixed"),
-        (Plan(instance_epsilon=1.0), "--instance-epsilon is fixed"),
-        (Plan(shards=(Path("a"),)), "--shard is fixed"),
+        (FederationPlan(agents=3), "has 2 agents, not 3"),
+        (FederationPlan(backbone="pixels:4"), "--backbone is fixed"),
+        (FederationPlan(instance_epsilon=1.0), "--instance-epsilon is fixed"),
+        (FederationPlan(shards=(Path("a"),)), "--shard is fixed"),
     ],
 )
 def test_what_was_settled_when_it_was_made_cannot_be_changed_by_the_way(
-    made: LocalFederation, plan: Plan, words: str
+    made: LocalFederation, plan: FederationPlan, words: str
 ) -> None:
     with pytest.raises(InvalidSetting, match=words):
         make_federation(made.home, plan)
-    assert make_federation(made.home, Plan(agents=2)).agents == made.agents
+    assert make_federation(made.home, FederationPlan(agents=2)).agents == made.agents
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(BadData, match=r"thesis\.tex"):
-        make_federation(tmp_path, Plan())
+        make_federation(tmp_path, FederationPlan())
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -122,11 +122,11 @@ def test_making_it_goes_on_where_it_was_interrupted(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(home_module, "_make_homes", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        make_federation(tmp_path, Plan(agents=1))
+        make_federation(tmp_path, FederationPlan(agents=1))
     keys = (tmp_path / "agents" / "agent-1" / "keys.json").read_bytes()
     ids = Shard.open(tmp_path / "agents" / "agent-1" / "images.shard").record_ids.tolist()
     monkeypatch.undo()
-    federation = make_federation(tmp_path, Plan(agents=1))
+    federation = make_federation(tmp_path, FederationPlan(agents=1))
     assert (federation.agents["agent-1"] / "keys.json").read_bytes() == keys
     assert Shard.open(federation.agents["agent-1"] / "images.shard").record_ids.tolist() == ids
 
@@ -134,7 +134,7 @@ def test_making_it_goes_on_where_it_was_interrupted(tmp_path: Path, monkeypatch:
 def test_shards_somebody_brings_stay_where_they_are(tmp_path: Path, federation_images: tuple[Path, Path]) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    federation = make_federation(home, Plan(shards=federation_images))
+    federation = make_federation(home, FederationPlan(shards=federation_images))
     assert federation.examples is None
     shards = [read_agent_config(path).shard for path in federation.agents.values()]
     assert shards == [str(path) for path in federation_images]
@@ -150,15 +150,15 @@ def test_shards_that_do_not_belong_together_are_refused(
     embed_images(images, "pixels:8", tmp_path / "public.shard", classes=("no", "yes"), public=True)
     (home := tmp_path / "home").mkdir()
     with pytest.raises(MixedShards, match="differ in backbone"):
-        make_federation(home, Plan(shards=(federation_images[0], tmp_path / "other.shard")))
+        make_federation(home, FederationPlan(shards=(federation_images[0], tmp_path / "other.shard")))
     with pytest.raises(MixedShards, match="not by the named"):
-        make_federation(home, Plan(shards=federation_images, backbone="pixels:4"))
+        make_federation(home, FederationPlan(shards=federation_images, backbone="pixels:4"))
     with pytest.raises(InvalidSetting, match="public shard"):
-        make_federation(home, Plan(shards=(tmp_path / "public.shard",)))
+        make_federation(home, FederationPlan(shards=(tmp_path / "public.shard",)))
     with pytest.raises(InvalidSetting, match="named twice"):
-        make_federation(home, Plan(shards=(federation_images[0], federation_images[0])))
+        make_federation(home, FederationPlan(shards=(federation_images[0], federation_images[0])))
     with pytest.raises(InvalidSetting, match="3 agents and 2 shards"):
-        make_federation(home, Plan(agents=3, shards=federation_images))
+        make_federation(home, FederationPlan(agents=3, shards=federation_images))
     assert not (home / "federation.json").exists()
 
 
@@ -189,9 +189,9 @@ def federation_images(tmp_path_factory: pytest.TempPathFactory, images: Path) ->
 def test_epsilons_that_do_not_go_together_are_refused_in_a_sentence_before_a_home_is_made(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir(mode=0o700)
     for plan, said in (
-        (Plan(life_epsilon=0.0), "life_epsilon"),
-        (Plan(life_epsilon=5.0, instance_epsilon=1.0), "cannot be larger"),
-        (Plan(life_epsilon=50.0, instance_epsilon=60.0), "never given back"),
+        (FederationPlan(life_epsilon=0.0), "life_epsilon"),
+        (FederationPlan(life_epsilon=5.0, instance_epsilon=1.0), "cannot be larger"),
+        (FederationPlan(life_epsilon=50.0, instance_epsilon=60.0), "never given back"),
     ):
         with pytest.raises(InvalidSetting, match=said):
             make_federation(tmp_path / "home", plan)
@@ -201,7 +201,9 @@ def test_epsilons_that_do_not_go_together_are_refused_in_a_sentence_before_a_hom
 @pytest.mark.parametrize("has_more", [False, True])
 def test_a_start_that_is_refused_leaves_no_empty_home_behind(tmp_path: Path, has_more: bool) -> None:
     """Refused after folders were made, and before: nothing of a home stays, and nothing that was there goes."""
-    for number, plan in enumerate((Plan(instance_epsilon=1.0, life_epsilon=5.0), Plan(shards=(tmp_path / "none",)))):
+    for number, plan in enumerate(
+        (FederationPlan(instance_epsilon=1.0, life_epsilon=5.0), FederationPlan(shards=(tmp_path / "none",)))
+    ):
         home = tmp_path / f"new-{number}" / "deep" / "home"
         if has_more:
             home.mkdir(parents=True)
@@ -224,7 +226,7 @@ def test_everybody_is_enrolled_once_and_no_start_takes_other_keys_or_brings_back
     tmp_path: Path,
 ) -> None:
     tmp_path.chmod(0o700)
-    federation = make_federation(tmp_path, Plan(agents=2))
+    federation = make_federation(tmp_path, FederationPlan(agents=2))
     homes = federation.talliers | federation.agents
     keys = {name: PartyKeys.load(home / "keys.json").public.verify_key for name, home in homes.items()}
     agents = {name: ("agent", None, "active", keys[name]) for name in federation.agents}

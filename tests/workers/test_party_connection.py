@@ -19,7 +19,7 @@ from labeler.messages.bodies import Mail
 from labeler.system.keys import PartyKeys
 from tests.processes import wait_until
 from workers.party import coordinator
-from workers.party.coordinator import SYNC_EVERY_S, CoordinatorHttp, Seen, Unreachable
+from workers.party.coordinator import SYNC_EVERY_S, CoordinatorHttp, SeenState, Unreachable
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 
@@ -253,14 +253,14 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_head_and_word_are_kept_in_place_and_found_by_the_next_process(path: Path) -> None:
-    seen = Seen(path)
+    seen = SeenState(path)
     assert seen.head() == EMPTY
     assert seen.proof() == b""
     seen.keep(head(1), answer(head(1)))
     files = [path.stat().st_ino, path.with_name("coordinator.proof").stat().st_ino]
     for seq in range(2, 12):
         seen.keep(head(seq), answer(head(seq)))
-        for one in (seen, Seen(path)):
+        for one in (seen, SeenState(path)):
             assert one.head() == head(seq)
             assert one.proof() == frame([answer(head(seq))])
     assert files == [path.stat().st_ino, path.with_name("coordinator.proof").stat().st_ino]
@@ -270,27 +270,27 @@ def test_a_shorter_word_over_a_longer_one_leaves_nothing_of_it_also_where_it_was
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long, short = answer(head(1), after="9" * 20 + "-" + "9" * 20), answer(head(2))
-    Seen(path).keep(head(1), long)
+    SeenState(path).keep(head(1), long)
     monkeypatch.setattr(os, "ftruncate", lambda *_: None)  # killed in between
-    Seen(path).keep(head(2), short)
+    SeenState(path).keep(head(2), short)
     word = path.with_name("coordinator.proof")
     assert word.stat().st_size == len(frame([long]))
-    assert Seen(path).proof() == frame([short])
+    assert SeenState(path).proof() == frame([short])
     monkeypatch.undo()
-    Seen(path).keep(head(3), answer(head(3)))
+    SeenState(path).keep(head(3), answer(head(3)))
     assert word.read_bytes() == frame([answer(head(3))])
 
 
 def test_half_of_one_word_and_half_of_another_is_none(path: Path) -> None:
-    Seen(path).keep(head(1), answer(head(1)))
+    SeenState(path).keep(head(1), answer(head(1)))
     word = path.with_name("coordinator.proof")
     old, new = frame([answer(head(1))]), frame([answer(head(2))])
     begins = len(new) - len(answer(head(2)).body)
     for cut in (begins, begins + 50, new.index(b"coordinator_hash") + 40):
         word.write_bytes(new[:cut] + old[cut:])
-        assert Seen(path).proof() == b""
+        assert SeenState(path).proof() == b""
     word.write_bytes(new)
-    assert Seen(path).proof() == new
+    assert SeenState(path).proof() == new
 
 
 @pytest.fixture
@@ -306,7 +306,7 @@ BOTH = ["coordinator.proof", "coordinator.head"]
 def test_nothing_is_synced_while_somebody_may_wait_and_all_of_it_when_this_party_waits(
     path: Path, synced: list[str], clock: list[float]
 ) -> None:
-    seen = Seen(path)
+    seen = SeenState(path)
     seen.keep(head(1), answer(head(1)))
     seen.rest()
     synced.clear()
@@ -326,7 +326,7 @@ def test_nothing_is_synced_while_somebody_may_wait_and_all_of_it_when_this_party
 
 
 def test_what_a_person_consented_to_counts_from_the_next_look(path: Path) -> None:
-    seen = Seen(path)
+    seen = SeenState(path)
     seen.keep(head(7), answer(head(7)))
     Anchor(path).replace(head(3))
     assert seen.head() == head(3)
@@ -336,7 +336,7 @@ def test_what_a_person_consented_to_counts_from_the_next_look(path: Path) -> Non
 
 def test_a_word_that_cannot_be_written_is_said_and_the_head_waits_for_it(path: Path) -> None:
     path.with_name("coordinator.proof").mkdir()
-    seen = Seen(path)
+    seen = SeenState(path)
     with pytest.raises(Unavailable, match=r"coordinator\.proof cannot be written"):
         seen.keep(head(1), answer(head(1)))
     assert seen.head() == EMPTY
@@ -347,7 +347,7 @@ def test_a_word_for_half_of_which_there_is_room_is_none_and_the_head_waits_for_i
 ) -> None:
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda handle, data, at: real(handle, data[: len(data) // 2], at))
-    seen = Seen(path)
+    seen = SeenState(path)
     with pytest.raises(Unavailable, match=r"coordinator\.proof cannot be written \(No space left on device\)"):
         seen.keep(head(1), answer(head(1)))
     assert seen.proof() == b""

@@ -287,7 +287,9 @@ def test_no_job_may_take_more_of_an_images_life_than_the_site_says() -> None:
     bounded = policy(methods=("reverse-knn",), life_job_share=0.25).model_copy(update={"budget": most})
     assert Policy.model_validate(tomllib.loads(policy_toml(bounded))) == bounded
     check(bounded, life_task(k=fits, budget_nano=most.life_nano))
-    with pytest.raises(PolicyRefusal, match=r"allow\.life_job_share: .* share of 0\.25.*lower k or raise sigma_votes"):
+    with pytest.raises(
+        PolicyRefusal, match=r"allow\.life_job_share: .* share of 0\.25.*raise sigma_votes .*-fold in a new task"
+    ):
         check(bounded, life_task(k=fits + 1, budget_nano=most.life_nano))
     # What B the task itself names changes nothing; and a policy that says nothing of it is as it was.
     with pytest.raises(PolicyRefusal, match="life_job_share"):

@@ -26,11 +26,10 @@ from labeler.errors import (
     StorageFull,
 )
 from labeler.ledger.database import Connection, Database, open_database
-from labeler.ledger.evidence import Wanted, agent_facts
+from labeler.ledger.evidence import EvidenceScope, agent_facts
 from labeler.linear_model import model_before
 from labeler.messages.bodies import Ask, Proposal, TallierKey
 from labeler.methods.federated import check_model
-from labeler.methods.sensitivity import one_record_in_words
 from labeler.release import Release
 from labeler.rounds.effects import JobRun, Patience, RoundRun
 from labeler.sharing import ShareVector, unshard
@@ -205,7 +204,7 @@ def test_what_holds_at_a_delta_and_above_is_never_restated_below_it(tmp_path: Pa
                 durable_site(database, with_delta(delta))
             assert "Name a delta of at least 1e-16" in str(refusal.value)
             with database.read() as connection, pytest.raises(PolicyRefusal):
-                agent_facts(connection, Wanted(), agent_id="a", delta=delta, read_at=NOW)
+                agent_facts(connection, EvidenceScope(), agent_id="a", delta=delta, read_at=NOW)
         for delta in (1e-16, 1e-9):
             assert durable_site(database, with_delta(delta)).spent() == spent
 
@@ -338,7 +337,7 @@ def test_what_is_said_of_the_coin_is_what_is_charged(unit: str, sampled: set[Lev
     }
     drawn, everybody = (round_charges(one, ROWS) for one in of_rate.values())
     assert {level for level in drawn if drawn[level] < everybody[level]} == sampled
-    assert words in (one_record_in_words(of_rate[0.1]) or "")
+    assert words in (of_rate[0.1].traits.one_record(of_rate[0.1]) or "")
 
 
 @pytest.mark.parametrize(

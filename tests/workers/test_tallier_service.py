@@ -19,7 +19,7 @@ from labeler.ledger.tallier_memory import TallierMemory
 from labeler.messages import Message
 from labeler.messages.bodies import (
     OpenRound,
-    Refusal,
+    RefusalBody,
     SumRequest,
     aggregate_from_bytes,
     holdings_from_bytes,
@@ -141,7 +141,7 @@ def test_no_more_rounds_are_open_than_a_tallier_has_room_for(table: Table, monke
         table.relay_holdings(second)
         table.open(third)
         (told,) = table.relay.wait_for("refused")
-        assert (Refusal.decode(told.body).reason, Refusal.decode(told.body).is_final) == ("unavailable", False)
+        assert (RefusalBody.decode(told.body).reason, RefusalBody.decode(told.body).is_final) == ("unavailable", False)
         # One is summed, so there is room when the coordinator asks again.
         table.sum(first, AGENTS)
         table.sums(1)
@@ -166,8 +166,8 @@ def test_a_tallier_that_knows_its_agents_sums_nobody_the_coordinator_has_invente
     # The asker gets a final refusal, so that its job does not wait for a deadline.
     told = table.relay.received("refused")
     assert [one.header.round_digest for one in told] == [invented.digest, impostor.digest]
-    assert [Refusal.decode(one.body) for one in told] == [
-        Refusal("privacy-refusal", sentence, True) for sentence in sentences[:2]
+    assert [RefusalBody.decode(one.body) for one in told] == [
+        RefusalBody("privacy-refusal", sentence, True) for sentence in sentences[:2]
     ]
     round = table.round()
     table.opened(round, "ab", participants={name: known[name] for name in "ab"})
@@ -183,7 +183,7 @@ def test_an_opening_that_cannot_be_read_is_declined_for_good(table: Table) -> No
     table.through()
     told = table.relay.received("refused")
     assert [one.header.round_digest for one in told] == [round.digest, other.digest]
-    found = [Refusal.decode(one.body) for one in told]
+    found = [RefusalBody.decode(one.body) for one in told]
     assert [(one.reason, one.is_final) for one in found] == [("protocol-violation", True), ("wrong-digest", True)]
 
 

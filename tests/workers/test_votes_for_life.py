@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.workers.agent_site import AGENT, Site
 from tests.workers.builders import shard_of_rows
 from tests.workers.conftest import CLASSES, DIMENSION
 from workers.agent.policy import Policy, policy_toml
+from workers.agent.site import SiteConsole
 from workers.homes.journals import accept_restored_journal, backup_home, verify_journal
 
 KEY, OTHER = SiteKey(b"k" * 32), SiteKey(b"o" * 32)
@@ -216,6 +218,22 @@ def test_a_site_that_set_nothing_aside_or_cannot_know_its_images_refuses_at_no_c
         (refusal,) = site.refusals(1)
     assert said in refusal.sentence
     assert site.spent() == (0 if life is None else set_aside_nano(budget_for(life, 1e-5)))
+
+
+def test_a_requester_that_would_take_more_of_what_images_have_for_life_than_its_share_is_refused_and_told(
+    site: LifeSite,
+) -> None:
+    policy = site.policy()
+    limits = policy.budget.model_copy(update={"per_requester": 1e-7})
+    (site.home / "policy.toml").write_text(policy_toml(policy.model_copy(update={"budget": limits})))
+    task = {"method": "reverse-knn", "k": 1, "lifetime_budget": {"budget_nano": 10**8, "least_similarity": -1.0}}
+    site.propose(replace(site.proposal(**task), requester="ada"))
+    with site.run():
+        (declined,) = site.declined(1)
+    (refused,) = SiteConsole(site.home).overview()["refused"]
+    assert "budget.per_requester" in declined.refusal.sentence
+    assert (refused["requester"], refused["sentence"]) == ("ada", declined.refusal.sentence)
+    assert site.spent() == set_aside_nano(budget_for(EPSILON, 1e-5))
 
 
 def test_a_shard_under_another_site_key_casts_no_votes_for_life(site: LifeSite) -> None:

@@ -17,7 +17,7 @@ from labeler.ledger.database import open_database
 from labeler.ledger.tallier_memory import TallierMemory
 from labeler.messages.bodies import (
     Poll,
-    Refusal,
+    RefusalBody,
     holdings_from_bytes,
     share_to_bytes,
     winner_from_bytes,
@@ -100,7 +100,7 @@ class Trio:
         def are_there() -> bool:
             nonlocal asked
             refused = self.relay.received("refused")
-            assert not any(Refusal.decode(message.body).is_final for message in refused)
+            assert not any(RefusalBody.decode(message.body).is_final for message in refused)
             if len(refused) > asked:
                 asked = len(refused)
                 self.ask(round)
@@ -109,9 +109,9 @@ class Trio:
         wait_until(are_there, what="three winners")
         return self.winners(len(TALLIERS))
 
-    def refusals(self, count: int) -> dict[str, Refusal]:
+    def refusals(self, count: int) -> dict[str, RefusalBody]:
         messages = self.relay.wait_for("refused", count)
-        return {message.header.sender: Refusal.decode(message.body) for message in messages}
+        return {message.header.sender: RefusalBody.decode(message.body) for message in messages}
 
 
 @pytest.fixture

@@ -23,16 +23,19 @@ from pathlib import Path
 
 from labeler.errors import (
     AwaitingApproval,
+    BudgetExceeded,
     InvalidSetting,
     PolicyRefusal,
+    PrivacyRefusal,
     ProtocolViolation,
     RefusedByPerson,
     SiteStopped,
     Unavailable,
 )
 from labeler.ledger.agent_memory import AgentMemory
-from labeler.ledger.promises import RefusedByPolicy
-from labeler.messages.bodies import Ask, Proposal
+from labeler.ledger.database import Connection
+from labeler.ledger.promises import SiteRefusal
+from labeler.messages.bodies import Ask, Proposal, RefusalBody
 from labeler.system.clock import Clock
 from labeler.system.files import replace_file, sync_folder
 from workers.agent.policy import Policy
@@ -44,6 +47,7 @@ STOPPED_FILE = "stopped"
 REFUSED_FOLDER = "refused"
 MAX_REASON = 300
 _MAX_BYTES = 8 * 1024
+_BY_RULE = {one.problem_type for one in (PrivacyRefusal, PolicyRefusal, BudgetExceeded)}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -219,18 +223,22 @@ class Admission:
                 self._memory.note_requester(task.digest, asked.requester, self._clock())
             raise
         except PolicyRefusal as error:
-            self._note(asked, error)
+            try:
+                self.note(asked, RefusalBody.of(error))
+            except Unavailable:  # a full disk: refused all the same
+                log.warning("a refusal could not be kept", extra={"task_digest": task.digest})
             raise
 
-    def _note(self, asked: Ask | Proposal, error: PolicyRefusal) -> None:
-        """Keep a refusal for the site's people; one that cannot be kept is in the log, and refused all the same."""
-        job_id, requester, digest = "", "", ""
-        if isinstance(asked, Proposal):
-            job_id, requester, digest = asked.job_id, asked.requester, asked.digest
-        else:
-            digest = asked.round.digest
-        no = RefusedByPolicy(asked.task.digest, job_id, asked.task.name, requester, str(error), self._clock())
-        try:
-            self._memory.note_refusal(no, digest)
-        except Unavailable:
-            log.warning("a refusal could not be kept", extra={"task_digest": asked.task.digest})
+    def note(self, asked: Ask | Proposal, sent: RefusalBody, *, connection: Connection | None = None) -> None:
+        """Keep a refusal by the policy or the ledger for the site's people, in the words that are sent.
+
+        Args:
+            connection: the transaction that decides it; then both are durable, or neither.
+        """
+        if sent.reason not in _BY_RULE:
+            return
+        job_id, requester = (asked.job_id, asked.requester) if isinstance(asked, Proposal) else ("", "")
+        digest = asked.digest if isinstance(asked, Proposal) else asked.round.digest
+        task, at = asked.task, self._clock()
+        no = SiteRefusal(task.digest, job_id, task.name, requester, sent.reason, sent.sentence, at)
+        self._memory.note_refusal(no, digest, connection=connection)

@@ -52,7 +52,7 @@ from labeler.ledger.database import Connection, Database
 from labeler.ledger.lifetimes import CastVotes, LifetimeSpends
 from labeler.ledger.promises import PromiseStore
 from labeler.messages import COORDINATOR, Header, Message
-from labeler.messages.bodies import AnswerSent, Ask, Declined, Proposal, Refusal, Willing, Withdrawn
+from labeler.messages.bodies import AnswerSent, Ask, Declined, Proposal, RefusalBody, Willing, Withdrawn
 from labeler.messages.bodies import Settled as SettledBody
 from labeler.rounds import agent as machine
 from labeler.rounds import agent_proposal as proposing
@@ -83,7 +83,7 @@ PUBLIC_ERRORS: Final = (
 _TAKEN: Final = ("ask", "answered", "proposal", "withdrawn")
 
 
-class Records(Protocol):
+class CurrentAgent(Protocol):
     """The agent over its shard as it is now."""
 
     def agent(self) -> Agent:
@@ -125,7 +125,7 @@ class AgentDriver:
         mail: PartyMail,
         *,
         coordinator_key: str,
-        records: Records,
+        records: CurrentAgent,
         database: Database,
         rounds: JournalRounds,
         promises: PromiseStore,
@@ -214,7 +214,7 @@ class AgentDriver:
             return
         turn = Turn(TurnTimes(now.timestamp()))
         for round_digest in over:
-            self._round_event(turn, round_digest, machine.Expired())
+            self._round_event(turn, round_digest, machine.AskExpired())
         self._keep(turn)
         for round_digest in over:
             log.info("round is over, nothing is kept of it", extra={"round_digest": round_digest})
@@ -296,13 +296,13 @@ class AgentDriver:
                 elif header.kind == "answered":
                     SettledBody.decode(body)
                     about = {"task_digest": header.task_digest, "round_digest": header.round_digest}
-                    self._round_event(turn, header.round_digest, machine.Settled())
+                    self._round_event(turn, header.round_digest, machine.RoundSettled())
                     turn.over.append(("round is settled, nothing is kept of it", about))
                 elif header.kind == "proposal":
                     proposal = Proposal.decode(body)
                     if header.task_digest != proposal.task.digest:
                         raise WrongDigest("a proposal names another task than it holds")
-                    self._proposal_event(turn, proposal, proposing.Proposed(proposal))
+                    self._proposal_event(turn, proposal, proposing.JobProposed(proposal))
                 elif header.kind == "withdrawn":
                     turn.withdrawn.append(Withdrawn.decode(body).job_id)
             except LabelerError as error:
@@ -342,7 +342,7 @@ class AgentDriver:
                 self._round_event(turn, digest, machine.Refused(_no_to(ask, error)))
             else:
                 turn.asks[digest] = ask
-                self._round_event(turn, digest, machine.Admitted(ask))
+                self._round_event(turn, digest, machine.AskAdmitted(ask))
         proposed = _pop(turn.proposals, proposing.AdmitProposal)
         for proposal, _ in proposed:
             try:
@@ -373,7 +373,7 @@ class AgentDriver:
     def _keep(self, turn: Turn) -> bool:
         """Make durable, in one transaction, what must be before computing; return True if there was anything."""
         erased = [digest for digest, _ in _pop(turn.rounds, machine.Erase)]
-        charges = self._one_for_life(_pop(turn.rounds, machine.Charge))
+        charges = self._one_for_life(_pop(turn.rounds, machine.ChargeRound))
         promises = _pop(turn.proposals, proposing.Promise)
         withdrawn, turn.withdrawn = turn.withdrawn, []
         if not (erased or charges or promises or withdrawn):
@@ -391,6 +391,11 @@ class AgentDriver:
             with self._database.write() as connection:
                 if policy is not None:
                     events = self._paid(connection, policy, charges, promises)
+                asks = {digest: charge.ask for digest, charge in charges}
+                for about, event in events:
+                    if isinstance(event, machine.ChargeRefused | machine.Refused | proposing.NotCovered):
+                        asked = about if isinstance(about, Proposal) else asks[about]
+                        self._admission.note(asked, event.refusal, connection=connection)
                 self._rounds.erase_in(erased, connection=connection)
                 for job_id in withdrawn:
                     given_back = self._promises.withdraw(job_id, self._clock(), connection=connection)
@@ -412,7 +417,7 @@ class AgentDriver:
                 self._round_event(turn, about, event)
         if any(isinstance(event, proposing.Promised) for _, event in events):
             fault_point("agent.willing")
-        if any(isinstance(event, machine.Charged) for _, event in events):
+        if any(isinstance(event, machine.RoundCharged) for _, event in events):
             fault_point("agent.charged")
         return True
 
@@ -420,7 +425,7 @@ class AgentDriver:
         self,
         connection: Connection,
         policy: Policy,
-        charges: Sequence[tuple[str, machine.Charge]],
+        charges: Sequence[tuple[str, machine.ChargeRound]],
         promises: Sequence[tuple[Proposal, proposing.Promise]],
     ) -> list[tuple[Any, Any]]:
         """Charge rounds and set prices aside, each by itself: one that is refused takes none of the others with it.
@@ -446,7 +451,7 @@ class AgentDriver:
                     self._ledger.decline_ask(connection, policy, digest, task, size, round_charges(task, size))
                 events.append((digest, machine.ChargeRefused(_no_to(charge.ask, error))))
             else:
-                events.append((digest, machine.Charged(charge.ask)))
+                events.append((digest, machine.RoundCharged(charge.ask)))
         for proposal, _ in promises:
             try:
                 with self._database.attempt(connection):
@@ -475,7 +480,9 @@ class AgentDriver:
             recipients=machine.recipients_of(ask),
         )
 
-    def _one_for_life(self, charges: Sequence[tuple[str, machine.Charge]]) -> list[tuple[str, machine.Charge]]:
+    def _one_for_life(
+        self, charges: Sequence[tuple[str, machine.ChargeRound]]
+    ) -> list[tuple[str, machine.ChargeRound]]:
         """Return the charges to take now: of votes for life one, once no other round of them lacks its answer.
 
         A round's votes depend on what the rounds before it spent. So a copy of the home holds the key of at most one
@@ -525,7 +532,7 @@ class AgentDriver:
                 raise
             except Exception as error:
                 log.error("an answer that was charged could not be made; trying again", extra=cause(error))
-                self._round_event(turn, digest, machine.Failed())
+                self._round_event(turn, digest, machine.AnswerFailed())
             else:
                 self._round_event(turn, digest, machine.Computed(answer.bodies))
         if now:
@@ -577,10 +584,10 @@ class AgentDriver:
             log.error("an answer that was charged could not be made; trying again", extra=cause(error))
         for digest, effect in wanted:
             if digest in failed:
-                self._round_event(turn, digest, machine.Failed())
+                self._round_event(turn, digest, machine.AnswerFailed())
             else:
                 turn.stored[digest] = effect.bodies
-                self._round_event(turn, digest, machine.Stored())
+                self._round_event(turn, digest, machine.AnswerStored())
         if len(failed) < len(wanted):
             fault_point("agent.stored")
         return True
@@ -606,7 +613,7 @@ class AgentDriver:
             match effect:
                 case machine.SendStored():
                     self._answer(turn, digest)
-                case machine.Refuse(refusal):
+                case machine.RefuseAsk(refusal):
                     self._refuse(turn, digest, refusal)
         for proposal, said_to in turn.proposals:
             about = {"task_digest": proposal.task.digest, "job_id": proposal.job_id}
@@ -615,12 +622,12 @@ class AgentDriver:
                     body = Willing(proposal.job_id, until).encode()
                     draft = Draft("willing", COORDINATOR, body, task_digest=proposal.task.digest)
                     turn.letters.append(Outgoing((draft,), "willing", about))
-                case proposing.Decline(refusal):
+                case proposing.DeclineProposal(refusal):
                     body = Declined(proposal.job_id, refusal).encode()
                     draft = Draft("declined", COORDINATOR, body, task_digest=proposal.task.digest)
                     turn.letters.append(Outgoing((draft,), "", about))
 
-    def _refuse(self, turn: Turn, digest: str, refusal: Refusal) -> None:
+    def _refuse(self, turn: Turn, digest: str, refusal: RefusalBody) -> None:
         header = turn.headers.get(digest)
         if header is not None and header.round_digest:
             about = {"task_digest": header.task_digest, "round_digest": digest}
@@ -638,7 +645,7 @@ class AgentDriver:
                 turn.times.most_left_s = max(turn.times.most_left_s, kept.held_s)
         if bodies is None:
             # Its key was removed by hand: as if it were settled.
-            self._refuse(turn, digest, Refusal.of(PrivacyRefusal(NOT_KEPT)))
+            self._refuse(turn, digest, RefusalBody.of(PrivacyRefusal(NOT_KEPT)))
             return
         task_digest = ask.task.digest
         shares = [
@@ -660,7 +667,7 @@ def _pop(effects: list[tuple[Any, Any]], kind: type) -> list[tuple[Any, Any]]:
 
 
 def _not_paid(
-    charges: Sequence[tuple[str, machine.Charge]],
+    charges: Sequence[tuple[str, machine.ChargeRound]],
     promises: Sequence[tuple[Proposal, proposing.Promise]],
     error: LabelerError,
 ) -> list[tuple[Any, Any]]:
@@ -671,19 +678,19 @@ def _not_paid(
     ]
 
 
-def _refusal(error: Exception, task_digest: str, round_digest: str) -> Refusal:
+def _refusal(error: Exception, task_digest: str, round_digest: str) -> RefusalBody:
     """Return a refusal in the words that leave the site; the details go to its own log."""
     log.warning("refused", extra={"task_digest": task_digest, "round_digest": round_digest} | cause(error))
-    return Refusal.of(_told(error))
+    return RefusalBody.of(_told(error))
 
 
-def _no_to(ask: Ask, error: Exception) -> Refusal:
+def _no_to(ask: Ask, error: Exception) -> RefusalBody:
     return _refusal(error, ask.task.digest, ask.round.digest)
 
 
-def _not_willing(proposal: Proposal, error: Exception) -> Refusal:
+def _not_willing(proposal: Proposal, error: Exception) -> RefusalBody:
     """Return the refusal of a proposal, likewise."""
-    refusal = Refusal.of(_told(error))
+    refusal = RefusalBody.of(_told(error))
     about = {"task_digest": proposal.task.digest, "job_id": proposal.job_id}
     log.warning("declined" if refusal.is_final else "not yet", extra=about | cause(error))
     return refusal

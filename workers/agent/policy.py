@@ -232,6 +232,7 @@ class Policy(_Table):
                 "budget.delta",
                 f"winners and sampled training only at {least:g} or more",
                 f"{self.budget.delta:g}",
+                "set release to histogram in a new task" if task.release == "winner" else "",
             )
         if self.budget.delta >= task.delta:
             return
@@ -252,26 +253,33 @@ class Policy(_Table):
         most = self.budget.life_nano
         if most is None:
             raise _refusal(
-                "budget.life_epsilon", "no votes for life", f"a task with {task.lifetime_budget.budget_nano} nano-units"
+                "budget.life_epsilon",
+                "no votes for life",
+                f"a task with {task.lifetime_budget.budget_nano} nano-units",
+                "leave lifetime_budget out of a new task",
             )
         if task.lifetime_budget.budget_nano > most:
             raise _refusal(
                 "budget.life_epsilon",
                 f"votes for life of {most} nano-units a record",
                 str(task.lifetime_budget.budget_nano),
+                f"set lifetime_budget.budget_nano to {most} or less in a new task",
             )
         share = self.allow.life_job_share
         if share is None:
             return
         # Imported on use: few sites cast votes for life.
-        from labeler.accounting.lifetime import job_nano
+        from labeler.accounting.lifetime import job_nano, vote_nano
 
         least, asked = floor(Fraction(share) * most), job_nano(task)
         if asked > least:
+            votes = least // vote_nano(task)
+            more_noise = f"raise sigma_votes {(asked / max(1, least)) ** 0.5 + 0.01:.2f}-fold in a new task"
             raise _refusal(
                 "allow.life_job_share",
                 f"a job to take at most {least} nano-units of an image's votes for life (a share of {share:g})",
-                f"a job of up to {asked} (lower k or raise sigma_votes)",
+                f"a job of up to {asked}",
+                f"set k to {votes} or less, or {more_noise}" if votes else more_noise,
             )
 
     def _check_noise(self, task: Task) -> None:
@@ -279,12 +287,12 @@ class Policy(_Table):
         if task.dishonest_talliers is not None:
             most = allow.max_noise_talliers
             if divided > most:
-                remedy = f"set dishonest_talliers to {TALLIERS - most} in the task, or leave it out" if most else ""
+                remedy = f"set dishonest_talliers to {TALLIERS - most} in a new task, or leave it out" if most else ""
                 raise _refusal(
                     "allow.max_noise_talliers",
                     f"noise divided among {most} talliers" if most else "no task whose noise the talliers add",
                     f"noise divided among {divided} talliers",
-                    remedy or "leave dishonest_talliers out of the task, so that the agents add the noise",
+                    remedy or "leave dishonest_talliers out of a new task, so that the agents add the noise",
                 )
         elif divided > allow.max_noise_contributors:
             # Each colluding agent more is one contributor less (labeler.task).
@@ -293,7 +301,10 @@ class Policy(_Table):
                 "allow.max_noise_contributors",
                 f"noise divided among {allow.max_noise_contributors} agents",
                 f"noise divided among {divided}",
-                f"set colluding_agents to {least} or more in the task (it is {task.colluding_agents})",
+                # Without a number that a task may have, only the site can do something.
+                f"set colluding_agents to {least} or more in a new task (it is {task.colluding_agents})"
+                if least + task.max_dropouts < task.agents
+                else "",
             )
 
     def _check_person(self, task: Task) -> None:
@@ -305,7 +316,7 @@ class Policy(_Table):
                 "allow.person_epsilon",
                 f"epsilon {most:g} per person",
                 "a task without records_per_person, so no bound",
-                "set records_per_person in the task",
+                "set records_per_person in a new task",
             )
         # Imported on use: a tallier reads homes, too, and prices need scipy.
         from labeler.planning import price
@@ -388,7 +399,7 @@ def toml_value(value: object) -> str:
 
 
 def _take(field: str, allowed: Sequence[str]) -> str:
-    return f"set {field} to {' or '.join(allowed)} in the task" if allowed else ""
+    return f"set {field} to {' or '.join(allowed)} in a new task" if allowed else ""
 
 
 def _short(names: tuple[str, ...]) -> str:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from feature_store.shard import MANIFEST_NAME, MARK_NAME, Shard, check_served, claim
+from feature_store.shard import MANIFEST_NAME, MARK_NAME, Shard, check_served, claim, deletions
 from labeler.errors import BudgetExceeded, LabelerError, PolicyRefusal, Unavailable
 from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.backup import mark_home
@@ -44,6 +44,11 @@ LOOK_EVERY_S: Final = 1.0
 
 log = logging.getLogger("labeler.agent")
 
+AFFECTED: Final = (
+    "rounds that are asked from now on are answered without them, and they cast no more votes for life; what was "
+    "answered before stays released and charged"
+)
+
 
 def run_agent(
     home: Path,
@@ -64,6 +69,7 @@ def run_agent(
         LabelerError: the home, the shard, the policy or the journal cannot be used.
     """
     began = ticks()
+    read_agent_config(home)
     read_policy(home / POLICY_FILE)  # what is wrong with it is said before hours of embedding
     has_images = embed_before_answering(home, stop=stop)
     if has_images and stop.is_set():
@@ -196,6 +202,7 @@ class _Records:
         self._agent = self._open(verify=True)
         self._stamp = (manifest, self._stamp_of(MARK_NAME))  # opening may have made the mark just now
         self._problem: LabelerError | None = None
+        self._deletions = len(deletions(self._path))
 
     def facts(self) -> Mapping[str, Any]:
         """Return the facts about the records that the coordinator may know, never their number."""
@@ -254,6 +261,9 @@ class _Records:
             with before.answering:
                 agent.take_over(before)  # take what was built during the first call
                 self._agent, self._problem, self._stamp = agent, None, stamp
+            known, self._deletions = self._deletions, len(deletions(self._path))
+            for at in deletions(self._path)[known:]:
+                log.info("records were deleted", extra={"deleted_at": at, "affects": AFFECTED})
         except Exception as error:
             # The next look tries again: a passing problem must not silence an agent until its restart.
             if self._problem is None:

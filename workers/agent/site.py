@@ -15,12 +15,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from feature_store.shard import deletions
 from labeler.batching import PersonSpent, person_charge, person_spent, round_sizes, total_charges
 from labeler.budget import epsilon_left, epsilon_spent, spent_in_words
 from labeler.errors import BudgetExceeded, LabelerError, NotFound, NotReady, PolicyRefusal
 from labeler.ledger.agent_memory import (
     AgentMemory,
-    AnsweredRound,
+    ChargedRound,
     answered,
     answered_by_price,
     check_delta,
@@ -28,7 +29,7 @@ from labeler.ledger.agent_memory import (
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.lifetimes import all_set_aside
-from labeler.ledger.promises import PromiseStore, RequesterShares, refused_by_policy
+from labeler.ledger.promises import PromiseStore, RequesterShares, refused_by_site
 from labeler.planning import price
 from labeler.setting import LEVELS
 from labeler.system.clock import now_utc
@@ -37,7 +38,7 @@ from workers.agent import decisions
 from workers.agent.decisions import is_approved, refused, stopped
 from workers.agent.images import SiteImages
 from workers.agent.policy import BudgetTable, Policy, read_policy
-from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, POLICY_FILE, read_agent_config
+from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, POLICY_FILE, path_in_home, read_agent_config
 
 MOST_ROUNDS: Final = 1000
 """Rounds that the overview of a site groups by job, the last ones; the file of its history has every round."""
@@ -214,18 +215,18 @@ def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 MOST_REFUSALS: Final = 500
-"""Refusals by the policy that the overview and the shell list, the last ones."""
+"""Refusals without a person that the overview and the shell list, the last ones."""
 
 
-def policy_refusals(home: Path) -> list[dict[str, Any]]:
-    """Return what the site's policy refused by itself, the last first; what people refused is in `decided_tasks`.
+def site_refusals(home: Path) -> list[dict[str, Any]]:
+    """Return what the site's policy or ledger refused, the last first; what people refused is in `decided_tasks`.
 
     Raises:
         NotReady: the agent has not run yet, so it has been asked nothing.
     """
     read_agent_config(home)
     with closing(_look(home)) as database, database.read() as connection:
-        found = refused_by_policy(connection, last=MOST_REFUSALS)
+        found = refused_by_site(connection, last=MOST_REFUSALS)
     return [
         {
             "at": _moment(one.at),
@@ -233,10 +234,25 @@ def policy_refusals(home: Path) -> list[dict[str, Any]]:
             "name": one.name,
             "requester": one.requester,
             "job_id": one.job_id,
+            "reason": one.reason,
             "sentence": one.sentence,
         }
         for one in found
     ]
+
+
+def deleted_at(home: Path) -> list[dict[str, Any]]:
+    """Return when records of this site were deleted, the last first, and how many rounds were answered before.
+
+    Never which records, nor how many.
+
+    Raises:
+        NotReady: the agent has not run yet, so no round was answered.
+        PolicyRefusal: as `site_budget`.
+    """
+    moments = deletions(Path(path_in_home(home, read_agent_config(home).shard)))
+    rounds = [one["at"] for one in answered_rounds(home)] if moments else []
+    return [{"at": at, "rounds_before": sum(one <= at for one in rounds)} for at in reversed(moments)]
 
 
 def approve(home: Path, digest: str) -> None:
@@ -339,7 +355,7 @@ def _decision(
     }
 
 
-def _answered(one: AnsweredRound, task: Task | None, names: Mapping[str, list[str]], delta: float) -> dict[str, Any]:
+def _answered(one: ChargedRound, task: Task | None, names: Mapping[str, list[str]], delta: float) -> dict[str, Any]:
     charges = {level: one.charges.get(level, 0) for level in LEVELS}
     life_nano = 0 if task is None or task.lifetime_budget is None else task.lifetime_budget.budget_nano
     person_nano = None if task is None else person_charge(task, one.num_queries)
@@ -410,7 +426,8 @@ class SiteConsole:
             "policy": lambda: policy_in_words(read_policy(home / POLICY_FILE)),
             "waiting": lambda: waiting_tasks(home),
             "decided": lambda: decided_tasks(home),
-            "refused": lambda: policy_refusals(home),
+            "refused": lambda: site_refusals(home),
+            "deleted": lambda: deleted_at(home),
             "budget": lambda: site_budget(home),
             "person": lambda: site_person(home),
             "jobs": lambda: answered_jobs(answered_rounds(home, last=MOST_ROUNDS)),

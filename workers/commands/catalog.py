@@ -28,7 +28,7 @@ from labeler.errors import Interrupted, InvalidSetting, LabelerError
 from workers.commands import interruptible
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """A command, or a group of them, as `labeler --help` lists it.
 
     Attributes:
@@ -78,14 +78,14 @@ doctor checks.commands Check that this machine is ready and exact, and how fast 
 """
 """The headings of `labeler --help` in order, and below each its commands: name, module, first sentence."""
 
-CATALOG: Final[dict[str, Entry]] = {}
+CATALOG: Final[dict[str, CommandEntry]] = {}
 GROUPS: Final[dict[str, list[str]]] = {}
 for _line in _TABLE.splitlines():
     if _line.endswith(":"):
         GROUPS[_line[:-1]] = _names = []
     else:
         _name, _module, _summary = _line.split(" ", 2)
-        CATALOG[_name] = Entry(_module, _summary)
+        CATALOG[_name] = CommandEntry(_module, _summary)
         _names.append(_name)
 
 

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feature_store.image_files import Skipped, in_words, list_images
-from feature_store.results import EXPORT_FORMATS, FOLDER_FORMATS
+from feature_store.results import EXPORT_FORMATS, FILE_FORMATS, FOLDER_FORMATS, RENAMED, current_format
 from labeler.accounting.events import NANO
 from labeler.budget import short_epsilon
 from labeler.errors import Interrupted, InvalidSetting, UnreadableImage
@@ -53,10 +53,9 @@ if TYPE_CHECKING:
     from api.schema import JobView, QueryBudgetView, Selection, TaskView
 
 
-Format = Literal["parquet", "jsonl", "label-studio", "label-studio-config", "image-folder-csv"]
-FORMATS: tuple[Format, ...] = ("parquet", "jsonl", "label-studio", "label-studio-config", "image-folder-csv")
 LABELS_OF: tuple[Literal["images", "questions"], ...] = ("images", "questions")
 MODELS = ("student", "model")
+MADE_HERE = (*FOLDER_FORMATS, "label-studio", "csv")
 _TASK_ID = re.compile("[0-9a-f]{64}")
 
 
@@ -243,8 +242,8 @@ def export(
     format: Annotated[
         str | None,
         typer.Option(
-            help=f"{', '.join(EXPORT_FORMATS)} (default of a folder: hf). Of a service also {', '.join(FORMATS)} "
-            "(default parquet), student, or model: what a blind-average or federated job released."
+            help=f"{', '.join(EXPORT_FORMATS)} (default of a folder: hf, of a service: parquet). Of a service also "
+            "student, or model: what a blind-average or federated job released."
         ),
     ] = None,
     of: Annotated[
@@ -277,6 +276,9 @@ def export(
     import pyarrow.parquet as pq
 
     what = one_of("of", of, LABELS_OF)
+    if format in RENAMED:
+        tell_warning(f"--format {format} is now {current_format(format)}")
+        format = current_format(format)
     wanted = {"images": images, "image_root": image_root, "copy": copy}
     folder = folder_of(job, url, token)
     if folder is not None:
@@ -288,21 +290,21 @@ def export(
         _check_place(out, kind)
         _write_images(kind, job, open_job(job).labels("arrow"), out, wanted, as_json=as_json)
         return
-    chosen = one_of("format", format or "parquet", tuple(dict.fromkeys((*FORMATS, *EXPORT_FORMATS, *MODELS))))
+    chosen = one_of("format", format or "parquet", (*EXPORT_FORMATS, *MODELS))
     _check_place(out, chosen)
     with connect(str(url), str(token), ca_file) as service, waiting(quiet=as_json) as on_wait:
         if chosen == "student":
             service.student(job, out, on_wait=on_wait)
         elif chosen in MODELS:
             service.model(job, out)
-        elif chosen in EXPORT_FORMATS and what == "images":
-            # Made here from the same table, as for a folder.
+        elif chosen in MADE_HERE and what == "images":
+            # Made here from the same table, as for a folder: with pictures, or with addresses of them.
             with tempfile.TemporaryDirectory() as place:
                 table = pq.read_table(service.labels(job, Path(place) / "labels.parquet", on_wait=on_wait))
             _write_images(chosen, job, table, out, wanted, as_json=as_json)
             return
         else:
-            service.labels(job, out, format=one_of("format", chosen, FORMATS), of=what, on_wait=on_wait)
+            service.labels(job, out, format=one_of("format", chosen, FILE_FORMATS), of=what, on_wait=on_wait)
     said = f"{f'The {chosen} is' if chosen in MODELS else f'Labels of {what} are'} in {out}"
     tell({"job_id": job, "out": str(out)}, said, as_json=as_json)
 
@@ -312,9 +314,9 @@ def _check_place(out: Path, format: str) -> None:
 
 
 def _write_images(kind: str, job: str, table: pa.Table, out: Path, wanted: dict[str, Any], *, as_json: bool) -> None:
-    from feature_store.results.exports import Wanted, config_beside, export_images
+    from feature_store.results.exports import ExportOrder, config_beside, export_images
 
-    export_images(one_of("format", kind, EXPORT_FORMATS), Wanted(table, out, **wanted))
+    export_images(one_of("format", kind, EXPORT_FORMATS), ExportOrder(table, out, **wanted))
     document = {"job": job, "format": kind, "images": table.num_rows, "out": str(out)}
     said = f"Labels of {table.num_rows} images are in {out}"
     if kind == "label-studio":
@@ -365,7 +367,7 @@ def _task(
     from api.client import image_parts, is_shard
     from api.schema import Selection, TaskRequest
     from labeler.task import describe_validation
-    from workers.run.task_file import BudgetTable, read_task_file
+    from workers.run.task_file import JobBudgetTable, read_task_file
 
     given = {field: value for field, value in changes.items() if value is not None}
     path = Path(task)
@@ -377,7 +379,7 @@ def _task(
     file = read_task_file(path)
     selection = Selection.model_validate(file.queries.model_dump() | given)
     ours = file.task.model_fields_set & {"talliers", "grid_scale"}
-    if file.budget != BudgetTable():
+    if file.budget != JobBudgetTable():
         ours |= {"[budget]"}
     if ours:
         raise InvalidSetting(

@@ -85,36 +85,36 @@ def tell_warning(sentence: str) -> None:
     typer.echo(f"Warning: {escaped(sentence)}.", err=True)
 
 
-_WIDTH: Final = 16
+_WIDTH: Final = 8
 
 
 def budget_table(accounts: Sequence[Mapping[str, Any]]) -> Table:
     """A table of accounts.
 
     Args:
-        accounts: mappings with account, level, delta, cap_nano, left_nano, cap_epsilon, spent_epsilon and
-            left_epsilon; a cap of None is unlimited, a spent epsilon of None has no finite bound.
+        accounts: mappings with account, level, delta, cap_nano, left_nano, cap_epsilon, posted_epsilon, spent_epsilon
+            and left_epsilon; a cap of None is unlimited, a spent epsilon of None has no finite bound.
     """
     table = Table(show_edge=False)
     table.add_column("account", overflow="fold")
-    table.add_column("level")
-    for heading in ("spent", "of", "one more", "share"):
+    table.add_column("one")
+    for heading in ("so far", "of", "one more", "share"):
         table.add_column(heading, justify="right")
     table.add_column("", no_wrap=True)
     for one in accounts:
-        spent, cap = one["spent_epsilon"], one["cap_epsilon"]
+        spent, posted, cap = one["spent_epsilon"], one["posted_epsilon"], one["cap_epsilon"]
         table.add_row(
             cell(one["account"]),
-            "per image" if one["level"] == "instance" else "per agent",
-            "no bound" if spent is None else say_epsilon(spent),
+            "image" if one["level"] == "instance" else "agent",
+            "no bound" if spent is None else say_epsilon(spent if posted is None else posted),
             "unlimited" if cap is None else f"{cap:g}",
             "" if one["left_epsilon"] is None else say_epsilon_left(one["left_epsilon"]),
             "" if one["cap_nano"] is None else f"{1 - left_fraction(one):.1%}",
             _bar(one),
         )
     table.caption = (
-        "epsilon, with what is set aside for jobs that wait; one more: the largest further job; the share that is "
-        "spent is counted in mu^2, which adds up over jobs"
+        "epsilon; so far: of what was answered; one more: the largest further job; share: of what was answered and of "
+        "what is set aside for jobs that wait, in mu^2, which adds up over jobs"
     )
     if any(one.get("life_nano") for one in accounts):
         table.caption += (

@@ -48,12 +48,12 @@ def up(
 
     Example: `labeler up --agents 5 --port 8080 --home federation`
     """
-    from workers.up import Plan
+    from workers.up import FederationPlan
     from workers.up.up import run_up
 
     check_folder(home, "--home")
     logging.getLogger("labeler").addHandler(logging.NullHandler())
-    plan = Plan(
+    plan = FederationPlan(
         agents=agents,
         shards=tuple(shard or ()),
         backbone=backbone,

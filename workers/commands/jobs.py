@@ -311,7 +311,7 @@ def predict(
 
     `labeler predict job/student.safetensors new-scans --prefer ill:recall=0.9 --like labeled.shard`
     """
-    from feature_store.results.exports import Wanted, check_new, export_images
+    from feature_store.results.exports import ExportOrder, check_new, export_images
     from feature_store.results.models import read_model
     from feature_store.results.questions import write_parquet
     from feature_store.results.scores import Preference
@@ -339,7 +339,7 @@ def predict(
             progress=progress,
         )
     if out is not None and out.suffix == ".csv":
-        export_images("csv", Wanted(found.table, out))
+        export_images("csv", ExportOrder(found.table, out))
     elif out is not None:
         write_parquet(found.table, out)
     if as_json:

@@ -250,11 +250,11 @@ def evidence(
     check_file(record)
     if home is not None:
         from labeler.auditing import read_audit
-        from labeler.ledger.evidence import Wanted
+        from labeler.ledger.evidence import EvidenceScope
         from workers.homes.evidence import make_evidence
 
         counted = [read_audit(read_named(path)) for path in audit or []]
-        signed = make_evidence(home, Wanted(task, begins, ends), counted)
+        signed = make_evidence(home, EvidenceScope(task, begins, ends), counted)
         replace_file(out, signed.to_bytes(), mode=0o600)
     elif audit:
         raise InvalidSetting("an audit goes into evidence that is made and signed here: name the home (--home)")

@@ -154,7 +154,15 @@ def history(
 
     Example: `labeler agent history --format csv --out answered.csv --home hospital-a`
     """
-    from workers.agent.site import answered_jobs, answered_rounds, as_csv, policy_refusals, site_budget, site_person
+    from workers.agent.site import (
+        answered_jobs,
+        answered_rounds,
+        as_csv,
+        deleted_at,
+        site_budget,
+        site_person,
+        site_refusals,
+    )
 
     check_file(out)
     chosen = "json" if as_json else one_of("format", format, FORMATS)
@@ -166,14 +174,18 @@ def history(
         typer.echo("\nAll jobs together")
         for one in site_budget(home):
             _line("per image" if one["level"] == "instance" else "per site", one["words"])
-        _line("per patient", site_person(home)["words"])
-        if refused := policy_refusals(home):
-            typer.echo("\nRefused by the policy, without asking a person")
+        wrapped(site_person(home)["words"], start="  ")
+        if refused := site_refusals(home):
+            typer.echo("\nRefused by the policy or the budget, without asking a person")
         for no in refused:
             by = f", by {no['requester']}" if no["requester"] else ""
             wrapped(f"{_minute(no['at'])}  {no['name']}{by}")
             _line("task", no["task_id"])
             _line("refused", no["sentence"])
+        if gone := deleted_at(home):
+            typer.echo("\nRecords deleted")
+        for one in gone:
+            wrapped(f"{_minute(one['at'])}  after {_rounds(one['rounds_before'])}; those stay released and charged")
         return
     text = as_csv(rounds) if chosen == "csv" else json.dumps(rounds, indent=1, allow_nan=False) + "\n"
     if out is None:

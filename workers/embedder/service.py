@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from feature_store.backbones import Backbone, Transform, load_backbone
 from feature_store.decode import Skipped
 from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images
-from feature_store.embedding import Loaded, embed_source, embedded_batches
+from feature_store.embedding import LoadedImage, embed_source, embedded_batches
 from feature_store.results.questions import (
     FAILURE,
     MOST_NAMED,
@@ -266,21 +266,21 @@ class Embedder:
 @contextmanager
 def _decoder(
     upload: Path, backbone: Backbone, request: EmbedRequest, look: Callable[[], None], is_over: Callable[[], bool]
-) -> Iterator[Callable[[int], Generator[list[Loaded]]]]:
+) -> Iterator[Callable[[int], Generator[list[LoadedImage]]]]:
     """Yield batches of images from the decoder's process, as many as come within a moment; it ends with the block."""
     transform = Transform.model_validate(backbone.spec["transform"])
     limits = PixelLimits(request.max_pixels, request.max_job_pixels)
     with ExitStack() as processes:
 
-        def load(start: int) -> Generator[list[Loaded]]:
+        def load(start: int) -> Generator[list[LoadedImage]]:
             images = decoded_images(upload, transform, limits, start=start, look=look)
             processes.enter_context(closing(images))
-            batch: list[Loaded] = []
+            batch: list[LoadedImage] = []
             until = time.monotonic() + BATCH_S
             for index, pixels in enumerate(images, start):
                 if isinstance(pixels, UnusableImage):
                     raise _unasked(upload, pixels, images, is_over)
-                batch.append(Loaded(index, pixels, None, ""))
+                batch.append(LoadedImage(index, pixels, None, ""))
                 if len(batch) >= max(BATCH_IMAGES, backbone.batch_size) or time.monotonic() >= until:
                     yield batch
                     batch = []

@@ -16,10 +16,10 @@ from feature_store.results.evidence import SignedEvidence, sign_evidence
 from labeler.auditing import AuditFacts
 from labeler.errors import Forged, InvalidSetting, LabelerError
 from labeler.evidence.derive import contradictions, derive, differences, rebuilt, software
-from labeler.evidence.document import Facts
+from labeler.evidence.document import JournalFacts
 from labeler.ledger.chain import Head, time_of
 from labeler.ledger.database import Connection, open_database
-from labeler.ledger.evidence import Wanted, agent_facts, coordinator_facts, forgotten
+from labeler.ledger.evidence import EvidenceScope, agent_facts, coordinator_facts, forgotten
 from labeler.ledger.ledger import Ledger
 from labeler.system.clock import now_utc
 from labeler.system.keys import PartyKeys
@@ -43,7 +43,7 @@ class Checked:
     confirmed: tuple[str, ...]
 
 
-def make_evidence(home: Path, wanted: Wanted, audits: Sequence[AuditFacts] = ()) -> SignedEvidence:
+def make_evidence(home: Path, wanted: EvidenceScope, audits: Sequence[AuditFacts] = ()) -> SignedEvidence:
     """Verify the journal of a coordinator's or an agent's home, and sign what it says of a task or a period.
 
     Args:
@@ -97,7 +97,7 @@ def check_evidence(signed: SignedEvidence, *, verify_key: str | None = None, hom
             with _reading(home) as connection:
                 head = Head(facts.journal.entries, facts.journal.head)
                 read_at = time_of(facts.journal.read_at)
-                again = _facts(home, connection, Wanted.of(facts.scope), read_at=read_at, head=head)
+                again = _facts(home, connection, EvidenceScope.of(facts.scope), read_at=read_at, head=head)
                 again = _with_words(again, facts, forgotten(connection, facts))
                 again = again.model_copy(update={"audits": facts.audits})  # no journal knows of audits
         except (LabelerError, ValueError) as error:
@@ -110,7 +110,7 @@ def check_evidence(signed: SignedEvidence, *, verify_key: str | None = None, hom
     return Checked(tuple(wrong), tuple(confirmed))
 
 
-def _with_words(again: Facts, before: Facts, gone: set[str]) -> Facts:
+def _with_words(again: JournalFacts, before: JournalFacts, gone: set[str]) -> JournalFacts:
     """Return facts with the refusals that a document has and the journal has deleted since: they cannot be compared."""
     said = {(job.job_id, one.number): one.refusals for task in before.tasks for job in task.jobs for one in job.rounds}
     tasks = []
@@ -145,7 +145,9 @@ def _reading(home: Path) -> Iterator[Connection]:
             yield connection
 
 
-def _facts(home: Path, connection: Connection, wanted: Wanted, *, read_at: datetime, head: Head | None) -> Facts:
+def _facts(
+    home: Path, connection: Connection, wanted: EvidenceScope, *, read_at: datetime, head: Head | None
+) -> JournalFacts:
     if (home / AGENT_FILE).exists():
         agent_id, delta = read_agent_config(home).agent_id, read_policy(home / POLICY_FILE).budget.delta
         return agent_facts(connection, wanted, agent_id=agent_id, delta=delta, read_at=read_at, head=head)

@@ -26,7 +26,16 @@ from pathlib import Path
 from ssl import PEM_cert_to_DER_cert
 from typing import Any
 
-from labeler.errors import BadData, Forged, Interrupted, InvalidSetting, JournalInUse, NotEnrolled, Unavailable
+from labeler.errors import (
+    BadData,
+    Forged,
+    Interrupted,
+    InvalidSetting,
+    JournalInUse,
+    NotEnrolled,
+    NotThere,
+    Unavailable,
+)
 from labeler.invitation import MAX_INVITATION_BYTES, Invitation, Role, enrolment_statement, read_document, token_digest
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Ledger
@@ -76,7 +85,8 @@ def read_invitation(path: Path, *, role: Role, now: datetime) -> Invitation:
     try:
         invitation, signature = read_document(read_named(path, most_bytes=MAX_INVITATION_BYTES))
     except OSError as error:
-        raise BadData(f"{path.name} cannot be read: {error.strerror}") from None
+        kind = NotThere if isinstance(error, FileNotFoundError) else BadData
+        raise kind(f"{path.name} cannot be read: {error.strerror}") from None
     try:
         verify_statement(invitation.statement, signature, invitation.verify_key)
     except (Forged, InvalidSetting):

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 
 from feature_store.backbones.spec import DEFAULT_BACKBONE, DEFAULT_FINGERPRINT
 from feature_store.shard import Shard, check_served
-from labeler.errors import BadData, InvalidSetting, JournalInUse, ProtocolViolation
+from labeler.errors import BadData, InvalidSetting, JournalInUse, NotThere, ProtocolViolation
 from labeler.ledger.database import open_database
 from labeler.ledger.tokens import TokenStore
 from labeler.methods import DEFAULT_METHOD, METHODS
@@ -360,7 +360,8 @@ def read_public(path: Path) -> dict[str, Any]:
         if document["fingerprint"] != keys.fingerprint:
             raise BadData(f"{path.name}: the fingerprint is not that of the keys; ask for the file again")
     except OSError as error:
-        raise BadData(f"{path.name} cannot be read: {error.strerror}") from None
+        kind = NotThere if isinstance(error, FileNotFoundError) else BadData
+        raise kind(f"{path.name} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError, ProtocolViolation):
         raise BadData(f"{path.name} is not a file of public keys; `labeler keys show` writes one") from None
     return dict(document)

@@ -189,7 +189,8 @@ class LabeledJob:
         """Write the labels as another tool wants them (feature_store.results.exports).
 
         Args:
-            format: "hf", "croissant", "label-studio", "image-folder" or "csv".
+            format: "hf", "croissant", "image-folder", "parquet", "jsonl", "csv", "label-studio" or
+                "label-studio-config".
             out: the folder or file to write; it must not hold anything yet.
             images: the folder that was embedded; needed for formats that include the pictures.
             image_root: prefix of each name, for tools that fetch images themselves.
@@ -198,10 +199,10 @@ class LabeledJob:
         Returns:
             What was written.
         """
-        from feature_store.results.exports import Wanted, export_images
+        from feature_store.results.exports import ExportOrder, export_images
 
         where = None if images is None else named_path(images, "images")
-        return export_images(format, Wanted(self.labels("arrow"), named_path(out, "out"), where, image_root, copy))
+        return export_images(format, ExportOrder(self.labels("arrow"), named_path(out, "out"), where, image_root, copy))
 
     def _table(self, name: str, frame: Frame) -> Any:
         import pyarrow.parquet as pq

@@ -223,7 +223,7 @@ MAX_PROOF_BYTES: Final = 16 * 1024
 SYNC_EVERY_S: Final = 1.0
 
 
-class Seen:
+class SeenState:
     """The furthest state seen; see the module. Used by one thread; a person's edits to the files count from the next
     read.
 

@@ -50,7 +50,7 @@ from labeler.messages.bodies import Mail, Poll
 from labeler.system.clock import Clock, now_utc
 from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
 from labeler.system.keys import PartyKeys, verify
-from workers.party.coordinator import CoordinatorDoor, CoordinatorHttp, Seen, Unreachable
+from workers.party.coordinator import CoordinatorDoor, CoordinatorHttp, SeenState, Unreachable
 from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, SEEN_FILE
 from workers.service_process import tell_ready
 
@@ -247,7 +247,7 @@ class PartyLink:
         self.mail = PartyMail(party_id, keys, database=database, sequences=Sequences(database, clock=clock))
         self._ledger = ledger
         self._own_seen = EMPTY
-        self._seen = Seen(home / SEEN_FILE)
+        self._seen = SeenState(home / SEEN_FILE)
         self._facts = facts
         self._stop = stop
         self.wait_s = wait_s

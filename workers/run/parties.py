@@ -184,7 +184,7 @@ class RunParties:
             opening = OpenRound(
                 round=job.round_value(one), tallier=index, participants=one.participants, expires_at=job.expires_at_s
             )
-            _raise_refusals(rounds.step(one.round_digest, tallier.Opened(opening, rounds.site()), _NOW))
+            _raise_refusals(rounds.step(one.round_digest, tallier.OpeningCame(opening, rounds.site()), _NOW))
         if one.state in ("agreed", "posted") or self._kept.answers(one.round_digest) is not None:
             self._hand_over(job, one)
 
@@ -211,7 +211,7 @@ class RunParties:
             self._progress("Agents answer", count, len(self._agents))
         self._kept.store(one.round_digest, found)
         for name, state in states.items():
-            after = _step(self._agents[name], state, machine.Stored(), keys, found)
+            after = _step(self._agents[name], state, machine.AnswerStored(), keys, found)
             if after.stage != "stored":
                 raise ProtocolViolation(f"{name} has not answered; this is a defect of this program")
         return found
@@ -280,16 +280,16 @@ def _step(
             match effect:
                 case machine.Admit(ask):
                     agent.check(ask.task, ask.batch)
-                    waiting.append(machine.Admitted(ask))
-                case machine.Charge(ask):
+                    waiting.append(machine.AskAdmitted(ask))
+                case machine.ChargeRound(ask):
                     agent.charge(ask.task, ask.batch)
-                    waiting.append(machine.Charged(ask))
+                    waiting.append(machine.RoundCharged(ask))
                 case machine.Compute(ask):
                     bodies = agent.computed(ask.task, ask.batch, key=keys[agent.agent_id], seal=as_it_is).bodies
                     waiting.append(machine.Computed(bodies))
                 case machine.Store(bodies):
                     found[agent.agent_id] = bodies
-                case machine.Refuse(refusal):
+                case machine.RefuseAsk(refusal):
                     raise ProtocolViolation(f"{agent.agent_id} says: {refusal.sentence}")
                 case _:
                     pass  # the caller hands over the stored answer
@@ -304,5 +304,5 @@ def _instead_of_key(what: str, name: str) -> str:
 def _raise_refusals(told: Sequence[TallierEffect]) -> None:
     """Raise a tallier's refusal as an error, which ends the run."""
     for effect in told:
-        if isinstance(effect, tallier.Refuse | tallier.Decline):
+        if isinstance(effect, tallier.RefuseEvent | tallier.DeclineRequest):
             raise effect.error

@@ -61,7 +61,7 @@ from labeler.linear_model import released_model
 from labeler.methods.evaluate import Scored
 from labeler.planning import PrivacyStatement, finite, instance_epsilon
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
-from labeler.query_budgets import JOB_ACCOUNT, Charged, query_budgets, running_prices
+from labeler.query_budgets import JOB_ACCOUNT, ChargedRounds, query_budgets, running_prices
 from labeler.rounds.effects import ABSTAINED_LABEL, AnswerStatus, StudentKind
 from labeler.setting import LEVELS, Level
 from labeler.system.files import replace_file
@@ -257,7 +257,7 @@ def _budgets(
         due = round_charges(task, one.num_queries, answered=answered)
         nano = {level: due.get(level, UNBOUNDED_NANO) for level in LEVELS}
         total = {level: total[level] + nano[level] for level in LEVELS}
-        charged.append(Charged((one.num_queries,), nano, total))
+        charged.append(ChargedRounds((one.num_queries,), nano, total))
         answered += one.num_queries
     largest = max((one.num_queries for one in rounds), default=0)
     prices = running_prices(task, largest, progress=lambda done, of: progress("Price of each question", done, of))

@@ -98,7 +98,7 @@ class EvaluationTable(_Table):
     records: Annotated[int, Field(ge=1, le=2**60)] | None = None
 
 
-class BudgetTable(_Table):
+class JobBudgetTable(_Table):
     """`[budget]`: the most that this run may cost; a run that costs more is refused before any agent is asked.
 
     Attributes:
@@ -117,7 +117,7 @@ class TaskFile(_Table):
     queries: QueriesTable = QueriesTable()
     student: StudentTable = StudentTable()
     evaluation: EvaluationTable = EvaluationTable()
-    budget: BudgetTable = BudgetTable()
+    budget: JobBudgetTable = JobBudgetTable()
 
     @model_validator(mode="after")
     def _tables_go_with_the_method(self) -> TaskFile:

@@ -18,7 +18,7 @@ from labeler.errors import LabelerError, ProtocolViolation
 from labeler.messages.bodies import OpenRound, share_from_bytes
 from labeler.noise import noise_source
 from labeler.rounds import tallier as machine
-from labeler.rounds.tallier import Came, Site, TallierEffect, TallierEvent, TallierRound
+from labeler.rounds.tallier import Came, TallierEffect, TallierEvent, TallierRound, TallierSite
 from labeler.sharing import ShareVector
 from labeler.tally import AggregateShare, BallotShare, add_shares, misfit_of
 
@@ -85,9 +85,9 @@ class TallierRounds:
         self._ends.clear()
         self.changes = Changes()
 
-    def site(self) -> Site:
+    def site(self) -> TallierSite:
         """The facts about this tallier, besides a round, that the machine needs."""
-        return Site(
+        return TallierSite(
             agents=self._agents,
             open_rounds=len(self._open_bytes),
             open_bytes=sum(self._open_bytes.values()),
@@ -187,7 +187,7 @@ class TallierRounds:
             before = rounds.get(digest)
             if before is None:
                 continue
-            after, effects = machine.step(before, machine.Expired(), now)
+            after, effects = machine.step(before, machine.RoundExpired(), now)
             if effects:
                 rounds[digest] = after
                 over.append((digest, before.stage == "fixed"))

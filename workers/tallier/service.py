@@ -46,7 +46,7 @@ from labeler.ledger.tallier_memory import KeptShare, TallierMemory
 from labeler.messages import COORDINATOR, SEALED_KINDS, Kind, Message
 from labeler.messages.bodies import (
     OpenRound,
-    Refusal,
+    RefusalBody,
     SumRequest,
     aggregate_from_bytes,
     aggregate_to_bytes,
@@ -236,7 +236,7 @@ class TallierDriver:
                 if state.stage == "unknown":
                     self._decline(turn, message, error, is_final=True)
                 raise
-            self._step(turn, message, machine.Opened(opening, self._rounds.site()))
+            self._step(turn, message, machine.OpeningCame(opening, self._rounds.site()))
             return
         if state.opening is not None and header.task_digest != state.opening.round.task_digest:
             raise WrongDigest("a message names another task than its round is of")
@@ -255,7 +255,7 @@ class TallierDriver:
         self._note(turn, message, self._rounds.step(message.header.round_digest, event, turn.now))
 
     def _decline(self, turn: _Turn, message: Message, error: LabelerError, *, is_final: bool) -> None:
-        body = replace(Refusal.of(error), is_final=is_final).encode()
+        body = replace(RefusalBody.of(error), is_final=is_final).encode()
         # The message's own task and round: this tallier may know no others.
         draft = Draft("refused", COORDINATOR, body, message.header.task_digest, message.header.round_digest)
         turn.send(draft, "final refusal sent" if is_final else "refusal sent")
@@ -292,9 +292,9 @@ class TallierDriver:
                     turn.winners.append(digest)
                 case machine.Report():
                     turn.touched[digest] = None
-                case machine.Refuse(error):
+                case machine.RefuseEvent(error):
                     _refused(message.message_id, digest, error)
-                case machine.Decline(error, is_final):
+                case machine.DeclineRequest(error, is_final):
                     _refused(message.message_id, digest, error)
                     self._decline(turn, message, error, is_final=is_final)
 

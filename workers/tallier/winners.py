@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from labeler.errors import Forged, LabelerError, ProtocolViolation, Unavailable, WrongDigest
-from labeler.messages.bodies import OpenRound, Refusal
+from labeler.messages.bodies import OpenRound, RefusalBody
 from labeler.sharing import Winner, winner_time_limit_s
 from labeler.system.keys import PartyKeys
 from labeler.tally import AggregateShare
 from workers.tallier.peers import WinnerGroup
-from workers.winner.engine import Outcome, WinnerEngine, WinnerJob, WinnerOrder
+from workers.winner.engine import Outcome, TallierWinnerEngine, WinnerJob, WinnerOrder
 
 log = logging.getLogger("labeler.tallier")
 
@@ -61,7 +61,12 @@ class WinnerRounds:
     """
 
     def __init__(
-        self, group: WinnerGroup | None, keys: PartyKeys, *, engine: WinnerEngine, patience_s: float | None = None
+        self,
+        group: WinnerGroup | None,
+        keys: PartyKeys,
+        *,
+        engine: TallierWinnerEngine,
+        patience_s: float | None = None,
     ) -> None:
         self._group = group
         self._keys = keys
@@ -123,7 +128,7 @@ class WinnerRounds:
         if self._current is not None:
             self._current.thread.join(seconds)
 
-    def take(self) -> list[tuple[OpenRound, Winner | Refusal]]:
+    def take(self) -> list[tuple[OpenRound, Winner | RefusalBody]]:
         """Take the rounds that have ended, each with its winners or why there are none.
 
         What is left, or failed for the time being, is started again.
@@ -136,14 +141,14 @@ class WinnerRounds:
             return []
         current.thread.join()
         self._current = None
-        ended: list[tuple[OpenRound, Winner | Refusal]] = []
+        ended: list[tuple[OpenRound, Winner | RefusalBody]] = []
         for digest, found in zip(current.digests, current.found, strict=True):
             asked = self._asked[digest]
             # No attempt counts for a round that another tallier was not asked for, or while one was missing: nothing
             # was sent.
             self._attempts[digest] += current.met.is_set() and not isinstance(found, WrongDigest)
             answer = refusal_of(found) if isinstance(found, LabelerError) else asked.aggregate.winner(found)
-            if isinstance(answer, Refusal) and not answer.is_final and self._has_patience(asked):
+            if isinstance(answer, RefusalBody) and not answer.is_final and self._has_patience(asked):
                 continue
             del self._asked[digest]
             ended.append((asked.opening, answer))
@@ -216,7 +221,7 @@ class _Asked:
 class _Computation:
     """One computation in its thread; `found` is there once it has ended."""
 
-    def __init__(self, digests: Sequence[str], orders: Sequence[WinnerOrder], engine: WinnerEngine) -> None:
+    def __init__(self, digests: Sequence[str], orders: Sequence[WinnerOrder], engine: TallierWinnerEngine) -> None:
         self.digests = digests
         self.stop = threading.Event()
         self.met = threading.Event()
@@ -238,7 +243,7 @@ class _Computation:
             self.found = [problem for _ in self._orders]
 
 
-def refusal_of(error: LabelerError) -> Refusal:
+def refusal_of(error: LabelerError) -> RefusalBody:
     """Return how a failed computation is reported: final only where every other attempt would fail in the same way."""
     passes = not isinstance(error, ProtocolViolation) or isinstance(error, Forged | WrongDigest)
-    return replace(Refusal.of(error), is_final=not passes)
+    return replace(RefusalBody.of(error), is_final=not passes)

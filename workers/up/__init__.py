@@ -10,7 +10,7 @@ Epsilon = float | Literal["unlimited"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class FederationPlan:
     """The plan of a new federation; None leaves a field to its default, or to what is there.
 
     Attributes:

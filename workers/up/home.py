@@ -62,7 +62,7 @@ from workers.party.home import (
     create_tallier_home,
 )
 from workers.tallier.peers import make_identity, pin_peers, public_part
-from workers.up import Plan
+from workers.up import FederationPlan
 
 TALLIERS: Final = 3
 STATE_FILE: Final = "federation.json"
@@ -129,7 +129,7 @@ def tallier_homes(home: Path) -> dict[str, Path]:
     return {f"tallier-{number}": home / "talliers" / f"tallier-{number}" for number in range(TALLIERS)}
 
 
-def make_federation(home: Path, plan: Plan) -> LocalFederation:
+def make_federation(home: Path, plan: FederationPlan) -> LocalFederation:
     """Create a federation in a folder, or reopen the one that is there.
 
     Raises:
@@ -232,7 +232,7 @@ def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, budge
         create_agent_home(path, AgentConfig(agent_id=name, coordinator_url=url, shard=str(shard)), policy)
 
 
-def _budget(plan: Plan) -> BudgetTable:
+def _budget(plan: FederationPlan) -> BudgetTable:
     """Return the budgets of all accounts.
 
     Raises:
@@ -249,7 +249,7 @@ def _budget(plan: Plan) -> BudgetTable:
         raise InvalidSetting(describe_validation(error, "budget")) from None
 
 
-def _number_of_agents(plan: Plan) -> int:
+def _number_of_agents(plan: FederationPlan) -> int:
     if not plan.shards:
         from workers.digits import check_agents
 
@@ -263,7 +263,7 @@ def _number_of_agents(plan: Plan) -> int:
     return len(plan.shards)
 
 
-def _check_unchanged(home: Path, state: _State, plan: Plan) -> None:
+def _check_unchanged(home: Path, state: _State, plan: FederationPlan) -> None:
     """Refuse a plan that changes what was settled when the federation was made."""
     if plan.agents not in (None, state.agents):
         raise InvalidSetting(

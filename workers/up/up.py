@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 from labeler.errors import InvalidSetting, LabelerError, Unavailable
 from labeler.system.files import exclusive, replace_file
 from workers.service_process import tell_ready
-from workers.up import Plan
+from workers.up import FederationPlan
 from workers.up.redis_server import RedisServer
 from workers.up.supervisor import Death, Process, Program, Supervisor, die_with_parent, role_launcher, warm
 
@@ -69,7 +69,7 @@ class Running:
 
 def run_up(
     home: Path,
-    plan: Plan,
+    plan: FederationPlan,
     *,
     port: int,
     stop: threading.Event,

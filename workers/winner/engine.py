@@ -441,7 +441,7 @@ Outcome = NDArray[np.int16] | LabelerError
 """The winner of each query (or -1), shape (num_queries,), equal at all three talliers; or an error."""
 
 
-class WinnerEngine(Protocol):
+class TallierWinnerEngine(Protocol):
     """An engine that computes the winners of jobs together with the engines of the two other talliers."""
 
     def winners(

@@ -1,7 +1,7 @@
 """The console of a site: a browser page on the machine its agent runs on, its checks, and its own server.
 
 It shows the public part of what was asked, and the site's own accounting. Decisions go through the same functions as in
-the shell, by `Site`. Its look and colors are the dashboard's.
+the shell, by `SiteActions`. Its look and colors are the dashboard's.
 
 It takes only requests from this machine, under a name of this machine, with the token, from its own page:
 
@@ -137,7 +137,7 @@ _OURS = frozenset(name for name, _ in _HEADERS)
 PAGE = "index.html"
 
 
-class Site(Protocol):
+class SiteActions(Protocol):
     """Actions open to the people of a site; each raises `LabelerError` with a sentence for them."""
 
     def overview(self) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class Why(BaseModel):
     reason: str = Field(default="", max_length=1000)
 
 
-def create_desk(site: Site, *, token: str) -> FastAPI:
+def create_desk(site: SiteActions, *, token: str) -> FastAPI:
     """Build the application.
 
     Args:
@@ -252,7 +252,7 @@ _WATCH_S = 0.2
 
 
 def serve_desk(
-    site: Site, *, host: str, port: int, stop: threading.Event, on_ready: Callable[[str], None] = lambda _: None
+    site: SiteActions, *, host: str, port: int, stop: threading.Event, on_ready: Callable[[str], None] = lambda _: None
 ) -> None:
     """Serve a site's console to this machine.
 

@@ -121,8 +121,8 @@ export class Api {
 
   /** A job's labels as objects: of every image. */
   async labelRows(id) {
-    const blob = await this.labels(id, "jsonl");
-    const lines = (await blob.text()).split("\n").filter((line) => line !== "");
+    const { data } = await this.file(id, "labels", { format: "jsonl" });
+    const lines = (await data.text()).split("\n").filter((line) => line !== "");
     return lines.map((line) => JSON.parse(line));
   }
 
@@ -154,24 +154,20 @@ export class Api {
     });
   }
 
-  /** A job's labels as bytes: of every image, or of the questions alone. */
-  labels = (id, format, of = "images") => this.#blob(`/v1/jobs/${encodeURIComponent(id)}/labels?${query({ format, of })}`);
+  /** What a job found, as bytes under the name that the service gives them: `labels`, its `student` or its `evaluation`. */
+  file = (id, what, wanted = {}) => this.#file(`/v1/jobs/${encodeURIComponent(id)}/${what}?${query(wanted)}`, `${id}-${what}.json`);
 
-  /** The model that labeled a job's images. */
-  student = (id) => this.#blob(`/v1/jobs/${encodeURIComponent(id)}/student`);
-
-  /** What a job found that evaluates a model; as it is shown, and as a file. */
-  evaluation = async (id) => JSON.parse(await (await this.evaluationFile(id)).text());
-
-  evaluationFile = (id) => this.#blob(`/v1/jobs/${encodeURIComponent(id)}/evaluation`);
+  /** What a job found that evaluates a model, as it is shown. */
+  evaluation = async (id) => JSON.parse(await (await this.file(id, "evaluation")).data.text());
 
   /** Signed evidence of a task or a period: as a file to check, or a page to print. */
-  evidence = (wanted) => this.#blob(`/v1/evidence?${query(wanted)}`);
+  evidence = async (wanted) => (await this.#file(`/v1/evidence?${query(wanted)}`)).data;
 
-  async #blob(path) {
+  async #file(path, otherwise = "") {
     const response = await this.#ask(path, { headers: { Accept: "*/*" } });
     if (!response.ok) await this.#refuse(response);
-    return response.blob();
+    const name = /filename="([^"]+)"/.exec(response.headers.get("Content-Disposition") ?? "")?.[1] ?? otherwise;
+    return { data: await response.blob(), name };
   }
 
   /**

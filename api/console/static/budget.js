@@ -1,10 +1,11 @@
-// What is spent and what is left: the federation first, then every agent, at both levels, in shares that add up.
+// What is spent and what is left: the federation first, then every agent, at both levels, in shares that add up. A person
+// has no account: what one cost follows from the answered jobs (records_per_person of their tasks).
 
 import { byId, el, icon, keyed, setText } from "./dom.js";
 import { boundWords, compactMeter, inWords, meter, standing } from "./meters.js";
 import { percentWords, sharesOf } from "./shares.js";
 import { cell, empty, head, row, table } from "./tables.js";
-import { LEVELS, accountName, delta, epsilon, levelName, whole } from "./words.js";
+import { LEVELS, accountName, count, delta, epsilon, levelName, sentence, whole } from "./words.js";
 
 const SHOWN_AGENTS = 6;
 const CAPTION = "Shares of each agent's budget";
@@ -68,7 +69,7 @@ export class Budget {
       return;
     }
     if (this.#agents === null) {
-      this.#agents = table(CAPTION, [{ name: "Agent" }, { name: "One image" }, { name: "The whole agent" }]);
+      this.#agents = table(CAPTION, [{ name: "Agent" }, { name: "One image" }, { name: "One patient" }, { name: "The whole agent" }]);
       place.replaceChildren(this.#agents.node, el("p", { class: "more" }, this.#more));
     }
     const wanted = byId("budget-search").value.trim().toLowerCase();
@@ -89,17 +90,31 @@ export class Budget {
   #agentRow(account) {
     const meters = LEVELS.map(() => compactMeter());
     const cells = meters.map((one, place) => cell(place === 0 ? "One image" : "The whole agent", "", one.node));
+    const bound = el("strong", {});
+    const why = el("span", { class: "small block" });
+    const [image, agent] = cells;
     return {
-      node: row(head(accountName(account)), ...cells),
+      node: row(head(accountName(account)), image, cell("One patient", "person", bound, why), agent),
       update: () => {
         LEVELS.forEach((level, place) => {
           const balance = this.balance(account, level);
           cells[place].hidden = balance === null;
           if (balance) meters[place].update(balance);
         });
+        const person = this.#view.persons?.find((one) => one.account === account);
+        setText(bound, !person ? "not stated" : person.person_epsilon === null ? "no bound" : `epsilon ${epsilon(person.person_epsilon)}`);
+        setText(why, personWords(person));
       },
     };
   }
+}
+
+/** What the figure for a person counts, or why there is none. */
+function personWords(person) {
+  if (!person) return "";
+  if (person.person_epsilon === null) return `${sentence(person.reason)}.`;
+  if (person.records_per_person === null) return "nothing was answered yet";
+  return `so far; at most ${count(person.records_per_person, "image votes", "images vote")}`;
 }
 
 function federationCard(first) {

@@ -1,4 +1,4 @@
-// Spent epsilon over time, one step chart for each level of one account, with the same numbers as a table.
+// Spent and reserved epsilon over time, one step chart for each level of one account, with the same numbers as a table.
 
 import { byId, el, setText } from "./dom.js";
 import { epsilonOf } from "./epsilon.js";
@@ -115,7 +115,7 @@ class Panel {
   constructor(level) {
     this.#level = level;
     const name = levelName(level);
-    this.#table = table(`Epsilon spent for ${name}, newest first`, [{ name: "When" }, { name: "What" }, { name: "Spent after it", num: true }], {
+    this.#table = table(`Epsilon spent or reserved for ${name}, newest first`, [{ name: "When" }, { name: "What" }, { name: "Spent or reserved after it", num: true }], {
       cards: false,
     });
     this.node = el(
@@ -157,16 +157,16 @@ class Panel {
         ? "no bound, so no line is drawn"
         : points.length
           ? `epsilon ${epsilon(points.at(-1).spent)} now`
-          : "nothing spent yet";
+          : "nothing spent or reserved yet";
     setText(this.#words, `${who}: ${grown} (delta ${delta(balance.delta)}), reserved included; times in UTC. ${limit}${part}`);
-    this.#holder.setAttribute("aria-label", `Step chart of epsilon spent over time for ${levelName(this.#level)}: ${this.#words.textContent}`);
+    this.#holder.setAttribute("aria-label", `Step chart of epsilon spent or reserved over time for ${levelName(this.#level)}: ${this.#words.textContent}`);
     const newestFirst = points.slice(-TABLE_ROWS).reverse();
     this.#table.body.replaceChildren(
       ...newestFirst.map((point) =>
         row(
           head(time(point.at, { seconds: true })),
           cell("What", "", `${point.kind}${point.reservation ? ` ${point.reservation}` : ""}`),
-          cell("Spent after it", "num", epsilon(point.spent)),
+          cell("Spent or reserved after it", "num", epsilon(point.spent)),
         ),
       ),
     );

@@ -9,22 +9,6 @@ import { explain } from "./refusal_words.js";
 import { cell, head, row, table } from "./tables.js";
 import { FINISHED, count, jobTitle, listed, muSquared, questionWords, sentence, stateLook, statesPerson, taskWords, time, wasFree, whole, worth, worthNode } from "./words.js";
 
-const FORMATS = [
-  ["jsonl", "JSON lines", "jsonl", "images"],
-  ["parquet", "Parquet", "parquet", "images"],
-  ["label-studio", "Label Studio", "json", "images"],
-  ["label-studio-config", "Label Studio's labeling setup", "xml", "images"],
-  ["image-folder-csv", "CSV for an image folder", "csv", "images"],
-  ["parquet", "Questions alone", "parquet", "questions"],
-  ["student", "Student, to label others", "safetensors", ""],
-];
-
-const OF_EVALUATION = [
-  ["evaluation", "Evaluation", "json", "evaluation"],
-  ["student", "The model, stating what was right", "safetensors", ""],
-  ["parquet", "Released counts alone", "parquet", "questions"],
-];
-
 const ROUND_WORDS = {
   waiting: "not asked yet",
   asked: "agents are asked",
@@ -76,6 +60,7 @@ export class JobPage {
     this.#evaluation = new EvaluationBox(api, byId("job-evaluation"));
     this.#queries = new QueryBudgets(api, byId("job-queries"), { jobOf: (id) => jobs.get(id), deltaOf, ofOneJob: true });
     byId("job-bar").append(this.#bar.node);
+    for (const button of byId("job-actions").querySelectorAll("button")) button.addEventListener("click", () => void this.#download(button.dataset));
     jobs.onChange((job) => {
       if (job.job_id === this.#id) this.#render();
     });
@@ -120,7 +105,7 @@ export class JobPage {
     setText(byId("job-stage"), `${asked}${wasFree(job) ? "; nothing was charged." : `, for ${worth(job.price.instance_epsilon)} about one image.`} ${stage}`);
     const problem = job.problem;
     fill(byId("job-problem"), JSON.stringify(problem), () => (problem ? el("section", { class: "note alarm", "aria-label": "Why" }, el("h3", {}, problem.title), explain(problem, job.price.delta, job.refusals)) : null));
-    fill(byId("job-actions"), JSON.stringify([job.job_id, job.state, job.forgotten_at, this.#maySee()]), () => this.#downloads(job));
+    this.#showDownloads(job);
     this.#evidence.ofJob(job);
     this.#renderEnding(job);
     fill(byId("job-facts"), JSON.stringify(job), () => facts(job, this.#jobs.by(job)));
@@ -137,23 +122,19 @@ export class JobPage {
     setText(byId("job-message"), message);
   }
 
-  #downloads(job) {
-    if (job.forgotten_at) return el("p", {}, "What this job sent and got was deleted. Its charge stays in the ledger.");
-    if (job.state !== "completed" || !this.#maySee()) return null;
-    return el(
-      "div",
-      { class: "buttons", role: "group", "aria-label": job.evaluates ? "Download what it found" : "Download the labels" },
-      el("span", { class: "small" }, "Download"),
-      (job.evaluates ? OF_EVALUATION : FORMATS).map(([format, name, ending, of]) => el("button", { type: "button", onclick: () => this.#download(job, format, ending, of) }, name)),
-    );
+  /** The page has a button for each file; those of what this job found are shown. */
+  #showDownloads(job) {
+    const isThere = job.state === "completed" && !job.forgotten_at && this.#maySee();
+    setText(byId("job-forgotten"), job.forgotten_at ? "What this job sent and got was deleted. Its charge stays in the ledger." : "");
+    byId("job-labels").hidden = !isThere || job.evaluates;
+    byId("job-found").hidden = !isThere || !job.evaluates;
   }
 
-  async #download(job, format, ending, of) {
+  async #download({ what, format, of }) {
     this.#say("Downloading ...");
     try {
-      const api = this.#api;
-      const data = await { student: () => api.student(job.job_id), evaluation: () => api.evaluationFile(job.job_id) }[format]?.() ?? (await api.labels(job.job_id, format, of));
-      save(data, `${job.job_id}${{ questions: "-questions", evaluation: "-evaluation", "": "-student" }[of] ?? ""}.${ending}`);
+      const { data, name } = await this.#api.file(this.#id, what, { format, of });
+      save(data, name);
       this.#say("");
     } catch (error) {
       this.#say(`It did not come: ${error.message}`);

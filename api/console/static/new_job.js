@@ -7,6 +7,7 @@ import { PriceBox } from "./price.js";
 import { count, priceWords, whole } from "./words.js";
 
 const IDS = { task_id: "job-task", name: "job-name", count: "job-count", strategy: "job-strategy", selection: "job-count", images: "job-files", archive: "job-files", parquet: "job-files" };
+const QUESTIONS = 20;
 const LARGE = { ".zip": "archive", ".parquet": "parquet" };
 
 export class NewJob {
@@ -17,17 +18,20 @@ export class NewJob {
   #key = newKey();
   #bar = progress("Sent");
   #isSending = false;
+  /** Whether the number of questions is still the form's own: then it is one that can be sent. */
+  #isOurs = true;
 
   /** `onSubmitted(job)` hears of a job that was taken. */
   constructor(api, budget, onFailure, onSubmitted) {
     this.#api = api;
     this.#onSubmitted = onSubmitted;
-    this.#box = new PriceBox(api, budget, byId("job-price"), onFailure);
+    this.#box = new PriceBox(api, budget, byId("job-price"), onFailure, (view) => this.#fit(view));
     byId("job-sent").append(this.#bar.node);
     const form = byId("job-form");
     form.addEventListener("input", (event) => {
       forgive(event.target);
       setText(byId("job-error"), "");
+      if (event.target === byId("job-count")) this.#isOurs = false;
       // Another request: what is sent from now on is another job. Whatever else moves on the page keeps the key.
       this.#key = newKey();
       this.#update();
@@ -85,12 +89,23 @@ export class NewJob {
     const strategy = byId("job-strategy");
     byId("job-count").parentElement.hidden = strategy.value === "all";
     byId("job-count").max = String(task.queries_left);
+    if (this.#isOurs) {
+      const files = this.#container || this.#files.length === 0 ? Infinity : this.#files.length;
+      byId("job-count").value = String(Math.max(1, Math.min(QUESTIONS, task.queries_left, files)));
+    }
     setText(byId("job-task-words"), taskWords(task, isWhole));
     const [queries, words] = this.#queries(task);
     if (task.queries_left === 0) this.#box.ask(null, "All questions of this task have been asked. Make a new task; its noise is drawn anew.");
     else if (!(queries >= 1)) this.#box.ask(null, words);
     else this.#box.ask({ task_id: task.task_id, queries });
     setText(byId("job-count-words"), words);
+  }
+
+  /** A number that nobody has typed is lowered to what the budgets cover. */
+  #fit(view) {
+    if (!this.#isOurs || view.affordable || !view.queries_that_fit || byId("job-strategy").value === "all") return;
+    byId("job-count").value = String(view.queries_that_fit);
+    this.#box.ask({ task_id: this.#task.task_id, queries: view.queries_that_fit });
   }
 
   /** How many questions would be asked, and what to say about the number. */
@@ -125,6 +140,7 @@ export class NewJob {
       this.#key = newKey();
       byId("job-files").value = "";
       byId("job-name").value = "";
+      this.#isOurs = true;
       this.#update();
       this.#onSubmitted(job);
     } catch (error) {

@@ -21,20 +21,29 @@ const NUMBERS = {
 const LIFE = { least_similarity: "task-similarity", epsilon: "task-life-epsilon" };
 const IDS = { ...NUMBERS, lifetime_budget: "task-life", "lifetime_budget.least_similarity": "task-similarity", "lifetime_budget.epsilon": "task-life-epsilon", "lifetime_budget.asked_classes": "task-asked", name: "task-name", classes: "task-classes", method: "task-method", release: "task-release", epsilon: "task-noise", sigma_votes: "task-noise" };
 
+const EPSILON = 0.5;
+
 export class NewTask {
   #api;
   #box;
   #onMade;
+  /** Whether the epsilon is still the form's own: then it is one that is left. */
+  #isOurs = true;
+  #isNoise = false;
+  #sigma = 20;
+  #budget;
 
   /** `onMade(task)` hears of a task that was made. */
   constructor(api, budget, onFailure, onMade) {
     this.#api = api;
     this.#onMade = onMade;
-    this.#box = new PriceBox(api, budget, byId("task-price"), onFailure);
+    this.#budget = budget;
+    this.#box = new PriceBox(api, budget, byId("task-price"), onFailure, (view) => (this.#sigma = view.sigma_votes));
     const form = byId("task-form");
     form.addEventListener("input", (event) => {
       forgive(event.target);
       setText(byId("task-error"), "");
+      if (event.target === byId("task-noise")) this.#isOurs = false;
       this.#changed();
     });
     form.addEventListener("submit", (event) => {
@@ -43,10 +52,16 @@ export class NewTask {
     });
   }
 
-  /** The first price, once somebody looks. */
+  /** The first price, once somebody looks, of an epsilon that every account has left. */
   open(delta) {
     if (byId("task-delta").value === "" && delta) byId("task-delta").value = String(delta);
+    if (this.#isOurs && !this.#isNoise) byId("task-noise").value = this.#epsilon();
     this.#changed();
+  }
+
+  #epsilon() {
+    const left = (this.#budget.view?.accounts ?? []).filter((one) => one.level === "instance" && one.left_epsilon > 0).map((one) => threeDigits(one.left_epsilon, Math.floor));
+    return String(Math.min(EPSILON, ...left));
   }
 
   again() {
@@ -65,6 +80,8 @@ export class NewTask {
     if (isForLife) byId("task-measure").value = "sigma_votes";
     byId("task-measure").disabled = isForLife;
     const isNoise = byId("task-measure").value === "sigma_votes";
+    if (this.#isOurs && isNoise !== this.#isNoise) byId("task-noise").value = isNoise ? String(threeDigits(this.#sigma, Math.ceil)) : this.#epsilon();
+    this.#isNoise = isNoise;
     // What is left empty the service decides, as for every other way to ask.
     byId("task-k").placeholder = byId("task-method").selectedOptions[0].dataset.k;
     setText(byId("task-k").labels[0], choose ? "Questions an image votes at (k)" : "Votes of an agent on a question (k)");
@@ -125,6 +142,12 @@ export class NewTask {
     }
     byId("task-make").disabled = false;
   }
+}
+
+/** A number in three digits, rounded to the side that costs less: an epsilon down, noise up. */
+function threeDigits(value, rounded) {
+  const scale = 10 ** (2 - Math.floor(Math.log10(value)));
+  return Number((rounded(value * scale) / scale).toPrecision(3));
 }
 
 const lines = (id) => byId(id).value.split("\n").map((line) => line.trim()).filter(Boolean);

@@ -19,11 +19,14 @@ export class PriceBox {
   #budget;
   #place;
   #onFailure;
+  #onPrice;
   #running = null;
   #question = "";
   #ask = debounced(WAIT_MS, () => this.#price());
 
-  constructor(api, budget, place, onFailure) {
+  /** `onPrice(view)` hears of each price that is shown. */
+  constructor(api, budget, place, onFailure, onPrice = () => {}) {
+    this.#onPrice = onPrice;
     this.#api = api;
     this.#budget = budget;
     this.#place = place;
@@ -57,6 +60,7 @@ export class PriceBox {
       const view = await this.#api.estimate(JSON.parse(this.#question), running.signal);
       if (running.signal.aborted) return;
       fill(this.#place, JSON.stringify([view, this.#budget.view]), () => this.#parts(view));
+      this.#onPrice(view);
     } catch (error) {
       if (running.signal.aborted) return;
       if (error instanceof Problem && error.status !== 401 && error.status !== 429) {
@@ -111,7 +115,7 @@ export class PriceBox {
     const cap = first ? this.#budget.balance(first.account, first.level)?.cap_nano : null;
     if (!cap || first.asked_nano === null) return `It would be refused. ${sentence(view.refusal)}`;
     const others = short.length > 1 ? ` (and of ${count(short.length - 1, "more account")})` : "";
-    return `It would be refused: it asks for ${shareWords(first.asked_nano / cap)} of the budget of ${accountName(first.account)}, ${levelName(first.level)}${others}, and ${leftWords(first.left_nano, cap)} is left. Ask fewer questions, or make a task with more noise.`;
+    return `It would be refused: it asks for ${shareWords(first.asked_nano / cap)} of the budget of ${accountName(first.account)}, ${levelName(first.level)}${others}, and ${leftWords(first.left_nano, cap)} is left. ${view.queries_that_fit ? `Ask at most ${count(view.queries_that_fit, "question")}` : "Ask fewer questions"}, or make a task with more noise.`;
   }
 
   #shareFigure(view) {
@@ -119,7 +123,7 @@ export class PriceBox {
     const balance = this.#budget.balance("federation", "instance");
     if (!asked || !balance?.cap_nano || asked.asked_nano === null || !asked.enough) return null;
     const shares = sharesAfter(balance, asked.asked_nano);
-    return figure(`of the federation's budget; ${percentWords(shares.spent + shares.reserved + shares.asked)} would be spent`, percentWords(shares.asked));
+    return figure(`of the federation's budget; ${percentWords(shares.spent + shares.reserved + shares.asked)} would be spent or reserved`, percentWords(shares.asked));
   }
 
   #accounts(view) {
@@ -139,7 +143,7 @@ export class PriceBox {
     if (!account.enough) words = "not enough is left";
     else if (balance?.cap_nano) {
       const shares = sharesAfter(balance, asked);
-      words = `${percentWords(shares.spent + shares.reserved)} spent + ${percentWords(shares.asked)} this job + ${percentWords(shares.left)} left = 100 %`;
+      words = `${percentWords(shares.spent + shares.reserved)} spent or reserved + ${percentWords(shares.asked)} this job + ${percentWords(shares.left)} left = 100 %`;
       bar.update(shares, words);
     }
     bar.node.hidden = !(account.enough && balance?.cap_nano);

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from jinja2 import Environment
@@ -162,6 +162,10 @@ def _cards(report: JobReport) -> list[dict[str, str]]:
     return cards
 
 
+MOVES: Final = "one record moves "
+"""Begins most sentences of `Method.one_record`; a table's heading says it once."""
+
+
 def compared_methods(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return a column for each method that answered the same questions, the job's own first; each value in words.
 
@@ -180,7 +184,7 @@ def compared_methods(summary: Mapping[str, Any]) -> list[dict[str, str]]:
             "agent": "no bound"
             if job["privacy"]["agent"]["epsilon"] is None
             else say_epsilon(job["privacy"]["agent"]["epsilon"]),
-            "one_record": job["privacy"].get("one_record", "–"),
+            "one_record": job["privacy"].get("one_record", "–").removeprefix(MOVES),
         }
         for job in jobs
     ]
@@ -497,7 +501,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "privacy": {
             "delta": report.privacy.delta,
             "instance": _level(report.privacy.instance),
-            **({} if task.traits.one_record is None else {"one_record": task.traits.one_record(task)}),
+            **({} if (one := task.traits.one_record(task)) is None else {"one_record": one}),
             "agent": _level(report.privacy.agent),
             **({} if person is None else {"person": _level(person) | {"records_per_person": most}}),
             "colluding_agents": task.colluding_agents,

@@ -25,7 +25,7 @@ from labeler.ledger.sequences import Sequences
 from labeler.messages import COORDINATOR, Kind, Message, read_frames
 from labeler.messages.bodies import (
     Declined,
-    Refusal,
+    RefusalBody,
     Willing,
     aggregate_to_bytes,
     holdings_to_bytes,
@@ -40,8 +40,8 @@ from tests.api.conftest import FINGERPRINT, House
 AGENTS = ("east", "north", "west")
 TALLIERS = ("t0", "t1", "t2")
 YES = None
-LATER = Refusal(AwaitingApproval.problem_type, "a person has to approve", False)
-NO = Refusal("policy-refusal", "allow.methods: not this one", True)
+LATER = RefusalBody(AwaitingApproval.problem_type, "a person has to approve", False)
+NO = RefusalBody("policy-refusal", "allow.methods: not this one", True)
 
 
 @dataclass
@@ -140,7 +140,7 @@ class Site:
     def yes(self, agent: str, job: JobView) -> Message:
         return self.message("willing", agent, Willing(job.job_id, job.expires_at.timestamp()).encode(), job)
 
-    def say(self, job: JobView, **said: Refusal | None) -> JobView:
+    def say(self, job: JobView, **said: RefusalBody | None) -> JobView:
         """Let agents answer a proposal, and look at the job."""
         for agent, refusal in said.items():
             if refusal is YES:
@@ -157,7 +157,7 @@ class Site:
         )
 
     def refuse(self, party: str, job: JobView, sentence: str, *, is_final: bool = True) -> None:
-        body = Refusal("policy-refusal", sentence, is_final).encode()
+        body = RefusalBody("policy-refusal", sentence, is_final).encode()
         self.deliver(self.message("refused", party, body, job, round_digest=self.round(job).round_digest))
 
     def held(self, tallier: str, job: JobView, agents: Sequence[str] = AGENTS) -> Message:

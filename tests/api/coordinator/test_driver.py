@@ -13,7 +13,7 @@ from api.coordinator.views import read_view
 from labeler.driver.coordinator import CoordinatorDriver
 from labeler.driver.intake import Delivery, incoming, with_heads
 from labeler.driver.mail_memory import MemoryMailbox
-from labeler.driver.reading import Plan
+from labeler.driver.reading import TurnPlan
 from labeler.errors import JournalBehind, Replayed, Unavailable, WrongDigest
 from labeler.ledger.chain import EMPTY, Head
 from labeler.ledger.parties import PartyStore
@@ -100,7 +100,7 @@ def test_one_job_that_the_journal_refuses_harms_itself_alone(site: Site, monkeyp
     site.conductor.tick()
     driver, commit = site.driver, CoordinatorDriver._commit
 
-    def overtaken(driver: CoordinatorDriver, plan: Plan) -> None:
+    def overtaken(driver: CoordinatorDriver, plan: TurnPlan) -> None:
         monkeypatch.setattr(CoordinatorDriver, "_commit", commit)
         submission.cancel(jobs[1].job_id, stores=site.house.stores)
         commit(driver, plan)

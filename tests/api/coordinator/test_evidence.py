@@ -13,9 +13,9 @@ from api.schema import JobView
 from feature_store.results.evidence import SignedEvidence, read_signed
 from labeler.errors import Forged, JournalBehind, JournalBroken, ProtocolViolation
 from labeler.evidence.derive import derive, differences
-from labeler.evidence.document import Facts
+from labeler.evidence.document import JournalFacts
 from labeler.ledger.chain import Head, time_of
-from labeler.ledger.evidence import Wanted, coordinator_facts, forgotten
+from labeler.ledger.evidence import EvidenceScope, coordinator_facts, forgotten
 from labeler.ledger.jobs import ForgottenJobs
 from labeler.ledger.tasks import TaskRecord
 from labeler.rounds.effects import ProposalReply
@@ -26,16 +26,16 @@ from tests.job_steps import take_step
 KEYS = PartyKeys.generate()
 
 
-def made(house: House, wanted: Wanted) -> SignedEvidence:
+def made(house: House, wanted: EvidenceScope) -> SignedEvidence:
     return signed_evidence(wanted, database=house.database, keys=KEYS, delta=house.config.delta, clock=house.clock)
 
 
-def again(house: House, facts: Facts) -> Facts:
+def again(house: House, facts: JournalFacts) -> JournalFacts:
     """The facts read again, as of a document's head and moment."""
     with house.database.read() as connection:
         return coordinator_facts(
             connection,
-            Wanted.of(facts.scope),
+            EvidenceScope.of(facts.scope),
             delta=house.config.delta,
             read_at=time_of(facts.journal.read_at),
             head=Head(facts.journal.entries, facts.journal.head),
@@ -88,7 +88,7 @@ def asked(house: House, record: TaskRecord) -> JobView:
 def test_a_document_says_who_was_asked_who_refused_and_what_it_cost(
     house: House, record: TaskRecord, asked: JobView
 ) -> None:
-    document = made(house, Wanted(record.digest)).evidence
+    document = made(house, EvidenceScope(record.digest)).evidence
     [task] = document.facts.tasks
     [job] = task.jobs
     [one] = job.rounds
@@ -111,7 +111,7 @@ def test_a_document_says_who_was_asked_who_refused_and_what_it_cost(
 def test_a_signed_file_comes_back_and_a_changed_one_is_found_out(
     house: House, record: TaskRecord, asked: JobView
 ) -> None:
-    signed = made(house, Wanted(record.digest))
+    signed = made(house, EvidenceScope(record.digest))
     data = signed.to_bytes()
     assert read_signed(data) == signed
     signed.check(KEYS.public.verify_key)
@@ -128,7 +128,7 @@ def test_a_journal_that_went_on_still_says_what_a_document_said(
 ) -> None:
     under_way = house.submit(record, 5, start=40)
     ask(house, record, under_way, asked=("east", "west"), post=False)
-    document = made(house, Wanted(record.digest)).evidence
+    document = made(house, EvidenceScope(record.digest)).evidence
     assert [job.state for job in document.facts.tasks[0].jobs] == ["completed", "under way"]
     house.clock.turn(hours=1)
     for one in under_way.rounds:
@@ -139,7 +139,7 @@ def test_a_journal_that_went_on_still_says_what_a_document_said(
     house.jobs.change(under_way.job_id, "completed", expected={"collecting"})
     ask(house, record, house.submit(record, 3, start=60), asked=("north", "west"))
     assert not differences(document, derive(again(house, document.facts), document.software))
-    later = made(house, Wanted(record.digest)).evidence
+    later = made(house, EvidenceScope(record.digest)).evidence
     assert [job.state for job in later.facts.tasks[0].jobs] == ["completed"] * 3
 
 
@@ -148,10 +148,10 @@ def test_a_period_holds_the_jobs_submitted_in_it(house: House, record: TaskRecor
     other = house.task(name="birds")
     ask(house, other, house.submit(other, 7), asked=tuple(other.participants))
     begin = house.clock.now - timedelta(days=1)
-    assert [task.digest for task in made(house, Wanted(since=begin)).evidence.facts.tasks] == [other.digest]
-    assert [task.digest for task in made(house, Wanted(until=begin)).evidence.facts.tasks] == [record.digest]
-    assert len(made(house, Wanted()).evidence.facts.tasks) == 2
-    assert made(house, Wanted(since=begin, until=begin + timedelta(hours=1))).evidence.facts.tasks == ()
+    assert [task.digest for task in made(house, EvidenceScope(since=begin)).evidence.facts.tasks] == [other.digest]
+    assert [task.digest for task in made(house, EvidenceScope(until=begin)).evidence.facts.tasks] == [record.digest]
+    assert len(made(house, EvidenceScope()).evidence.facts.tasks) == 2
+    assert made(house, EvidenceScope(since=begin, until=begin + timedelta(hours=1))).evidence.facts.tasks == ()
 
 
 def test_names_and_words_of_a_requester_are_not_in_it(house: House, record: TaskRecord) -> None:
@@ -159,7 +159,7 @@ def test_names_and_words_of_a_requester_are_not_in_it(house: House, record: Task
     ask(house, record, view, asked=("east", "west"), post=False)
     problem = {"type": "urn:labeler:problem:bad-data", "detail": "meier-2.png cannot be read"}
     house.jobs.change(view.job_id, "failed", expected={"collecting"}, problem=problem)
-    data = made(house, Wanted(record.digest)).to_bytes()
+    data = made(house, EvidenceScope(record.digest)).to_bytes()
     assert b"meier" not in data
     assert b"bad-data" in data
 
@@ -169,7 +169,7 @@ def test_a_forgotten_job_keeps_its_charges_and_loses_the_words_of_refusals(house
     ask(house, record, view, asked=("east", "west"), post=False)
     take_step(house.jobs, "report_refusal", view.job_id, 0, "east", "our budget is spent", is_final=True)
     house.jobs.change(view.job_id, "failed", expected={"collecting"})
-    before = made(house, Wanted(record.digest)).evidence
+    before = made(house, EvidenceScope(record.digest)).evidence
     ForgottenJobs(house.database, clock=house.clock).forget(view.job_id, "asked")
     after = again(house, before.facts)
     with house.database.read() as connection:
@@ -195,7 +195,7 @@ EDITS = {
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_an_edited_journal_gives_no_evidence(house: House, record: TaskRecord, asked: JobView, edit: str) -> None:
-    assert made(house, Wanted()).evidence.facts.tasks
+    assert made(house, EvidenceScope()).evidence.facts.tasks
     path = house.database.path
     assert path is not None
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -204,13 +204,13 @@ def test_an_edited_journal_gives_no_evidence(house: House, record: TaskRecord, a
             connection.execute(f'DROP TRIGGER "{name}"')
         assert connection.execute(EDITS[edit]).rowcount > 0
     with pytest.raises((JournalBroken, JournalBehind)):
-        made(house, Wanted())
+        made(house, EvidenceScope())
 
 
 def test_a_journal_that_was_cut_is_not_the_one_of_the_document(
     house: House, record: TaskRecord, asked: JobView
 ) -> None:
-    document = made(house, Wanted(record.digest)).evidence
+    document = made(house, EvidenceScope(record.digest)).evidence
     facts = document.facts
     beyond = facts.model_copy(
         update={"journal": facts.journal.model_copy(update={"entries": facts.journal.entries + 1})}

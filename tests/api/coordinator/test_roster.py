@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from api.coordinator.roster import MAX_CLASS_CHARACTERS, Facts, Health, Roster, check_facts, facts_of
+from api.coordinator.roster import MAX_CLASS_CHARACTERS, Health, PartyFacts, Roster, check_facts, facts_of
 from labeler.driver.mail_memory import MemoryMailbox
 from labeler.errors import ProtocolViolation, Unavailable
 from labeler.task import MOST_CLASSES
@@ -114,4 +114,4 @@ def test_facts_that_do_not_hold_are_refused_without_being_repeated(facts: dict[s
 
 def test_what_was_told_is_kept_with_the_version_of_the_program() -> None:
     kept = facts_of(GOOD | {"version": "0.1.0"})
-    assert kept == Facts("sha256:a", ("cat", "a dog"), 1280, version="0.1.0")
+    assert kept == PartyFacts("sha256:a", ("cat", "a dog"), 1280, version="0.1.0")

@@ -21,7 +21,7 @@ from labeler.driver.mail_memory import MemoryMailbox
 from labeler.errors import InvalidSetting, NotReady, PrivacyRefusal, Unavailable, WrongDigest
 from labeler.ledger.database import Connection, Database
 from labeler.ledger.jobs import JobState, RoundRecord
-from labeler.messages.bodies import Ask, OpenRound, Proposal, Refusal, Settled, Withdrawn
+from labeler.messages.bodies import Ask, OpenRound, Proposal, RefusalBody, Settled, Withdrawn
 from labeler.release import release_from_bytes
 from labeler.rounds import tallier
 from labeler.rounds.tallier import TallierRound
@@ -100,7 +100,7 @@ def test_a_job_that_cannot_reach_its_quorum_is_refused_with_every_reason_and_cha
 ) -> None:
     job = site.submit()
     assert set(site.spent().values()) != {0}
-    view = site.say(job, east=YES, north=Refusal(reason, "allow.methods: not this one", True), west=YES)
+    view = site.say(job, east=YES, north=RefusalBody(reason, "allow.methods: not this one", True), west=YES)
     assert view.problem is not None
     assert (view.state, view.problem.type.rpartition(":")[2], view.problem.status) == ("refused", slug, status)
     assert view.problem.detail.count("north says: allow.methods: not this one") == 1
@@ -309,9 +309,11 @@ def test_a_tallier_is_told_the_same_round_again_after_keys_were_rotated_and_refu
     opening = OpenRound.decode(bodies[0])
     assert dict(opening.participants) == site.round(job).participants == before
     swapped = OpenRound(opening.round, opening.tallier, before | {"north": secrets.token_hex(32)}, opening.expires_at)
-    opened, _ = tallier.step(TallierRound(opening.round.digest), tallier.Opened(opening, tallier.Site()), 0.0)
-    after, effects = tallier.step(opened, tallier.Opened(swapped, tallier.Site()), 0.0)
-    (refused,) = [one.error for one in effects if isinstance(one, tallier.Refuse)]
+    opened, _ = tallier.step(
+        TallierRound(opening.round.digest), tallier.OpeningCame(opening, tallier.TallierSite()), 0.0
+    )
+    after, effects = tallier.step(opened, tallier.OpeningCame(swapped, tallier.TallierSite()), 0.0)
+    (refused,) = [one.error for one in effects if isinstance(one, tallier.RefuseEvent)]
     assert after == opened
     assert isinstance(refused, WrongDigest)
 

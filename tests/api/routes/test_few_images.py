@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import gc
 import json
 import threading
@@ -101,6 +102,26 @@ def test_a_form_and_base64_are_the_same_request_under_one_key(service: Service) 
     for other in (pictures(2), pictures(3)[::-1]):
         refused = as_base64(service, other, task_id=task_id, **key)
         assert (refused.status_code, refused.json()["type"]) == (422, "urn:labeler:problem:idempotency-mismatch")
+
+
+def test_an_answer_comes_in_time_where_a_wait_cannot_be_cancelled(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen on a busy machine: Redis's client took the cancellation for trouble of its own, and the wait went on."""
+    watch = service.coordinator._mailbox.watch
+
+    async def stubborn(job_id: str, after: str, wait_s: float) -> list[tuple[str, bool]]:
+        for _ in range(1000):
+            with contextlib.suppress(asyncio.CancelledError):
+                return await watch(job_id, after, wait_s)
+        return []
+
+    monkeypatch.setattr(service.coordinator._mailbox, "watch", stubborn)
+    with service.http("requester") as http:
+        http.timeout = 30
+        body = {"task_id": service.task().task_id, "wait_s": 0.3}
+        images = [{"name": "0.png", "data": base64.b64encode(picture(0)).decode()}]
+        assert http.post(PATH, json=body | {"images": images}).status_code == 202
 
 
 @WAYS

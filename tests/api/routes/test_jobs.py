@@ -157,7 +157,7 @@ def test_the_same_command_with_the_same_key_is_the_same_job_although_its_file_ma
     assert again.document["job_id"] == first.document["job_id"], again.err
     assert submit(key="other").document["job_id"] != first.document["job_id"]
     for changed in (submit("21.0"), submit(key="night", name="another name")):
-        assert changed.code == 1
+        assert changed.code == 2
         assert "idempotency key belongs to another request" in changed.err
 
 

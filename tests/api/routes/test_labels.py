@@ -103,7 +103,7 @@ def test_a_completed_job_is_downloaded_in_every_format(service: Service, complet
         assert b"privacy" in table.schema.metadata
         tasks = http.get(path + "&format=label-studio").json()
         assert [one["predictions"][0]["result"][0]["value"]["choices"][0] for one in tasks] == list(CLASSES)
-        text = http.get(path + "&format=image-folder-csv")
+        text = http.get(path + "&format=csv")
         assert text.headers["Content-Type"] == "text/csv; charset=utf-8"
         assert text.text.splitlines() == ["file_name,label", "a,backpack", "b,keyboard", "c,mug"]
         assert http.get(path + "&format=xml").status_code == 422
@@ -151,7 +151,7 @@ def test_without_further_words_every_image_is_labelled_in_every_format(
         assert [one["predictions"][0]["score"] for one in tasks] == [
             round(x, 4) for x in table["confidence"].to_pylist()
         ]
-        text = http.get(path, params={"format": "image-folder-csv"}).text.splitlines()
+        text = http.get(path, params={"format": "csv"}).text.splitlines()
         assert text[0] == "file_name,label,confidence,origin"
         assert text[1].startswith("a,backpack,")
         assert http.get(path, params={"of": "answers"}).status_code == 422

@@ -79,7 +79,8 @@ def test_metrics_say_what_was_asked_spent_and_taken(service: Service) -> None:
     assert samples["labeler_http_requests_total", route] >= 1
     assert samples["labeler_ledger_seq", ()] >= 1
     assert samples["labeler_parties_live", (("role", "agent"),)] >= 0
-    assert ("labeler_budget_cap_epsilon", (("account", "federation"), ("level", "instance"))) in samples
+    for what in ("posted", "spent", "left", "cap"):
+        assert (f"labeler_budget_{what}_epsilon", (("account", "federation"), ("level", "instance"))) in samples
     assert "job-none" not in text
     assert not any(name == "labeler_scrape_missing" for name, _ in samples)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from checks.doctor.checkup import Finding, Step, check_up, run_alone, steps, well
+from checks.doctor.checkup import CheckFinding, Step, check_up, run_alone, steps, well
 from checks.doctor.engines import built_for, devices
 from feature_store.index import ENGINES
 from labeler.errors import InvalidSetting
@@ -115,7 +115,7 @@ def _planted(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(folder)
 
 
-def run(name: str, *, limit_s: float = 240.0, **arguments: object) -> list[Finding]:
+def run(name: str, *, limit_s: float = 240.0, **arguments: object) -> list[CheckFinding]:
     return run_alone(Step(name, f"planted_faults:{name}", limit_s, "start it again", arguments))
 
 

@@ -380,6 +380,11 @@ def test_a_job_is_seen_from_queued_to_completed_and_the_budget_after_it(
     page.get_by_text("Budget by query").click()
     expect(page.locator("#budget-queries tbody tr").first).to_contain_text("watched live")
     expect(page.locator("#budget-queries .plot canvas")).to_be_visible()
+    persons = {one.account: one for one in client.budget().persons}
+    person = page.locator("#budget-agents tr", has_text="agent-1").locator("td[data-label='One patient']")
+    assert persons["agent:agent-1"].person_epsilon is None, "its task limits no person's images"
+    expect(person).to_contain_text("no bound")
+    expect(person).to_contain_text(persons["agent:agent-1"].reason, ignore_case=True)
     page.get_by_text("Epsilon over time").click()
     expect(page.locator("#charts .plot canvas").first).to_be_visible()
     visit.keep(screenshots, "overview-light")

@@ -225,6 +225,8 @@ def test_the_folder_of_images_is_shown_as_it_is_and_embedded_by_a_click(
         expect(page.locator("h1")).to_have_text("Answering, and nothing waits for you")
         looked_at(visit, screenshots, "desk-changed")
         delete_records(home / "records.shard", images=["well/7.png"])
+        expect(page.locator("#deletions")).to_contain_text("0 rounds")
+        expect(page.locator("#deletions")).to_contain_text("cast no more votes for life")
         expect(card).to_contain_text("Take them out of the folder")
         expect(card.get_by_role("button")).to_have_count(0)
         looked_at(visit, screenshots, "desk-deleted")

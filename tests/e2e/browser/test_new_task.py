@@ -157,3 +157,70 @@ def test_the_form_for_life_reads_in_both_themes_and_widths(
     assert visit.axe_problems() == []
     assert visit.naming_problems() == []
     assert visit.overflow_px() <= 0
+
+
+@pytest.fixture(scope="module")
+def nearly_spent(
+    config_of: ConfigOf, serve_in: ServeIn, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, str, str, str]]:
+    """A coordinator with little left, and tasks with room for fewer questions than a form begins with."""
+    caps = CapsTable(instance_epsilon=0.3, agent_epsilon="unlimited")
+    config = config_of(tmp_path_factory.mktemp("nearly-spent") / "home")
+    facts = {"classes": list(CLASSES), "backbone_fingerprint": FINGERPRINT, "dimension": 64}
+    with serve_in(config.model_copy(update={"federation": caps, "agents": caps})) as service:
+        for agent in AGENTS:
+            service.coordinator.stores.parties.contact(agent, datetime.now(UTC), facts, Head(1, "a" * 64))
+        with Client(service.url, service.tokens["admin"]) as client:
+            wanted = {"method": "knn", "delta": 1e-5, "k": 1}
+            dear = client.create_task(TaskRequest(name="dear", epsilon=0.5, max_queries=40, **wanted))
+            short = client.create_task(TaskRequest(name="short", epsilon=0.1, max_queries=12, **wanted))
+        yield service.url, service.tokens["admin"], dear.task_id, short.task_id
+
+
+@in_both_widths_and_schemes(quick=2)
+def test_what_a_form_holds_when_it_opens_can_be_sent(
+    open_page: Callable[..., Any],
+    nearly_spent: tuple[str, str, str, str],
+    screenshots: Path,
+    tmp_path: Path,
+    width: int,
+    scheme: str,
+) -> None:
+    url, token, dear, short = nearly_spent
+    visit = open_page("about:blank", width=width, scheme=scheme)
+    page = visit.page
+    page.goto(f"{url}/dashboard#token={token}")
+    page.get_by_role("link", name="New job").click()
+    price, questions = page.locator("#job-price"), page.get_by_label("How many questions")
+
+    # A task has 12 questions left, the budgets cover fewer than 20, and three images are no more than three questions.
+    page.locator("#job-task").select_option(short)
+    expect(questions).to_have_value("12")
+    expect(price).to_contain_text("The budgets cover it")
+    page.locator("#job-task").select_option(dear)
+    expect(questions).to_have_value(re.compile(r"^1?\d$"))
+    expect(price).to_contain_text(f"{questions.input_value()} questions")
+    expect(price).to_contain_text("The budgets cover it")
+    visit.keep(screenshots, f"prefilled-job-{width}-{scheme}")
+    for number in range(3):
+        (tmp_path / f"{number}.png").write_bytes(b"a picture")
+    page.locator("#job-files").set_input_files([tmp_path / f"{number}.png" for number in range(3)])
+    expect(questions).to_have_value("3")
+    # What somebody types stays, also where it is refused.
+    questions.fill("19")
+    expect(price).to_contain_text("It would be refused")
+    expect(price).to_contain_text(re.compile(r"Ask at most 1\d questions, or make a task with more noise"))
+    expect(questions).to_have_value("19")
+
+    page.locator("#new-task > summary").click()
+    task = page.locator("#task-price")
+    noise = page.locator("#task-noise")
+    assert float(noise.input_value()) <= 0.3
+    expect(task).to_contain_text("The budgets cover it")
+    page.get_by_label("Set by").select_option("the noise")
+    expect(task).to_contain_text("The budgets cover it")
+    assert float(noise.input_value()) > 1
+    visit.keep(screenshots, f"prefilled-task-{width}-{scheme}")
+    assert visit.axe_problems() == []
+    assert visit.overflow_px() <= 0
+    assert visit.script_errors == []

@@ -23,7 +23,7 @@ from tests.stolen_keys import VARIABLE
 from workers.homes.journals import backup_home, verify_journal
 from workers.homes.new import set_line
 from workers.party.home import COORDINATOR_FILE
-from workers.up import Plan
+from workers.up import FederationPlan
 from workers.up.home import make_federation
 
 AGENTS = ("agent-1", "agent-2")
@@ -87,7 +87,7 @@ def running(
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if journal is not None or limits:
-        settings = make_federation(home, Plan(agents=agents, **budget)).coordinator / COORDINATOR_FILE
+        settings = make_federation(home, FederationPlan(agents=agents, **budget)).coordinator / COORDINATOR_FILE
         if journal is not None:
             set_line(settings, "journal", journal)
         assert "[limits]" not in settings.read_text()

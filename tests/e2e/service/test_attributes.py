@@ -52,7 +52,7 @@ def test_a_service_labels_every_attribute_and_its_agents_decline_what_they_do_no
         assert job.state == "completed", job
         table = pq.read_table(client.labels(job.job_id, tmp_path / "labels.parquet"))
         lines = client.labels(job.job_id, tmp_path / "labels.jsonl", format="jsonl").read_text().splitlines()
-        csv = client.labels(job.job_id, tmp_path / "metadata.csv", format="image-folder-csv")
+        csv = client.labels(job.job_id, tmp_path / "metadata.csv", format="csv")
         studio = json.loads(client.labels(job.job_id, tmp_path / "ls.json", format="label-studio").read_text())
         questions = pq.read_table(client.labels(job.job_id, tmp_path / "questions.parquet", of="questions"))
         model = read_model(client.student(job.job_id, tmp_path / "student.safetensors"))

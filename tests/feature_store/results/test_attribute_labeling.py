@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from api.exports import EXPORTS
 from feature_store.results.job_process import LabelingOrder, QuestionRequest, label_job, write_questions
+from feature_store.results.label_files import FILE_WRITERS
 from feature_store.results.models import read_model
 from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, QuestionNames, label_table
 from feature_store.rows import quantize
@@ -113,12 +113,12 @@ def test_every_download_has_all_attributes_of_an_image(tmp_path: Path) -> None:
     names = [[NAMES[place] for place in np.flatnonzero(row)] for row in said]
 
     def sent(name: str) -> str:
-        return b"".join(EXPORTS[name].write(table)).decode()  # type: ignore[index]
+        return b"".join(FILE_WRITERS[name](table)).decode()
 
     lines = [json.loads(line) for line in sent("jsonl").splitlines()]
     assert [line["labels"] for line in lines] == names
     assert [[line[f"label.{name}"] for name in NAMES] for line in lines] == said.tolist()
-    heading, *rows = csv.reader(io.StringIO(sent("image-folder-csv")))
+    heading, *rows = csv.reader(io.StringIO(sent("csv")))
     assert heading == ["file", *NAMES]
     assert [[int(value) for value in row[1:]] for row in rows] == said.astype(int).tolist()
     studio = json.loads(sent("label-studio"))

@@ -9,14 +9,14 @@ import pytest
 from labeler.batching import round_charges
 from labeler.evidence.derive import derive, software
 from labeler.evidence.document import (
+    AccountCharge,
     AccountFacts,
-    Charge,
+    AgentRefusal,
     Evidence,
-    Facts,
     Job,
     Journal,
-    Refusal,
-    Round,
+    JournalFacts,
+    RoundFacts,
     Scope,
     TaskFacts,
 )
@@ -34,11 +34,11 @@ def task_with(**changes: object) -> Task:
     return parse_task(fields | changes)
 
 
-def round_of(task: Task, *, number: int = 0, first: int = 0, questions: int = 20, entry: int = 20) -> Round:
+def round_of(task: Task, *, number: int = 0, first: int = 0, questions: int = 20, entry: int = 20) -> RoundFacts:
     """A round that was charged, summed and released."""
     amounts = round_charges(task, questions)
     accounts = ("federation", *(f"agent:{name}" for name in AGENTS))
-    return Round(
+    return RoundFacts(
         number=number,
         first_question=first,
         questions=questions,
@@ -46,7 +46,9 @@ def round_of(task: Task, *, number: int = 0, first: int = 0, questions: int = 20
         posted_entry=entry,
         posted_at=f"2027-03-0{number + 1}T12:00:00.000000Z",
         charges=tuple(
-            Charge(account=account, level=level, nano=nano) for account in accounts for level, nano in amounts.items()
+            AccountCharge(account=account, level=level, nano=nano)
+            for account in accounts
+            for level, nano in amounts.items()
         ),
         contributors=AGENTS,
         round_digest=f"{entry:064x}",
@@ -54,7 +56,7 @@ def round_of(task: Task, *, number: int = 0, first: int = 0, questions: int = 20
     )
 
 
-def facts_of(task: Task, *rounds: Round) -> Facts:
+def facts_of(task: Task, *rounds: RoundFacts) -> JournalFacts:
     job = Job(
         job_id="job_1",
         state="completed",
@@ -63,12 +65,14 @@ def facts_of(task: Task, *rounds: Round) -> Facts:
         asked=AGENTS,
         rounds=rounds,
     )
-    declined = Refusal(agent="north", said="declined", reason="policy-refusal", sentence="our policy allows k up to 3")
+    declined = AgentRefusal(
+        agent="north", said="declined", reason="policy-refusal", sentence="our policy allows k up to 3"
+    )
     refused = Job(job_id="job_2", state="refused", problem="quorum-not-reached", questions=5, refusals=(declined,))
     spent = [(f"agent:{name}", level) for name in AGENTS for level in LEVELS]
     prices = [round_charges(task, one.questions) for one in rounds]
     total = {level: sum(one.get(level, 0) for one in prices) for level in LEVELS}
-    return Facts(
+    return JournalFacts(
         scope=Scope(party="coordinator", party_id="coordinator", task=task.digest),
         journal=Journal(
             entries=60,
@@ -95,14 +99,14 @@ def facts_of(task: Task, *rounds: Round) -> Facts:
     )
 
 
-def charging(task: Task, nano: Callable[[int], int]) -> Facts:
+def charging(task: Task, nano: Callable[[int], int]) -> JournalFacts:
     """Facts of a job of one round, whose every charge is what `nano` makes of the price."""
     whole = round_of(task)
     charges = tuple(one.model_copy(update={"nano": nano(one.nano)}) for one in whole.charges)
     return facts_of(task, whole.model_copy(update={"charges": charges}))
 
 
-def with_first_round(facts: Facts, **changes: object) -> Facts:
+def with_first_round(facts: JournalFacts, **changes: object) -> JournalFacts:
     """The same facts, but for some of the first round."""
     job = facts.tasks[0].jobs[0]
     rounds = (job.rounds[0].model_copy(update=changes), *job.rounds[1:])

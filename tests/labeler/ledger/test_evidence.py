@@ -7,7 +7,7 @@ import pytest
 from labeler.budget import NothingLeft
 from labeler.errors import JournalBroken
 from labeler.evidence.derive import derive, differences, software
-from labeler.ledger.evidence import Wanted, coordinator_facts, read_chain
+from labeler.ledger.evidence import EvidenceScope, coordinator_facts, read_chain
 from labeler.ledger.jobs import JobStore
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.tasks import TaskRecord, TaskStore
@@ -26,7 +26,7 @@ def test_a_task_and_its_accounts_are_read_and_a_charge_without_its_round_is_refu
             ledger.open_account(account, level, 10**9)
     tasks.add(TaskRecord(task, AGENTS, clock(), "tok-1"))
     with database.read() as connection:
-        facts = coordinator_facts(connection, Wanted(task.digest), delta=1e-5, read_at=clock())
+        facts = coordinator_facts(connection, EvidenceScope(task.digest), delta=1e-5, read_at=clock())
     document = derive(facts, software("0"))
     head = ledger.head()
     assert (facts.journal.entries, facts.journal.head) == (head.seq, head.hash) == (8, head.hash)
@@ -36,7 +36,7 @@ def test_a_task_and_its_accounts_are_read_and_a_charge_without_its_round_is_refu
     name = "job_1/0"
     ledger.reserve(name, [Charge("federation", "instance", 5)], detail={"job": "job_1", "task": task.digest})
     with pytest.raises(JournalBroken, match="a row was removed"), database.read() as connection:
-        coordinator_facts(connection, Wanted(task.digest), delta=1e-5, read_at=clock())
+        coordinator_facts(connection, EvidenceScope(task.digest), delta=1e-5, read_at=clock())
 
 
 def test_an_account_that_paid_for_something_of_no_finite_price_has_no_bound(sqlite_place: Place, clock: Clock) -> None:

@@ -17,7 +17,7 @@ from labeler.messages.bodies import (
     OpenRound,
     Poll,
     Proposal,
-    Refusal,
+    RefusalBody,
     Settled,
     SumRequest,
     TallierKey,
@@ -79,7 +79,7 @@ WINNER_AGGREGATE = replace(
 WINNER = Winner(1, WINNER_ROUND.digest, AGENTS, "c" * 64, np.array([0, -1, 2, 1, 0], np.int16), True)
 POLL = Poll("1790000000000-3", 20.0, 7, "a" * 64, 0, "", "0.1.0", {"classes": ["a"], "b": 1})
 OPEN = OpenRound(ROUND, 1, {"agent-1": "1a" * 32, "agent-2": "2a" * 32}, 1.8e9)
-REFUSAL = Refusal("budget-exceeded", "The price is higher than what is left.", True)
+REFUSAL = RefusalBody("budget-exceeded", "The price is higher than what is left.", True)
 PROPOSAL = Proposal("job-1", TASK, (3, 5), TALLIERS, 1.8e9)
 
 WORDS: dict[str, Body] = {

@@ -28,7 +28,7 @@ from labeler.messages.bodies import (
     Ask,
     OpenRound,
     Poll,
-    Refusal,
+    RefusalBody,
     share_from_bytes,
     share_to_bytes,
 )
@@ -315,12 +315,12 @@ def test_a_seed_cannot_stand_for_more_than_the_round_holds() -> None:
 
 
 def test_a_refusal_is_made_of_an_error() -> None:
-    refusal = Refusal.of(BudgetExceeded("agent 'a' has\n  0.1 left\x07" + "." * 3000))
+    refusal = RefusalBody.of(BudgetExceeded("agent 'a' has\n  0.1 left\x07" + "." * 3000))
     assert (refusal.reason, refusal.is_final) == ("budget-exceeded", True)
     assert refusal.sentence.startswith("agent 'a' has 0.1 left?...")
-    assert Refusal.decode(refusal.encode()) == refusal
-    assert not Refusal.of(AwaitingApproval("a person has to approve first")).is_final
-    assert Refusal.of(AwaitingApproval()).sentence
+    assert RefusalBody.decode(refusal.encode()) == refusal
+    assert not RefusalBody.of(AwaitingApproval("a person has to approve first")).is_final
+    assert RefusalBody.of(AwaitingApproval()).sentence
     with pytest.raises(ProtocolViolation):
         replace(REFUSAL, sentence="a" * 2001)
 

@@ -100,25 +100,25 @@ class Table:
             for effect in effects:
                 waiting += self.computed(effect)
             if not waiting and self.run.is_storing:
-                waiting.append(fx.Stored())
+                waiting.append(fx.StepStored())
         self.effects += found
         return found
 
     def computed(self, effect: fx.Effect) -> list[fx.Event]:
         if isinstance(effect, fx.RequestSlot):
-            return [fx.Admitted()]
+            return [fx.JobAdmitted()]
         if isinstance(effect, fx.Prepare) and self.is_prepared:
             batches = [(number, f"{number:064d}", f"{number + 50:064d}") for number in self.run.untied]
             return [fx.QuestionsPrepared(tuple(batches))]
         if isinstance(effect, fx.MakeBodies):
-            too_large = fx.Failed(TooLarge("too large"), effect.number)
+            too_large = fx.JobFailed(TooLarge("too large"), effect.number)
             return [too_large] if self.too_large else [fx.BodiesMade(effect.number)]
         if isinstance(effect, fx.AskForTurn) and self.is_turn:
             self.is_turn = False
             return [fx.TurnGranted(effect.round_digest)]
         if isinstance(effect, fx.Unshard):
             opens = self.opens or release(self.run.rounds[effect.number].contributors)
-            return [fx.Failed(opens) if isinstance(opens, LabelerError) else fx.Opened(effect.number, opens)]
+            return [fx.JobFailed(opens) if isinstance(opens, LabelerError) else fx.ReleaseKnown(effect.number, opens)]
         return []
 
     def tick(self, *, after_s: float = 0.0, mail: dict[str, int] | None = None) -> list[fx.Effect]:
@@ -193,7 +193,7 @@ def names(found: list[fx.Effect]) -> list[str]:
 
 
 def refusal(found: list[fx.Effect]) -> LabelerError:
-    (only,) = of(found, fx.Refuse)
+    (only,) = of(found, fx.RefuseMessage)
     assert isinstance(only.error, LabelerError)
     return only.error
 
@@ -236,7 +236,7 @@ def test_contributors_are_durable_before_the_charge_is_even_asked_for() -> None:
     for event in (fx.Tick(), fx.HoldingsCame(*digests, "t0", HELD), fx.PartiesChanged(parties())):
         table.run, found = step(table.run, event, table.now)
         assert not of(list(found), fx.Post, fx.AskForSums)
-    table.run, found = step(table.run, fx.Stored(), table.now)
+    table.run, found = step(table.run, fx.StepStored(), table.now)
     assert names(list(found)) == ["Post"]
     stores = [place for place, one in enumerate(found) if isinstance(one, fx.Post)]
     sends = [place for place, one in enumerate(found) if isinstance(one, fx.AskForSums)]
@@ -640,7 +640,7 @@ def test_nobody_is_asked_for_its_word_before_there_are_questions() -> None:
         found = table.tick(after_s=10.0)
         assert of(found, fx.Prepare)
         assert not of(found, fx.SendProposals)
-    failed = table.tell(fx.Failed(BadData("image 1 cannot be decoded")))
+    failed = table.tell(fx.JobFailed(BadData("image 1 cannot be decoded")))
     assert ended(failed).state == "failed"
     assert not of(failed, fx.SendProposals, fx.SendWithdrawn)
     ready = Table()

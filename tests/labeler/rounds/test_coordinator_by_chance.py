@@ -148,7 +148,7 @@ def any_event(run: JobRun, draw: random.Random) -> fx.Event:
         lambda: fx.Tick(),
         lambda: fx.PartiesChanged(parties(**changed)),
         lambda: fx.PartiesChanged(parties()),
-        lambda: fx.Admitted(),
+        lambda: fx.JobAdmitted(),
         lambda: fx.QuestionsPrepared(tuple(damaged)),
         lambda: fx.BodiesMade(number),
         lambda: fx.ReplyCame(who, of[1], said),
@@ -162,11 +162,11 @@ def any_event(run: JobRun, draw: random.Random) -> fx.Event:
         lambda: fx.RefusalCame(*of, who, draw.choice(("no", "\x00\x1b" * 500, "")), draw.random() < 0.3),
         lambda: fx.SumCame(*of, draw.choice((tallier, "stranger")), kind, stated, draw.choice((b"s", b"s", b"o"))),
         lambda: fx.TurnGranted(digest),
-        lambda: fx.Opened(number, release(contributors or AGENTS)),
-        lambda: draw.choice((fx.Tick(), fx.Failed(draw.choice((BadData("x"), QuorumNotReached("y"))), number))),
+        lambda: fx.ReleaseKnown(number, release(contributors or AGENTS)),
+        lambda: draw.choice((fx.Tick(), fx.JobFailed(draw.choice((BadData("x"), QuorumNotReached("y"))), number))),
         lambda: draw.choice((fx.Tick(), fx.Ended(draw.choice(("cancelled", "completed", "collecting", "queued"))))),
-        lambda: fx.Stored(),
-        lambda: fx.Stored(),
+        lambda: fx.StepStored(),
+        lambda: fx.StepStored(),
     )
     return draw.choice(makers)()
 
@@ -189,7 +189,7 @@ class Chance(Table):
         while waiting:
             one = waiting.pop(0)
             self.run, effects = restarted(self.run, self.now) if one is None else step(self.run, one, self.now)
-            if any(isinstance(effect, fx.Refuse) for effect in effects):
+            if any(isinstance(effect, fx.RefuseMessage) for effect in effects):
                 assert effects == (effects[0],), "nothing counts of what is refused"
                 self.run = before
                 return
@@ -205,7 +205,7 @@ class Chance(Table):
         for send in sends:
             self.check_sent(send)
         if self.run.is_storing:
-            self.drive(fx.Stored())
+            self.drive(fx.StepStored())
 
     def restart(self, known: Any) -> None:
         # A finished job is not read again.
@@ -268,7 +268,7 @@ class Chance(Table):
             lambda: [fx.HoldingsCame(*of, tallier, held)],
             lambda: [fx.RefusalCame(*of, draw.choice(PARTIES), "no", draw.random() < 0.5)],
             lambda: [fx.PartiesChanged(parties(**changed))],
-            lambda: [fx.Failed(draw.choice((BadData("x"), ProtocolViolation("y"))))] if draw.random() < 0.1 else [],
+            lambda: [fx.JobFailed(draw.choice((BadData("x"), ProtocolViolation("y"))))] if draw.random() < 0.1 else [],
         )
         return draw.choice(makers)()
 
@@ -289,7 +289,7 @@ class Chance(Table):
             assert seen(run) == before, f"{event} changed a job in place"
             assert again == after, f"{event} says another thing the second time"
             assert [type(one) for one in same] == [type(one) for one in effects]
-            if any(isinstance(one, fx.Refuse) for one in effects):
+            if any(isinstance(one, fx.RefuseMessage) for one in effects):
                 assert len(effects) == 1
                 assert after is run
             if run.state not in fx.UNFINISHED:

@@ -21,7 +21,6 @@ from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting, InvalidTask, PrivacyRefusal
 from labeler.linear_model import LinearModel, released_model
 from labeler.methods.blind_average import FINE, LinearTerms, MeanTerms, linear_terms, model_terms, weight_sum
-from labeler.methods.sensitivity import one_record_in_words
 from labeler.planning import price
 from labeler.privacy_card import card_in_words, privacy_card
 from labeler.records import FEATURE_ONE, PublicAxes, Records, Rows, axes_of
@@ -150,7 +149,7 @@ def test_a_cap_per_person_may_replace_a_record_which_moves_twice_as_much_and_is_
     noise = [weight_sum(one).sigma * model_terms(one).sensitivity for one in (free, capped)]
     assert noise[1] == pytest.approx(2 * noise[0], rel=1e-6)
     assert price(capped).person is not None
-    words = [one_record_in_words(one) or "" for one in (free, capped)]
+    words = [one.traits.one_record(one) or "" for one in (free, capped)]
     assert "at most 1" in words[0]
     assert "at most 2" in words[1]
 

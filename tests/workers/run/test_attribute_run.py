@@ -15,7 +15,7 @@ from sklearn.metrics import recall_score, roc_auc_score
 from checks.audit.run import shard_pool
 from feature_store.backbones.backbone import PixelBackbone
 from feature_store.embedding import embed_source
-from feature_store.results.exports import Wanted, export_images
+from feature_store.results.exports import ExportOrder, export_images
 from feature_store.results.image_labels import stamp_of
 from feature_store.results.models import read_model
 from feature_store.shard import Shard
@@ -156,13 +156,13 @@ def test_everything_beside_the_labels_says_attributes(finished: tuple[Path, dict
 
 def test_a_csv_of_the_labels_is_a_table_that_embed_reads(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     table = pq.read_table(finished[0] / "student_labels.parquet")
-    out = export_images("csv", Wanted(table, tmp_path / "labels.csv"))
+    out = export_images("csv", ExportOrder(table, tmp_path / "labels.csv"))
     again = read_attributes(out, frozenset(table["source"].to_pylist()))
     assert again.names == NAMES
     for name, row in zip(table["source"].to_pylist(), table["labels"].to_pylist(), strict=True):
         assert [NAMES[place] for place in np.flatnonzero(again.rows[name])] == row
     with pytest.raises(InvalidSetting, match="one class per image"):
-        export_images("label-studio", Wanted(table, tmp_path / "tasks.json"))
+        export_images("label-studio", ExportOrder(table, tmp_path / "tasks.json"))
 
 
 def test_the_student_labels_new_images_and_is_scored_on_them(

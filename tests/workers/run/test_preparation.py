@@ -28,7 +28,7 @@ from tests.workers.builders import shard_of_rows
 from workers.run.folder import open_job_folder
 from workers.run.labeling import run_job
 from workers.run.preparation import LabelingJob, prepare
-from workers.run.task_file import BudgetTable, QueriesTable, TaskFile, TaskTable
+from workers.run.task_file import JobBudgetTable, QueriesTable, TaskFile, TaskTable
 
 FILE = TaskFile(task=TaskTable(name="t", epsilon=0.5, delta=1e-5), queries=QueriesTable(strategy="random", count=8))
 
@@ -153,7 +153,7 @@ def test_the_service_and_run_ask_the_same_and_name_a_cluster_after_the_same_imag
 def _file(*, count: int = 8, cap: float | None = None, **changes: Any) -> TaskFile:
     task = TaskTable.model_validate({"name": "t", "epsilon": 0.5, "delta": 1e-5} | changes)
     return TaskFile(
-        task=task, queries=QueriesTable(strategy="random", count=count), budget=BudgetTable(instance_epsilon=cap)
+        task=task, queries=QueriesTable(strategy="random", count=count), budget=JobBudgetTable(instance_epsilon=cap)
     )
 
 

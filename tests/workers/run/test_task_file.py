@@ -14,8 +14,8 @@ from labeler.setting import Sampled
 from labeler.solving import LifeRequest
 from labeler.task import Training
 from workers.run.task_file import (
-    BudgetTable,
     EvaluationTable,
+    JobBudgetTable,
     QueriesTable,
     StudentTable,
     TaskFile,
@@ -33,7 +33,7 @@ TABLES = {
     "queries": QueriesTable,
     "student": StudentTable,
     "evaluation": EvaluationTable,
-    "budget": BudgetTable,
+    "budget": JobBudgetTable,
 }
 
 

@@ -20,7 +20,7 @@ from labeler.randomness import os_source
 from labeler.sharing import split
 from tests.ports import kept_port
 from workers.winner.certificates import issue_certificate
-from workers.winner.engine import Address, Outcome, WinnerEngine, WinnerJob, WinnerOrder
+from workers.winner.engine import Address, Outcome, TallierWinnerEngine, WinnerJob, WinnerOrder
 from workers.winner.session import LOOPBACK
 
 LOWEST, HIGHEST = -15_150, 19_350
@@ -93,7 +93,7 @@ def shares_of(sums: NDArray[np.int64], job: WinnerJob) -> list[Words]:
 
 
 def run_three(
-    engines: WinnerEngine | Sequence[WinnerEngine],
+    engines: TallierWinnerEngine | Sequence[TallierWinnerEngine],
     jobs: Sequence[WinnerJob],
     shares: Sequence[Words],
     *,

@@ -2,7 +2,7 @@
 
 import { announce, byId, el, fill, keyed, save, setText } from "./dom.js";
 import { ask, download, Refused } from "./link.js";
-import { accounts, decisions, jobs, policy, refusals } from "./lists.js";
+import { accounts, decisions, deletions, jobs, policy, refusals } from "./lists.js";
 import { answering } from "./answering.js";
 import { images } from "./images.js";
 import { taskCard } from "./task.js";
@@ -63,6 +63,7 @@ function show(site) {
   byId("csv").disabled = byId("json").disabled = !site.jobs.length;
   decisions(byId("decisions"), site.decided, decide);
   refusals(byId("refusals"), site.refused);
+  deletions(byId("deletions"), site.deleted);
   policy(byId("policy-words"), site.policy);
 }
 

@@ -90,10 +90,10 @@ export function decisions(parent, list, decide) {
   });
 }
 
-/** What the policy refused without asking a person: it was asked of this site, too. */
+/** What policy and budget refused without asking a person: it was asked of this site, too. */
 export function refusals(parent, list) {
   fill(parent, JSON.stringify(list), () => {
-    if (!list.length) return el("p", { class: "card empty" }, "The policy refused nothing yet.");
+    if (!list.length) return el("p", { class: "card empty" }, "Policy and budget refused nothing yet.");
     const rows = list.map((one) =>
       el("tr", {},
         el("th", { scope: "row", class: "name" }, one.name, el("span", { class: "small block" }, [one.requester, one.job_id || one.task_id.slice(0, 16)].filter(Boolean).join(", "))),
@@ -101,7 +101,16 @@ export function refusals(parent, list) {
         cell("What was said", el("span", { class: "name" }, one.sentence)),
       ),
     );
-    return table("The last refusal first. Nothing was computed, and nothing was charged.", ["Task", "When", "What was said"], rows);
+    return table("Refused by the policy or the budget, without asking a person; the last first. Nothing was computed, and nothing was charged. At most 100 a day are kept, and 25 of one requester.", ["Task", "When", "What was said"], rows);
+  });
+}
+
+/** When records were deleted; never which, nor how many. */
+export function deletions(parent, list) {
+  fill(parent, JSON.stringify(list), () => {
+    if (!list.length) return el("p", { class: "card empty" }, "No record was deleted.");
+    const rows = list.map((one) => el("tr", {}, el("th", { scope: "row", class: "name" }, moment(one.at)), cell("Answered before", many(one.rounds_before, "round", "rounds"))));
+    return table("The last deletion first. Rounds after it are answered without these records, which cast no more votes for life. What was answered before stays released and charged.", ["Deleted", "Answered before"], rows);
   });
 }
 

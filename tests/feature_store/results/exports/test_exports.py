@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from feature_store.results import EXPORT_FORMATS
-from feature_store.results.exports import Wanted, export_images
+from feature_store.results.exports import ExportOrder, export_images
 from feature_store.results.image_labels import BUDGET_FIELDS, IMAGE_SCHEMA, ImageStamp, image_label_table, stamp_of
 from labeler.errors import BadData, InvalidSetting
 
@@ -76,11 +76,11 @@ def test_a_table_keeps_its_schema_and_says_whose_it_is(table: pa.Table, tmp_path
 
 
 def test_every_export_that_has_room_for_it_says_the_name_of_the_task(table: pa.Table, tmp_path: Path) -> None:
-    card = (export_images("hf", Wanted(table, tmp_path / "set")) / "README.md").read_text()
+    card = (export_images("hf", ExportOrder(table, tmp_path / "set")) / "README.md").read_text()
     assert "| task | `cats / 'dogs'` `dddd" in card
-    croissant = export_images("croissant", Wanted(table, tmp_path / "croissant"))
+    croissant = export_images("croissant", ExportOrder(table, tmp_path / "croissant"))
     assert "task cats | `dogs`" in json.loads((croissant / "croissant.json").read_text())["citeAs"]
-    (first, *_) = json.loads(export_images("label-studio", Wanted(table, tmp_path / "tasks.json")).read_text())
+    (first, *_) = json.loads(export_images("label-studio", ExportOrder(table, tmp_path / "tasks.json")).read_text())
     assert first["data"]["task"] == "cats | `dogs`"
     # A table of an earlier version has no name, and is read all the same.
     metadata = {key: value for key, value in table.schema.metadata.items() if key != b"task_name"}
@@ -93,7 +93,7 @@ def test_datasets_reads_pictures_and_class_names(
     table: pa.Table, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     datasets = pytest.importorskip("datasets")
-    out = export_images("hf", Wanted(table, tmp_path / "set", images))
+    out = export_images("hf", ExportOrder(table, tmp_path / "set", images))
     builder = datasets.load_dataset_builder(str(out), cache_dir=str(tmp_path / "cache"))
     assert builder.info.splits["train"].num_examples == COUNT
     assert "Ignoring part of dataset_info" not in capfd.readouterr().err
@@ -107,7 +107,7 @@ def test_datasets_reads_pictures_and_class_names(
 
 
 def test_without_pictures_the_data_set_names_them(table: pa.Table, tmp_path: Path) -> None:
-    out = export_images("hf", Wanted(table, tmp_path / "set"))
+    out = export_images("hf", ExportOrder(table, tmp_path / "set"))
     written = pq.read_table(next((out / "data").iterdir()))
     assert written["file_name"].to_pylist() == _names()
     features = json.loads(written.schema.metadata[b"huggingface"])["info"]["features"]
@@ -122,7 +122,7 @@ def test_pictures_that_pillow_cannot_read_are_bytes_and_the_card_says_so(table: 
     for name in _names():
         (images / name).parent.mkdir(parents=True, exist_ok=True)
         (images / name).write_bytes(bytes(128) + b"DICM" + name.encode())
-    out = export_images("hf", Wanted(table, tmp_path / "set", images))
+    out = export_images("hf", ExportOrder(table, tmp_path / "set", images))
     written = pq.read_table(next((out / "data").iterdir()))
     assert written["image"].to_pylist() == [{"bytes": (images / name).read_bytes(), "path": name} for name in _names()]
     features = json.loads(written.schema.metadata[b"huggingface"])["info"]["features"]
@@ -136,7 +136,7 @@ def test_pictures_that_pillow_cannot_read_are_bytes_and_the_card_says_so(table: 
 
 
 def test_keys_of_an_object_store_stay_letter_for_letter(table: pa.Table, tmp_path: Path) -> None:
-    out = export_images("label-studio", Wanted(table, tmp_path / "tasks.json", image_root="s3://bucket/scans"))
+    out = export_images("label-studio", ExportOrder(table, tmp_path / "tasks.json", image_root="s3://bucket/scans"))
     found = {task["data"]["image"] for task in json.loads(out.read_bytes())}
     assert found == {f"s3://bucket/scans/{name}" for name in _names()}
 
@@ -145,7 +145,7 @@ def test_keys_of_an_object_store_stay_letter_for_letter(table: pa.Table, tmp_pat
 @pytest.mark.filterwarnings("default")
 def test_croissant_is_valid_and_its_records_can_be_read(table: pa.Table, tmp_path: Path) -> None:
     croissant = pytest.importorskip("mlcroissant")
-    out = export_images("croissant", Wanted(table, tmp_path / "described"))
+    out = export_images("croissant", ExportOrder(table, tmp_path / "described"))
     data = croissant.Dataset(jsonld=out / "croissant.json")
     assert not data.metadata.ctx.issues.errors
     records = list(data.records("images"))
@@ -160,7 +160,7 @@ def test_croissant_is_valid_and_its_records_can_be_read(table: pa.Table, tmp_pat
 
 def test_label_studio_gets_predictions_with_scores_the_least_certain_first(table: pa.Table, tmp_path: Path) -> None:
     out = export_images(
-        "label-studio", Wanted(table, tmp_path / "tasks.json", image_root="/data/local-files/?d=scans/")
+        "label-studio", ExportOrder(table, tmp_path / "tasks.json", image_root="/data/local-files/?d=scans/")
     )
     tasks = json.loads(out.read_bytes())
     scores = [task["predictions"][0]["score"] for task in tasks]
@@ -174,7 +174,7 @@ def test_label_studio_gets_predictions_with_scores_the_least_certain_first(table
 
 
 def test_label_studio_gets_the_setup_that_its_predictions_refer_to(table: pa.Table, tmp_path: Path) -> None:
-    out = export_images("label-studio", Wanted(table, tmp_path / "tasks.json"))
+    out = export_images("label-studio", ExportOrder(table, tmp_path / "tasks.json"))
     view = ElementTree.parse(tmp_path / "tasks.config.xml").getroot()
     (choices,), (image,) = view.iter("Choices"), view.iter("Image")
     assert [choice.get("value") for choice in choices] == list(CLASSES)
@@ -185,7 +185,7 @@ def test_label_studio_gets_the_setup_that_its_predictions_refer_to(table: pa.Tab
         assert result["to_name"] == image.get("name")
         assert (image.get("value") or "").removeprefix("$") in task["data"]
     with pytest.raises(InvalidSetting, match="is there already"):
-        export_images("label-studio", Wanted(table, tmp_path / "tasks.jsonl"))
+        export_images("label-studio", ExportOrder(table, tmp_path / "tasks.jsonl"))
 
 
 @pytest.mark.long
@@ -193,7 +193,7 @@ def test_label_studio_gets_the_setup_that_its_predictions_refer_to(table: pa.Tab
 def test_label_studio_takes_the_setup_and_every_task_with_its_prediction(table: pa.Table, tmp_path: Path) -> None:
     interface = pytest.importorskip("label_studio_sdk.label_interface")
     objects = pytest.importorskip("label_studio_sdk.label_interface.objects")
-    out = export_images("label-studio", Wanted(table, tmp_path / "tasks.json"))
+    out = export_images("label-studio", ExportOrder(table, tmp_path / "tasks.json"))
     project = interface.LabelInterface((tmp_path / "tasks.config.xml").read_text(encoding="utf-8"))
     project.validate()
     for task in json.loads(out.read_bytes()):
@@ -207,7 +207,7 @@ def test_label_studio_takes_the_setup_and_every_task_with_its_prediction(table: 
 
 def test_torchvision_reads_the_folders(table: pa.Table, images: Path, tmp_path: Path) -> None:
     torchvision = pytest.importorskip("torchvision.datasets")
-    out = export_images("image-folder", Wanted(table, tmp_path / "sorted", images))
+    out = export_images("image-folder", ExportOrder(table, tmp_path / "sorted", images))
     data = torchvision.ImageFolder(str(out))
     assert len(data) == COUNT
     counts = {name: table["label_name"].to_pylist().count(name) for name in CLASSES}
@@ -222,12 +222,12 @@ def test_torchvision_reads_the_folders(table: pa.Table, images: Path, tmp_path: 
         zip(_names(), table["label_name"].to_pylist(), strict=True)
     )
     assert all(Path(path).read_bytes() == (images / row["source"]).read_bytes() for row, path in read)
-    copied = export_images("image-folder", Wanted(table, tmp_path / "copied", images, copy=True))
+    copied = export_images("image-folder", ExportOrder(table, tmp_path / "copied", images, copy=True))
     assert not any(path.is_symlink() for path in copied.rglob("*"))
 
 
 def test_every_table_reader_reads_the_csv_and_the_labels(table: pa.Table, tmp_path: Path) -> None:
-    out = export_images("csv", Wanted(table, tmp_path / "metadata.csv"))
+    out = export_images("csv", ExportOrder(table, tmp_path / "metadata.csv"))
     with out.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["label"] for row in rows] == table["label_name"].to_pylist()
@@ -246,11 +246,11 @@ def test_nothing_is_written_over_and_nothing_half(table: pa.Table, images: Path,
     taken.mkdir()
     (taken / "mine").write_text("kept")
     with pytest.raises(InvalidSetting, match="is there already"):
-        export_images(format, Wanted(table, taken, images))
+        export_images(format, ExportOrder(table, taken, images))
     assert [path.name for path in taken.iterdir()] == ["mine"]
     if format in ("hf", "image-folder"):
         with pytest.raises(BadData, match="name the folder that was embedded"):
-            export_images(format, Wanted(table, tmp_path / "new", tmp_path))
+            export_images(format, ExportOrder(table, tmp_path / "new", tmp_path))
         assert not (tmp_path / "new").exists() or not any((tmp_path / "new").iterdir())
 
 
@@ -259,11 +259,11 @@ def test_a_name_that_leaves_the_folder_is_refused(table: pa.Table, images: Path,
     names = ["../secret.png", *_names()[1:]]
     moved = table.set_column(0, "source", pa.array(names))
     with pytest.raises(BadData, match="no image"):
-        export_images("image-folder", Wanted(moved, tmp_path / "out", images))
+        export_images("image-folder", ExportOrder(moved, tmp_path / "out", images))
     with pytest.raises(InvalidSetting, match="choose one of hf, croissant"):
-        export_images("excel", Wanted(table, tmp_path / "x"))  # type: ignore[arg-type]
+        export_images("excel", ExportOrder(table, tmp_path / "x"))  # type: ignore[arg-type]
     with pytest.raises(InvalidSetting, match="`images`"):
-        export_images("image-folder", Wanted(table, tmp_path / "y"))
+        export_images("image-folder", ExportOrder(table, tmp_path / "y"))
 
 
 def _names() -> list[str]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from feature_store.results import exports
-from feature_store.results.exports import Wanted, export_images
+from feature_store.results.exports import ExportOrder, export_images
 from feature_store.results.image_labels import ImageStamp, image_label_table
 from labeler.errors import BadData, InvalidSetting
 
@@ -79,7 +79,7 @@ def test_classes_of_every_name_have_folders_of_their_own_and_keep_their_names(tm
     pictures(tmp_path / "images", sources)
     before = set(tmp_path.iterdir())
     out = export_images(
-        "image-folder", Wanted(table_of(CLASSES, sources), tmp_path / "out", tmp_path / "images", "", copy)
+        "image-folder", ExportOrder(table_of(CLASSES, sources), tmp_path / "out", tmp_path / "images", "", copy)
     )
     assert read_back(out) == {number: CLASSES[number % len(CLASSES)] for number in range(len(sources))}
     folders = [path.name for path in out.iterdir() if path.is_dir()]
@@ -95,7 +95,7 @@ def test_classes_of_every_name_have_folders_of_their_own_and_keep_their_names(tm
 def test_separators_in_classes_do_not_merge_them(tmp_path: Path) -> None:
     pictures(tmp_path / "images", ["0.png", "1.png", "2.png"])
     table = table_of(("a/b", "a\\b", "a_b"), ["0.png", "1.png", "2.png"])
-    out = export_images("image-folder", Wanted(table, tmp_path / "out", tmp_path / "images"))
+    out = export_images("image-folder", ExportOrder(table, tmp_path / "out", tmp_path / "images"))
     assert read_back(out) == {0: "a/b", 1: "a\\b", 2: "a_b"}
     assert number_in(out / "a_b" / "2.png") == 2
 
@@ -104,7 +104,7 @@ def test_an_image_of_an_absolute_name_goes_into_its_class_folder(tmp_path: Path)
     pictures(tmp_path / "images", ["0.png"])
     out = export_images(
         "image-folder",
-        Wanted(table_of(("one",), [str(tmp_path / "images" / "0.png")]), tmp_path / "out", tmp_path / "images"),
+        ExportOrder(table_of(("one",), [str(tmp_path / "images" / "0.png")]), tmp_path / "out", tmp_path / "images"),
     )
     assert read_back(out) == {0: "one"}
 
@@ -120,7 +120,7 @@ def test_two_images_never_write_over_each_other_whatever_their_folders(tmp_path:
     absolute = [*sources[:-1], str(images / sources[-1])]
     for copy in (False, True):
         out = export_images(
-            "image-folder", Wanted(table_of(("one",), absolute), tmp_path / f"out {copy}", images, "", copy)
+            "image-folder", ExportOrder(table_of(("one",), absolute), tmp_path / f"out {copy}", images, "", copy)
         )
         assert len(read_back(out)) == len(sources)
         with (out / "labels.csv").open(newline="", encoding="utf-8") as file:
@@ -139,7 +139,7 @@ def test_a_source_outside_the_folder_is_refused_and_nothing_is_written(tmp_path:
     name = source.format(str(tmp_path).strip("/"))
     for kind in ("image-folder", "hf"):
         with pytest.raises(BadData, match="there is no image"):
-            export_images(kind, Wanted(table_of(("one",), ["in.png", name]), tmp_path / "out", images, "", True))  # type: ignore[arg-type]
+            export_images(kind, ExportOrder(table_of(("one",), ["in.png", name]), tmp_path / "out", images, "", True))  # type: ignore[arg-type]
         assert not (tmp_path / "out").exists()
 
 
@@ -153,18 +153,18 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, kind: str) -> None:
         link.parent.mkdir(exist_ok=True)
         link.symlink_to(tmp_path / leads_to)
         with pytest.raises(InvalidSetting, match="is there already"):
-            export_images(kind, Wanted(table, tmp_path / place.split("/")[0], tmp_path / "images", "", True))  # type: ignore[arg-type]
+            export_images(kind, ExportOrder(table, tmp_path / place.split("/")[0], tmp_path / "images", "", True))  # type: ignore[arg-type]
     assert list((tmp_path / "elsewhere").iterdir()) == []
     if kind in ("csv", "label-studio"):
         (tmp_path / "empty").mkdir()
         with pytest.raises(InvalidSetting, match="is there already"):
-            export_images(kind, Wanted(table, tmp_path / "empty"))  # type: ignore[arg-type]
+            export_images(kind, ExportOrder(table, tmp_path / "empty"))  # type: ignore[arg-type]
 
 
 def test_a_csv_holds_every_name_whatever_ends_a_line_in_it(tmp_path: Path) -> None:
     sources = ["a\rb.png", "a\nb.png", "a\r\nb.png", 'a"b,c.png', "=cmd|' /C calc'!A0", "\u2028.png", "\ttab"]
     classes = ("one\rclass", "=1+1")
-    out = export_images("csv", Wanted(table_of(classes, sources), tmp_path / "metadata.csv"))
+    out = export_images("csv", ExportOrder(table_of(classes, sources), tmp_path / "metadata.csv"))
     with out.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["file_name"] for row in rows] == sources
@@ -177,7 +177,7 @@ def test_a_data_set_names_its_pictures_within_itself(tmp_path: Path) -> None:
     images = tmp_path / "images"
     pictures(images, ["a/0.png", "1.png"])
     sources = ["a/0.png", str(images / "1.png")]
-    out = export_images("hf", Wanted(table_of(("one\x85class", "two"), sources), tmp_path / "set", images))
+    out = export_images("hf", ExportOrder(table_of(("one\x85class", "two"), sources), tmp_path / "set", images))
     cells = pq.read_table(next((out / "data").iterdir()))["image"].to_pylist()
     assert [cell["path"] for cell in cells] == ["a/0.png", "1.png"]
     yaml = pytest.importorskip("yaml")
@@ -188,9 +188,9 @@ def test_a_data_set_names_its_pictures_within_itself(tmp_path: Path) -> None:
 
 def test_a_class_that_xml_cannot_hold_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="XML"):
-        export_images("label-studio", Wanted(table_of(("one\x01", "two"), ["0.png"]), tmp_path / "tasks.json"))
+        export_images("label-studio", ExportOrder(table_of(("one\x01", "two"), ["0.png"]), tmp_path / "tasks.json"))
     assert list(tmp_path.iterdir()) == []
-    export_images("label-studio", Wanted(table_of(CLASSES, ["0.png"]), tmp_path / "tasks.json"))
+    export_images("label-studio", ExportOrder(table_of(CLASSES, ["0.png"]), tmp_path / "tasks.json"))
     choices = ElementTree.parse(tmp_path / "tasks.config.xml").getroot().iter("Choice")
     assert [choice.get("value") for choice in choices] == list(CLASSES)
 
@@ -200,7 +200,7 @@ def test_a_table_whose_classes_are_no_text_is_refused(tmp_path: Path) -> None:
     for classes in (["\ud800"], [1], {"a": 1, "b": None}.values()):
         metadata = table.schema.metadata | {b"classes": json.dumps(list(classes)).encode()}
         with pytest.raises(BadData, match="no labels of images"):
-            export_images("hf", Wanted(table.replace_schema_metadata(metadata), tmp_path / "set"))
+            export_images("hf", ExportOrder(table.replace_schema_metadata(metadata), tmp_path / "set"))
 
 
 @settings(max_examples=50, deadline=None)

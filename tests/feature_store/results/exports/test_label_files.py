@@ -13,7 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from api.exports import EXPORTS, ROWS_PER_CHUNK, image_folder_csv, json_lines, label_studio, labeling_setup, parquet
+from feature_store.results.label_files import (
+    FILE_WRITERS,
+    ROWS_PER_CHUNK,
+    image_folder_csv,
+    json_lines,
+    label_studio,
+    labeling_setup,
+    parquet,
+)
 from feature_store.results.pseudo_labels import SCHEMA
 from tests.labeler.tasks import budgets_of, make_task
 
@@ -90,17 +98,17 @@ def test_the_labeling_setup_of_label_studio_has_every_class_and_never_needs_the_
     assert [choice.get("value") for choice in view.iter("Choice")] == ["x"]
 
 
-@pytest.mark.parametrize("name", [name for name in EXPORTS if name != "label-studio-config"])
+@pytest.mark.parametrize("name", [name for name in FILE_WRITERS if name != "label-studio-config"])
 def test_an_empty_job_gives_a_valid_file(name: str) -> None:
-    data = b"".join(EXPORTS[name].write(make_table(0)))  # type: ignore[index]
-    expected = {"jsonl": b"", "label-studio": b"[\n]\n", "image-folder-csv": b"file_name,label\n"}
+    data = b"".join(FILE_WRITERS[name](make_table(0)))
+    expected = {"jsonl": b"", "label-studio": b"[\n]\n", "csv": b"file_name,label\n"}
     if name == "parquet":
         assert pq.read_table(io.BytesIO(data)).num_rows == 0
     else:
         assert data == expected[name]
 
 
-@pytest.mark.parametrize("name", [name for name in EXPORTS if name != "label-studio-config"])
+@pytest.mark.parametrize("name", [name for name in FILE_WRITERS if name != "label-studio-config"])
 def test_a_large_job_comes_in_pieces(name: str) -> None:
     table = make_table(70_000 if name == "parquet" else COUNT)  # a piece of Parquet is a group of 65,536 rows
-    assert sum(1 for piece in EXPORTS[name].write(table) if piece) > 1  # type: ignore[index]
+    assert sum(1 for piece in FILE_WRITERS[name](table) if piece) > 1
