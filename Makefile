@@ -32,11 +32,12 @@ test-long: .venv/.formats test-lowest  ## the long matrices alone: every kill, e
 # Warnings are no errors here: old versions warn of new versions of what they use themselves (matplotlib, typer).
 test-lowest: .venv/.lowest  ## with the oldest versions that pyproject.toml allows: imports, demo, routes, ledger, decoding, index
 	OMP_NUM_THREADS=1 .venv/lowest/bin/python -m tests.lowest
-	OMP_NUM_THREADS=1 .venv/lowest/bin/python -m pytest --forks auto -q -W default -m "not long" $(LOWEST)
+	OMP_NUM_THREADS=1 .venv/lowest/bin/python -m pytest --forks auto -q -W default $(if $(FLAKY),--rerun-alone=$(FLAKY)) \
+	    -m "not long" $(LOWEST)
 	OMP_NUM_THREADS=1 .venv/lowest/bin/labeler demo --out .venv/lowest/demo --seed 0
 
 LOWEST := $(addprefix tests/,\
-    api/routes/test_access.py api/routes/test_few_images.py api/routes/test_jobs.py api/routes/test_labels.py \
+    api/routes/test_access.py api/routes/test_jobs.py api/routes/test_labels.py \
     api/routes/test_operations.py api/routes/test_unread_answers.py feature_store/index feature_store/test_dicom.py \
     feature_store/test_embedding.py feature_store/test_image_files.py feature_store/test_onnx_network.py \
     feature_store/test_own_features.py feature_store/test_pixels.py labeler/driver labeler/ledger/test_database.py \
