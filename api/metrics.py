@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from labeler.errors import LabelerError
@@ -31,7 +31,7 @@ class Metrics:
         coordinator: the source of everything but requests.
     """
 
-    media_type = CONTENT_TYPE_PLAIN_0_0_4
+    media_type = "text/plain; version=0.0.4; charset=utf-8"
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._registry = CollectorRegistry(auto_describe=False)

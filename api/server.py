@@ -77,6 +77,7 @@ class HttpConnection(HttpToolsProtocol):
         self._taken = 0
         self._end: TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
+        self.app = cast("ASGI3Application", partial(self._answer, self.app))
 
     def pause_writing(self) -> None:
         """Start the clock: some bytes have to wait."""
@@ -105,11 +106,9 @@ class HttpConnection(HttpToolsProtocol):
             self._running.message_event.set()
         super().connection_lost(exc)
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, cast("ASGI3Application", partial(self._answer, app)))
-
     async def _answer(self, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        self._running = cast("Any", send).__self__  # a method of the request's cycle, in every version of uvicorn
+
         async def send_in_pieces(message: Message) -> None:
             whole = memoryview(message.get("body", b""))
             while len(whole) > PIECE_BYTES:

@@ -387,7 +387,7 @@ def _parquet(file: BinaryIO, size: int) -> _Found:
             width = max(int(_lengths(first)[0]), 0) if first is not None and len(first) else 0
             # A number that is missing becomes NaN, which is refused as a feature.
             floats = types.is_floating(kind.value_type)
-            stored = np.dtype(kind.value_type.to_pandas_dtype() if floats else np.float64)
+            stored = np.dtype(f"f{kind.value_type.bit_width // 8}" if floats else np.float64)
             found[field.name] = _Array(
                 (count, width), stored, partial(numbers, field.name, width, stored)
             )  # fmt: skip

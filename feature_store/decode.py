@@ -128,7 +128,7 @@ def _decoded(file: Path | io.BytesIO, head: bytes, max_pixels: int) -> Image.Ima
                 raise UnreadableImage(f"too large: {width} x {height} pixels, the limit is {max_pixels} in all")
             image.load()
             return to_rgb(_corrected(_upright(image), image))
-    except (ValueError, SyntaxError):  # of metadata behind the pixels
+    except (ValueError, SyntaxError, struct.error):  # of metadata behind the pixels
         if (sound := without_metadata(file)) is None:
             raise
         return _decoded(sound, head, max_pixels)

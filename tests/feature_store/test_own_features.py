@@ -202,7 +202,7 @@ def test_the_same_backbone_on_another_computer_runs_and_its_student_labels_no_ot
     base = quantize(PROBE).astype(np.float64)
     a, b, public = federation(tmp_path, (turned(PROBE_SLACK), base, base))
     job = labeler.run([a, b], public, tmp_path / "job", epsilon=5, colluding_agents=0, quiet=True)
-    assert job.labels()["label"].tolist()[:2] == [0, 1]
+    assert job.labels("arrow")["label"].to_pylist()[:2] == [0, 1]
     odd = labeler.embed(
         features=rows(30, seed=9), out=tmp_path / "odd.shard", probe=PROBE[:, ::-1], public=True, **DECLARED
     )

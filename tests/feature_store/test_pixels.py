@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from PIL import __version__ as PILLOW
 
 from feature_store.backbones import Transform
 from feature_store.backbones.backbone import decode_for
@@ -279,6 +280,8 @@ KNOWN |= {f"BMP {name}": case for name, case in of_bmp().items()} | of_others()
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_pixels_have_their_known_values(name: str) -> None:
+    if name == "YCbCr" and int(PILLOW.partition(".")[0]) < 13:
+        pytest.skip("Pillow before 13 reads no YCbCr without compression; such an image is named and left out")
     data, wanted = KNOWN[name]
     found = np.asarray(decode_image(data)).reshape(-1, 3)[: len(wanted)].astype(int)
     expected = np.array([value if isinstance(value, list) else [value] * 3 for value in wanted])
