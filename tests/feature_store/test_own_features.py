@@ -207,7 +207,7 @@ def test_the_same_backbone_on_another_computer_runs_and_its_student_labels_no_ot
         features=rows(30, seed=9), out=tmp_path / "odd.shard", probe=PROBE[:, ::-1], public=True, **DECLARED
     )
     student = labeler.load_student(job.path / "student.safetensors")
-    assert len(student.label(public, quiet=True)) == 60
+    assert len(student.label(public, "arrow", quiet=True)) == 60
     with pytest.raises(MixedShards, match=r"'odd\.shard' embedded the probe otherwise than the model's job"):
         student.label(odd, quiet=True)
 
