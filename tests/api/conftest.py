@@ -17,6 +17,7 @@ from api.coordinator.budgets import open_accounts
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.ownership import Owners, Reader
 from api.coordinator.query_budgets import JobBudgets, RunningPrices
+from api.coordinator.results import Results
 from api.coordinator.stores import Stores
 from api.coordinator.submission import Submissions
 from api.coordinator.tasks import create_task
@@ -61,6 +62,10 @@ class House:
     @property
     def budgets(self) -> JobBudgets:
         return JobBudgets(self.config, self.stores, RunningPrices(self.config.home))
+
+    @property
+    def results(self) -> Results:
+        return Results(self.config, self.stores, self.owners, self.budgets)
 
     @property
     def submissions(self) -> Submissions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,23 @@ from sqlalchemy.exc import IntegrityError
 
 from api.coordinator import submission
 from api.coordinator.config import RetentionTable
-from api.coordinator.retention import ORPHAN_S, ImageLabeler, Keeper
+from api.coordinator.ownership import Reader
+from api.coordinator.results import Results
+from api.coordinator.retention import ORPHAN_S, Keeper
 from feature_store.results.job_process import LabelingOrder
 from feature_store.results.questions import IMAGE_LABELS, LABELS, EmbedBoard, EmbedRequest
 from labeler.errors import BadData, Gone, NotReady, StorageFull
 from labeler.ledger.jobs import ForgottenJobs, JobRecord
 from labeler.ledger.verification import verify_ledger
+from labeler.query_budgets import COLUMNS
 from labeler.system.files import replace_file
 from tests.api.conftest import House
 from tests.job_steps import take_step
 
-IMAGES = pa.table({"source": ["a", "b", "c"], "label": pa.array([1, 0, 1], pa.int16())})
-TABLE = pa.table({"query_id": ["a", "b"], "label": pa.array([1, -1], pa.int16())})
+BUDGETS = {name: [0, 0, 0] for name in COLUMNS}
+IMAGES = pa.table({"source": ["a", "b", "c"], "label": pa.array([1, 0, 1], pa.int16())} | BUDGETS)
+TABLE = pa.table({"query_id": ["a", "b", "c"], "label": pa.array([1, -1, 0], pa.int16())} | BUDGETS)
+REQUESTER = Reader("tok-1", "requester")
 
 
 @pytest.fixture
@@ -35,21 +40,20 @@ def keeper(house: House) -> Keeper:
     return made(house)
 
 
-def never(job: JobRecord) -> LabelingOrder:
-    raise AssertionError(f"job {job.job_id} is labelled already, or is not to be")
+class Given(Results):
+    """Results whose answers are given; every job is labeled already, or is not to be."""
+
+    def table(self, job_id: str) -> pa.Table:  # noqa: ARG002  # the same for all
+        return TABLE
+
+    def order(self, job: JobRecord) -> LabelingOrder:
+        raise AssertionError(f"job {job.job_id} is labelled already, or is not to be")
 
 
-def made(house: House, *, table_of: Callable[[str], pa.Table] = lambda _: TABLE, **times: float) -> Keeper:
+def made(house: House, *, results: type[Results] = Given, **times: float) -> Keeper:
     """A keeper that remembers nothing, as after a restart."""
-    return Keeper(
-        house.config.home,
-        house.jobs,
-        ForgottenJobs(house.database, clock=house.clock),
-        RetentionTable(**times),
-        table_of=table_of,
-        labeller=ImageLabeler(house.config.home, order_of=never),
-        clock=house.clock,
-    )
+    config = house.config.model_copy(update={"retention": RetentionTable(**times)})
+    return Keeper(config, house.stores, results(config, house.stores, house.owners, house.budgets))
 
 
 def completed(house: House) -> str:
@@ -71,21 +75,22 @@ def rows(house: House, table: str) -> int:
 
 def test_a_completed_job_leaves_its_labels_and_after_its_time_nothing(house: House) -> None:
     keeper = made(house, questions_s=60.0, labels_s=3600.0)
+    results = keeper._results
     job_id = completed(house)
-    assert keeper.labels(job_id).equals(TABLE, check_metadata=True)
+    assert results.labels(job_id, reader=REQUESTER).equals(TABLE, check_metadata=True)
     keeper.sweep()
     assert f"jobs/{job_id}/upload.parquet" in house.files()
     assert pq.read_table(house.config.home / "jobs" / job_id / LABELS).equals(TABLE, check_metadata=True)
     house.clock.turn(seconds=61)
     keeper.sweep()
     assert house.files() == [f"jobs/{job_id}", f"jobs/{job_id}/{IMAGE_LABELS}", f"jobs/{job_id}/{LABELS}"]
-    assert keeper.image_labels(job_id).equals(IMAGES)
-    assert keeper.labels(job_id).equals(TABLE, check_metadata=True)
+    assert results.image_labels(job_id, reader=REQUESTER).equals(IMAGES)
+    assert results.labels(job_id, reader=REQUESTER).equals(TABLE, check_metadata=True)
     house.clock.turn(seconds=3600)
     keeper.sweep()
     assert house.files() == []
     with pytest.raises(Gone, match="were deleted on 2026-03-01 13:01 UTC"):
-        keeper.labels(job_id)
+        results.labels(job_id, reader=REQUESTER)
 
 
 @pytest.mark.parametrize("state", ["cancelled", "failed", "expired"])
@@ -120,7 +125,7 @@ def test_a_job_is_forgotten_before_its_files_go_so_a_crash_between_the_two_is_ma
     ForgottenJobs(house.database, clock=house.clock).forget(job_id, "asked")
     after_the_crash = made(house)
     with pytest.raises(Gone):
-        after_the_crash.labels(job_id)
+        house.results.labels(job_id, reader=REQUESTER)
     after_the_crash.sweep()
     assert house.files() == []
 
@@ -143,12 +148,13 @@ def test_folders_of_no_job_go_after_an_hour_and_not_before(house: House, keeper:
 def test_a_job_whose_labels_cannot_be_read_keeps_its_folder_and_holds_up_no_other(house: House) -> None:
     bad, good = completed(house), completed(house)
 
-    def table_of(job_id: str) -> pa.Table:
-        if job_id == bad:
-            raise BadData("damaged")
-        return TABLE
+    class Damaged(Given):
+        def table(self, job_id: str) -> pa.Table:
+            if job_id == bad:
+                raise BadData("damaged")
+            return TABLE
 
-    keeper = made(house, table_of=table_of, questions_s=0.0)
+    keeper = made(house, results=Damaged, questions_s=0.0)
     keeper.sweep()
     keeper.sweep()
     assert f"jobs/{bad}/upload.parquet" in house.files()
