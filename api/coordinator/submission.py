@@ -34,6 +34,7 @@ from feature_store.image_files import SHOWN
 from feature_store.results.evaluations import released_model
 from feature_store.results.job_process import given_features
 from feature_store.rows import refuse_other_probes
+from labeler.accounting.losses import NotCertified, only_certified
 from labeler.batching import batch_queries_of, check_round_fits, round_sizes
 from labeler.errors import (
     BadData,
@@ -441,13 +442,13 @@ def _worst_case(order: _Order, prices: Prices | None) -> list[Charge]:
     Raises:
         TooManyRequests, PricesWait: see Prices.
     """
-    asked = (order.task.task, order.job.num_queries, order.sizes)
     price = partial(worst_case, order.task, order.sizes, order.job.num_queries)
-    if prices is None or not prices.is_long(*asked):
+    if prices is None:
         return price()
-    found = prices.run_long(order.job.created_by, price)
-    prices.note(*asked)
-    return found
+    try:
+        return only_certified()(price)()
+    except NotCertified:
+        return prices.run_long(order.job.created_by, price)
 
 
 def _check_unasked(job: JobRecord, most: int, stores: Stores, connection: Connection) -> None:

@@ -91,7 +91,7 @@ class House:
 
     def task(self, **fields: Any) -> TaskRecord:
         request = {"name": "animals", "method": "knn", "k": 5, "sigma_votes": 40.0, "max_queries": 100} | fields
-        wanted = TaskRequest.model_validate(request)
+        wanted = TaskRequest.model_validate({name: value for name, value in request.items() if value is not None})
         return create_task(wanted, by="tok-1", config=self.config, stores=self.stores, nonce=secrets.token_hex(16))
 
     def upload(self, count: int, *, start: int = 0) -> Upload:
