@@ -22,7 +22,7 @@ from api.coordinator.budgets import FEDERATION, refusal
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.estimates import Prices
 from api.coordinator.ownership import Owners, Reader, own_spenders
-from api.coordinator.pricing import charge_at, price_view, proposed_id, worst_case
+from api.coordinator.pricing import charge_at, price_view, worst_case
 from api.coordinator.roster import facts_of
 from api.coordinator.stores import INCOMING, Stores
 from api.coordinator.uploads import Upload, upload_of_features
@@ -50,6 +50,7 @@ from labeler.ledger.database import Connection
 from labeler.ledger.jobs import Idempotency, JobRecord, RoundRecord
 from labeler.ledger.ledger import Charge
 from labeler.ledger.parties import PartyStore
+from labeler.ledger.rounds import proposed_id
 from labeler.ledger.tasks import TaskRecord
 from labeler.methods.evaluate import Scored
 from labeler.task import Task

@@ -26,8 +26,9 @@ from labeler.driver.intake import Delivery, Inbox, Incoming
 from labeler.driver.mail import Mailbox
 from labeler.driver.reading import Live, Loader, PartyBook, TurnPlan, parties_of
 from labeler.driver.sending import Questions, Relays, Writer, note_stored, send_off
+from labeler.driver.settlement import Settlement
 from labeler.driver.stepping import Stepper
-from labeler.driver.storing import Settlement, Storer
+from labeler.driver.storing import Storer
 from labeler.errors import LabelerError, Replayed, TryAgain, Unavailable, WrongDigest
 from labeler.ledger.database import Database
 from labeler.ledger.jobs import JobStore
