@@ -39,8 +39,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
-from api.coordinator.conductor import feature_bytes
 from api.coordinator.config import CoordinatorConfig
+from api.coordinator.coordinator_thread import feature_bytes
 from api.coordinator.ownership import Owners, Reader
 from api.coordinator.pricing import certified_price
 from api.coordinator.query_budgets import JobBudgets

@@ -41,8 +41,8 @@ KEPT = frozenset({LABELS, IMAGE_LABELS, IMAGE_FAILURE, STUDENT, EVALUATION})
 _AT_ONCE = 200
 
 
-class Keeper:
-    """See the module. One per service; `run` is its thread.
+class RetentionThread:
+    """See the module. One per service.
 
     Args:
         on_ended: called with the id of each job whose folder is found ended or was removed; may be called again.
@@ -62,13 +62,24 @@ class Keeper:
         self._jobs, self._forgotten, self._clock = stores.jobs, stores.forgotten, stores.clock
         self._results = results
         self._on_ended = on_ended
-        self._bell = threading.Event()
+        self._bell, self._stopping = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="retention", daemon=True)
         self._settled: set[str] = set()
         """Jobs of which only results are left, so that a sweep skips them."""
 
-    def run(self, stop: threading.Event) -> None:
-        """Sweep every few seconds, and when woken, until `stop` is set."""
-        while not stop.is_set():
+    def start(self) -> None:
+        """Sweep every few seconds, and when woken, until `stop`."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the current sweep."""
+        self._stopping.set()
+        self._bell.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=10.0)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
             try:
                 self.sweep()
             except LabelerError as error:

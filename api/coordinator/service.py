@@ -1,6 +1,6 @@
 """The coordinator: all state and work of one process, behind the calls that routes make.
 
-This module connects the parts: the journal and its stores, the mailbox, the keys, the conductor's thread. Each part is
+This module connects the parts: the journal and its stores, the mailbox, the keys, the threads. Each part is
 documented in its own module. No HTTP appears here. Routes about results, parties, prices, messages and readiness call
 `results`, `roster`, `estimates`, `mailroom` and `health`.
 """
@@ -23,15 +23,15 @@ from anyio import to_thread
 
 from api.coordinator import submission
 from api.coordinator.budgets import Budgets, agent_account, ledger_page, open_accounts, signed_evidence
-from api.coordinator.conductor import Conductor
 from api.coordinator.config import CoordinatorConfig
+from api.coordinator.coordinator_thread import CoordinatorThread
 from api.coordinator.estimates import Estimates, Prices
 from api.coordinator.invitations import Invitations
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.ownership import Owners, Reader, ledger_for, shown_to
 from api.coordinator.query_budgets import JobBudgets, QueryBudgetPages, RunningPrices
 from api.coordinator.results import Results
-from api.coordinator.retention import Keeper
+from api.coordinator.retention import RetentionThread
 from api.coordinator.roster import Health, Roster
 from api.coordinator.stores import RoomProbe, Stores, clear_incoming, own_keys, owning_home
 from api.coordinator.tasks import create_task, task_view
@@ -75,7 +75,7 @@ LEAST_BETWEEN_S = 0.25
 
 
 class Coordinator:
-    """See the module. `start` begins the conductor's thread, `stop` ends it and closes everything.
+    """See the module. `start` begins its threads, `stop` ends them and closes everything.
 
     Calls about a job or a task raise NotFound if it does not exist or the reader may not see it.
 
@@ -101,11 +101,10 @@ class Coordinator:
         self._owners = Owners(stores.tasks, stores.jobs)
         self.results = Results(config, stores, self._owners, self._query_budgets)
         self.uploads = Uploads(config.limits.max_token_bytes, free=lambda: shutil.disk_usage(config.home).free)
-        self._keeper = Keeper(config, stores, self.results, on_ended=self.uploads.release)
-        for kept in self._keeper.uploads():
+        self._retention = RetentionThread(config, stores, self.results, on_ended=self.uploads.release)
+        for kept in self._retention.uploads():
             self.uploads.keep(*kept)
-        self._sweeps = threading.Thread(target=self._keeper.run, args=(self._stopping,), name="keeper", daemon=True)
-        self.conductor = Conductor(
+        self._turns = CoordinatorThread(
             home=config.home,
             stores=self.stores,
             keys=keys,
@@ -116,14 +115,14 @@ class Coordinator:
             max_job_pixels=config.limits.max_job_pixels,
             requester_of=stores.tokens.name_of,
         )
-        self.driver = self.conductor.driver
+        self.driver = self._turns.driver
         if config.telemetry == "otlp":
             self.driver.observe = spans_of_environment(clock=clock)
         self.mailroom = Mailroom(
             keys=keys,
             stores=self.stores,
             mailbox=mailbox,
-            post_office=self.conductor.post_office,
+            post_office=self._turns.post_office,
             deliver=self.driver.deliver,
             relays=self.driver.relays,
         )
@@ -148,10 +147,7 @@ class Coordinator:
             roster=self.roster,
             mailbox=mailbox,
             room=RoomProbe(config.home, stores.database).check,
-            waiting_for_embedder=lambda: self.conductor.preparation.waiting_for_embedder,
-        )
-        self._thread = threading.Thread(
-            target=self.conductor.run, args=(self._stopping,), name="conductor", daemon=True
+            waiting_for_embedder=lambda: self._turns.questions.waiting_for_embedder,
         )
 
     @classmethod
@@ -188,19 +184,14 @@ class Coordinator:
 
     def start(self) -> None:
         """Start processing jobs."""
-        self._thread.start()
-        self._sweeps.start()
+        self._turns.start()
+        self._retention.start()
 
     def stop(self) -> None:
         """Finish the current step and close everything. Jobs continue at the next start."""
         self._stopping.set()
-        if self._thread.ident is not None:
-            self.driver.ring()
-            self._thread.join(timeout=10.0)
-        self._keeper.wake()
-        if self._sweeps.ident is not None:
-            self._sweeps.join(timeout=10.0)
-        self.conductor.preparation.stop()
+        self._turns.stop()
+        self._retention.stop()
         self.prices.stop()
         self.results.stop()
         self._query_budgets.prices.stop()
@@ -304,8 +295,8 @@ class Coordinator:
         self._owners.job(reader, job_id)
         view = submission.cancel(job_id, stores=self.stores)
         self.driver.wake(job_id)
-        self.conductor.preparation.withdraw(job_id)
-        self._keeper.wake()
+        self._turns.questions.withdraw(job_id)
+        self._retention.wake()
         return view
 
     def forget(self, job_id: str, *, reader: Reader) -> JobView:
@@ -315,7 +306,7 @@ class Coordinator:
             NotReady: it has not ended.
         """
         self._owners.job(reader, job_id)
-        self._keeper.forget(job_id)
+        self._retention.forget(job_id)
         return self.job(job_id, reader=reader)
 
     async def events(

@@ -110,7 +110,7 @@ class House:
         )
 
     def begin(self, job_id: str, *, asked: tuple[str, ...] | None = None) -> None:
-        """Settle whom a job asks, as the conductor does: everybody, or those named."""
+        """Settle whom a job asks, as the driver does: everybody, or those named."""
         job = self.jobs.get(job_id)
         task = self.tasks.get(job.task_digest)
         agents = task.participants if asked is None else asked

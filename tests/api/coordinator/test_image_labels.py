@@ -16,7 +16,7 @@ from api.coordinator import results
 from api.coordinator.config import RetentionTable
 from api.coordinator.ownership import Reader
 from api.coordinator.results import Results, is_labelled
-from api.coordinator.retention import Keeper
+from api.coordinator.retention import RetentionThread
 from api.coordinator.views import read_view, with_progress
 from feature_store.results.job_process import LabelingOrder, QuestionRequest, label_job, write_questions
 from feature_store.results.models import read_model
@@ -121,7 +121,7 @@ class Desk:
 
         config = house.config.model_copy(update={"retention": RetentionTable(questions_s=questions_s)})
         self.results = Known(config, house.stores, house.owners, house.budgets)
-        self.keeper = Keeper(config, house.stores, self.results)
+        self.retention = RetentionThread(config, house.stores, self.results)
 
     def image_labels(self, job: Job) -> pa.Table:
         return self.results.image_labels(job.record.job_id, reader=REQUESTER)
@@ -146,13 +146,13 @@ def desk(house: House, job: Job) -> Iterator[Desk]:
 
 
 def test_features_do_not_go_before_the_images_are_labelled(desk: Desk, job: Job, house: House) -> None:
-    desk.keeper.sweep()
+    desk.retention.sweep()
     assert not is_labelled(job.folder), "nobody has asked, and there is time"
     house.clock.turn(seconds=61)
-    desk.keeper.sweep()
+    desk.retention.sweep()
     assert (job.folder / QUESTIONS).exists()
     desk.image_labels(job)
-    desk.keeper.sweep()
+    desk.retention.sweep()
     kept = {path.name for path in job.folder.iterdir()}
     assert kept == {"labels.parquet", IMAGE_LABELS, STUDENT}
     assert len(desk.image_labels(job)) == IMAGES

@@ -49,7 +49,7 @@ def write_questions(
 
 
 def finish(house: House, record: TaskRecord, view: JobView, *, salt: int = 0) -> list[Release]:
-    """Take a job through all its rounds, as the conductor does; each job of a house needs its own salt."""
+    """Take a job through all its rounds, as the driver does; each job of a house needs its own salt."""
     take_step(
         house.jobs,
         "set_batches",
