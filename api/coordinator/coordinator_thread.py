@@ -52,7 +52,6 @@ from labeler.driver.mail import Mailbox
 from labeler.driver.sending import PostOffice, Sender
 from labeler.errors import BadData, LabelerError
 from labeler.ledger.jobs import JobRecord
-from labeler.release import release_to_bytes
 from labeler.rounds.effects import Patience
 from labeler.system.files import making_room
 from labeler.system.keys import PartyKeys
@@ -98,10 +97,6 @@ class CoordinatorThread:
         )
         self.post_office = PostOffice(keys=keys, sequences=stores.sequences)
         self.driver = CoordinatorDriver(
-            database=stores.database,
-            ledger=stores.ledger,
-            tasks=stores.tasks,
-            jobs=stores.jobs,
             aggregates=stores.aggregates,
             parties=stores.parties,
             sequences=stores.sequences,
@@ -109,7 +104,6 @@ class CoordinatorThread:
             mailbox=mailbox,
             questions=self.questions,
             settlement=stores.settlement,
-            encode_release=release_to_bytes,
             patience=patience,
             clock=stores.clock,
             steady=steady,

@@ -52,7 +52,7 @@ from labeler.ledger.sequences import Sequences
 from labeler.ledger.tasks import TaskRecord, TaskStore
 from labeler.methods import METHODS
 from labeler.randomness import KEY_BYTES, seeded_source
-from labeler.release import Release, WinnerEngine, release_from_bytes, release_to_bytes
+from labeler.release import Release, WinnerEngine, release_from_bytes
 from labeler.rounds.effects import UNFINISHED, JobRun, Patience
 from labeler.system.clock import now_utc
 from labeler.tally import QueryBatch
@@ -371,10 +371,6 @@ def run_rounds(
         problem_of=problem_of,
     )
     driver = CoordinatorDriver(
-        database=journal.database,
-        ledger=journal.ledger,
-        tasks=journal.tasks,
-        jobs=journal.jobs,
         aggregates=AggregateStore(journal.database),
         parties=parties,
         sequences=Sequences(journal.database),
@@ -382,7 +378,6 @@ def run_rounds(
         mailbox=MemoryMailbox(),
         questions=GivenQuestions(features),
         settlement=settlement,
-        encode_release=release_to_bytes,
         # Nothing waits: a party answers at once, or its error ends the run.
         patience=Patience(0.0, float("inf")),
         clock=now_utc,
