@@ -69,7 +69,7 @@ class Prices:
 
         Args:
             name: the token's id.
-            piece: may be begun twice, so it writes nothing, unless it is long.
+            piece: may be begun twice, so it writes only once its prices are known.
             is_long: it waits among long prices at once.
 
         Raises:
