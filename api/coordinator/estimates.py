@@ -3,15 +3,18 @@
 A short price has a closed form and takes a millisecond. A long price is a certified one, of winners or of sampled
 steps. It takes a second at a new setting; finding the noise for such a price takes about ten seconds. Any token may ask
 for any price. So short and long prices have separate threads, and requesters take turns in each (api.fair_pool). Only a
-few long prices may wait. Other requests to the service wait for neither kind. The accounting caches results, so a
-second request for the same setting, or a retry after a refusal, is immediate.
+few long prices may wait. Other requests to the service wait for neither kind.
+
+The accounting keeps what it certified (labeler.accounting.losses), and only it knows what it has. So a price is begun
+among the short ones; where something must be certified anew, it stops there and waits among the long ones. A second
+request for the same setting, or a retry after a refusal, is immediate.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -24,9 +27,9 @@ from api.coordinator.tasks import describe_task
 from api.fair_pool import FairPool
 from api.limits import Slots
 from api.schema import EstimateRequest, EstimateView
+from labeler.accounting.losses import NotCertified, only_certified
 from labeler.errors import Unavailable
 from labeler.methods import METHODS, MethodName, ReleaseKind
-from labeler.task import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,8 +45,6 @@ Submission threads wait here too, so the total is smaller than their number."""
 
 WAIT_S: Final = 30.0
 RETRY_AFTER_S: Final = 10
-_MOST_KNOWN: Final = 4096
-_NAMES: Final = {"name", "classes", "nonce", "backbone_fingerprint"}
 
 Answer = TypeVar("Answer")
 
@@ -62,33 +63,21 @@ class Prices:
         self._slots = Slots("long prices", each=EACH, total=TOTAL)
         self._short = FairPool("prices", threads=THREADS)
         self._long = FairPool("long prices", threads=1)
-        self._known: set[tuple[object, ...]] = set()
-
-    def is_long(self, task: Task, queries: int, sizes: tuple[int, ...] = ()) -> bool:
-        """Return whether a price may take seconds: it is a long kind, and its setting was not priced before.
-
-        Args:
-            sizes: number of queries of each round, if each round is priced.
-        """
-        return takes_long(task.method, task.release) and _numbers(task, queries, sizes) not in self._known
-
-    def note(self, task: Task, queries: int, sizes: tuple[int, ...] = ()) -> None:
-        """Record that a setting was priced: its price is cached now, so it counts as short."""
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        self._known.add(_numbers(task, queries, sizes))
 
     async def run(self, name: str, piece: Callable[[], Answer], *, is_long: bool = False) -> Answer:
         """Compute a price when its turn comes, without blocking the event loop.
 
         Args:
             name: the token's id.
+            piece: may be begun twice, so it writes only once its prices are known.
+            is_long: it waits among long prices at once.
 
         Raises:
             TooManyRequests, PricesWait: see `run_long`.
         """
         if not is_long:
-            return await asyncio.wrap_future(self._short.submit(name, piece))
+            with suppress(NotCertified):
+                return await asyncio.wrap_future(self._short.submit(name, only_certified()(piece)))
         with self._in_time(name):
             return await asyncio.wait_for(asyncio.wrap_future(self._long.submit(name, piece)), self._wait_s)
 
@@ -129,16 +118,6 @@ def takes_long(method: MethodName, release: ReleaseKind) -> bool:
     return release == "winner" or METHODS[method].is_sampled
 
 
-def _numbers(task: Task, queries: int, sizes: tuple[int, ...]) -> tuple[object, ...]:
-    """Return every value that decides a price: all fields of the task except names.
-
-    No other field may be left out, for example the grid or the dropouts. A requester could vary it, and a new long
-    price would be computed in the queue of short ones.
-    """
-    deciding = task.model_dump_json(exclude=_NAMES)
-    return (deciding, task.num_classes, queries, tuple(sorted(set(sizes))))
-
-
 class Estimates:
     """Answers requests for the price of a job."""
 
@@ -157,28 +136,16 @@ class Estimates:
         Raises:
             TooManyRequests, PricesWait: see `Prices.run_long`.
         """
-        view = await self._prices.run(reader.token_id, partial(self._estimate, request, reader, only_short=True))
-        if view is None:
-            piece = partial(self._estimate, request, reader, only_short=False)
-            view = await self._prices.run(reader.token_id, piece, is_long=True)
-        assert view is not None  # noqa: S101  # only a short price may be left to the other queue
-        return view
+        return await self._prices.run(reader.token_id, partial(self._estimate, request, reader))
 
-    def _estimate(self, request: EstimateRequest, reader: Reader, *, only_short: bool) -> EstimateView | None:
-        """Return the price; None if only a short one may be worked out here and this one is long."""
+    def _estimate(self, request: EstimateRequest, reader: Reader) -> EstimateView:
         if request.task_id is not None:
             record = self._owners.task(reader, request.task_id)
             task, participants = record.task, record.participants
-            if only_short and self._prices.is_long(task, request.queries or task.max_queries):
-                return None
         else:
             assert request.task is not None  # noqa: S101  # the request's own validator
-            if only_short and takes_long(request.task.method, request.task.release):
-                return None
             task, participants = describe_task(request.task, config=self._config, parties=self._stores.parties)
         queries = request.queries or task.max_queries
-        view = estimate(
+        return estimate(
             task, participants, queries, self._budgets.balances(), delta=self._config.delta, records=request.records
         )
-        self._prices.note(task, queries)
-        return view

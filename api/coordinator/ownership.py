@@ -19,6 +19,7 @@ from api.schema import JobView, LedgerEntryView, LedgerPage, Role
 from labeler.errors import NotAllowed
 from labeler.ledger.database import Connection
 from labeler.ledger.jobs import JobRecord, JobStore, no_such_job
+from labeler.ledger.rounds import job_of
 from labeler.ledger.tasks import TaskRecord, TaskStore, no_such_task
 
 SOMEBODY = "another requester's job"
@@ -113,8 +114,8 @@ def own_spenders(
 ) -> tuple[tuple[str, int], ...]:
     """Return the last spenders for one requester: without the names of others' reservations."""
     listed = list(spenders)
-    made = creators([_job_of(name) for name, _ in listed])
-    return tuple((name if made.get(_job_of(name), by) == by else SOMEBODY, amount) for name, amount in listed)
+    made = creators([job_of(name) for name, _ in listed])
+    return tuple((name if made.get(job_of(name), by) == by else SOMEBODY, amount) for name, amount in listed)
 
 
 def ledger_for(
@@ -142,9 +143,9 @@ def ledger_for(
     items: list[LedgerEntryView] = []
     for _ in range(_CHUNKS if is_search else 1):
         found = page(after, max(limit, _CHUNK) if is_search else limit)
-        made = creators([_job_of(entry.reservation_id) for entry in found.items])
+        made = creators([job_of(entry.reservation_id) for entry in found.items])
         for entry in found.items:
-            if made.get(_job_of(entry.reservation_id), reader.token_id) == reader.token_id:
+            if made.get(job_of(entry.reservation_id), reader.token_id) == reader.token_id:
                 items.append(entry)
             elif not is_search:
                 items.append(entry.model_copy(update={"reservation_id": SOMEBODY, "detail": {}}))
@@ -154,7 +155,3 @@ def ledger_for(
             return LedgerPage(items=tuple(items), next=None)
         after = int(found.next)
     return LedgerPage(items=tuple(items), next=str(after))
-
-
-def _job_of(reservation_id: str) -> str:
-    return reservation_id.partition("/")[0]

@@ -1,45 +1,27 @@
-"""Prices of jobs, and their settlement: the cost of a job, its charges by time and account, and its end.
+"""Prices of jobs: what a job costs, and its charges by round and account; `labeler.driver.settlement` makes them.
 
 A price request charges nothing and touches no private data.
 
 A job is charged per round at two levels: for one record (instance) and for one agent's whole data (agent). Every
 participant and the federation have an account at each level. A level without a finite price may only be used if its
 account has no cap. It is recorded there as `UNBOUNDED_NANO`, so that nobody can claim a bound later.
-
-    submitted        JOB/proposed reserves the worst case: every round, the federation and every agent of the task. Only
-                     the federation's charges have entries; those of the agents are held, so a job that ends unasked
-                     leaves few.
-    settled          In one transaction it is given back, and JOB/0, JOB/1, ... reserve one round each, for the
-                     federation and the agents that are asked. An agent that declined is charged nothing.
-    round asked      From here on nobody can prove that no answer left.
-    agreed on        JOB/N is posted.
-    job ends         Rounds from which nothing left are given back, every other one is posted. Queries of rounds
-                     without an asked agent return to their task, in the same transaction.
-
-Queries of an asked round stay used, even if every agent refused and the charge was given back. The questions were
-revealed, and an agent that refuses now may have paid and answered before.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from api.coordinator.budgets import FEDERATION, agent_account, refusal
-from api.problems import problem_of
 from api.schema import AccountAfter, EstimateView, ExpectedAccuracy, LifeView, PriceView
 from labeler.batching import question_charges, round_charges, round_sizes, total_charges
-from labeler.budget import UNBOUNDED_NANO, NothingLeft
-from labeler.errors import BudgetExceeded, LabelerError, NotReady
+from labeler.budget import UNBOUNDED_NANO
+from labeler.errors import BudgetExceeded, NotReady
 from labeler.expectation import Expectation, expect
-from labeler.ledger.database import Connection, Database
-from labeler.ledger.jobs import JobRecord, JobState, JobStore, RoundRecord
-from labeler.ledger.ledger import Balance, Charge, Ledger
-from labeler.ledger.tasks import TaskRecord, TaskStore
+from labeler.ledger.ledger import Balance, Charge
+from labeler.ledger.tasks import TaskRecord
 from labeler.planning import OfKind, Price, price
-from labeler.rounds.effects import UNFINISHED
 from labeler.setting import LEVELS
 from labeler.solving import hint, queries_that_fit
 from labeler.task import Level, Task
@@ -218,20 +200,6 @@ def _price_view(one: OfKind, queries: int) -> PriceView:
     )
 
 
-Amounts = Mapping[Level, int]
-"""Nano-units by level."""
-
-
-def reservation_id(job_id: str, number: int) -> str:
-    """Return the ledger's name for the charge of one round."""
-    return f"{job_id}/{number}"
-
-
-def proposed_id(job_id: str) -> str:
-    """Return the ledger's name for a job's worst case, until the asked agents are known."""
-    return f"{job_id}/proposed"
-
-
 def worst_case(task: TaskRecord, sizes: Sequence[int], num_queries: int) -> list[Charge]:
     """Return the reservations of a proposed job: all its rounds, in the accounts of every possible participant.
 
@@ -256,107 +224,3 @@ def round_prices(task: TaskRecord, sizes: Sequence[int], num_queries: int) -> li
         for is_first in (True, False)
     }
     return [by_size[size, number == 0] for number, size in enumerate(sizes)]
-
-
-@dataclass(frozen=True)
-class JournalSettlement:
-    """Settlement of jobs in this journal (labeler.driver.storing.Settlement)."""
-
-    database: Database
-    ledger: Ledger
-    jobs: JobStore
-    tasks: TaskStore
-
-    def prices(self, job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord) -> list[dict[Level, int]]:
-        """See `round_prices`."""
-        return round_prices(task, [one.num_queries for one in rounds], job.num_queries)
-
-    def divide(
-        self,
-        job: JobRecord,
-        rounds: Sequence[RoundRecord],
-        task: TaskRecord,
-        asked: Collection[str],
-        *,
-        amounts: Sequence[Amounts],
-        connection: Connection,
-    ) -> None:
-        """Replace the job's reservation by one per round, for the asked agents.
-
-        Nothing was asked under the job's reservation, and its replacements are part of it, so they always fit.
-
-        Args:
-            amounts: each round's cost (`prices`), computed before the transaction: a price may take seconds.
-
-        Raises:
-            NotReady: the job has ended meanwhile.
-        """
-        whole = proposed_id(job.job_id)
-        state = self.ledger.state(whole, connection=connection)
-        if state != "reserved":
-            raise NotReady(f"job {job.job_id!r} has ended meanwhile, and its charge was given back")
-        self.ledger.void(whole, NothingLeft(whole, "divided"), connection=connection)
-        for one, nano in zip(rounds, amounts, strict=True):
-            self.ledger.reserve(
-                reservation_id(job.job_id, one.number),
-                charges_of([agent for agent in task.participants if agent in asked], nano),
-                detail={"job": job.job_id, "task": task.digest, "queries": one.num_queries, "by": job.created_by},
-                connection=connection,
-            )
-
-    def end(
-        self, job: JobRecord, state: JobState, error: LabelerError | None, *, connection: Connection | None = None
-    ) -> JobRecord:
-        """End a job in one transaction: void the charges of rounds from which nothing left, post all others.
-
-        Nothing left from a round if no agent was asked, or if every asked agent refused and no share was ever passed on
-        to a tallier. A refusal alone proves nothing: an agent may have answered, and refuse when it is asked again
-        under another policy. In every other case shares may be in transit, so the charge stands.
-
-        Args:
-            job: unfinished.
-            state: cancelled, failed, refused or expired.
-            error: the reason, shown to the requester.
-            connection: write transaction to join.
-
-        Returns:
-            The job in its new state.
-        """
-        with self.database.writing(connection) as connection:
-            now = self.jobs.get(job.job_id, connection=connection)
-            if now.is_finished:
-                # Another caller ended it, and settled its charges.
-                return now
-            asked = self.jobs.willingness.asked(job.job_id, connection=connection)
-            participants = set(asked or self.tasks.get(job.task_digest, connection=connection).participants)
-            rounds = self.jobs.rounds(job.job_id, connection=connection)
-            whole = proposed_id(job.job_id)
-            if self.ledger.state(whole, connection=connection) == "reserved":
-                if all(one.state == "waiting" for one in rounds):
-                    self.ledger.void(whole, NothingLeft(whole, "never-asked"), connection=connection)
-                else:
-                    # This program never asks before `divide`; if another did, its questions are paid for.
-                    self.ledger.post(
-                        whole, detail={"job": job.job_id, "because": "asked before divided"}, connection=connection
-                    )
-            for one in rounds:
-                name = reservation_id(job.job_id, one.number)
-                if self.ledger.state(name, connection=connection) is None:
-                    continue  # reserved with the whole job, and no agent was asked
-                if one.state == "waiting":
-                    self.ledger.void(name, NothingLeft(name, "never-asked"), connection=connection)
-                elif one.state == "asked" and participants <= one.final_refusals and not one.has_shares:
-                    self.ledger.void(name, NothingLeft(name, "refused"), connection=connection)
-                elif one.state in ("asked", "agreed"):
-                    detail = {
-                        "job": job.job_id,
-                        "queries": one.num_queries,
-                        "because": f"{state} after agents were asked",
-                    }
-                    self.ledger.post(name, detail=detail, connection=connection)
-            problem = None if error is None else problem_of(error)
-            ended = self.jobs.change(job.job_id, state, expected=UNFINISHED, problem=problem, connection=connection)
-            # After the end: until then a waiting round could still be asked.
-            for first_query, num_queries in self.jobs.unasked(job.job_id, connection=connection):
-                self.tasks.give_back(job.task_digest, first_query, num_queries, connection=connection)
-            return ended

@@ -26,10 +26,10 @@ import pyarrow as pa
 from api.coordinator.budgets import FEDERATION
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.ownership import Owners, Reader
-from api.coordinator.retention import JobProcess
 from api.coordinator.stores import Stores
 from api.fair_pool import FairPool
 from api.schema import QueryBudgetPage, QueryBudgetView
+from feature_store.results.job_process import JobProcess
 from feature_store.results.questions import LABELS, read_parquet
 from labeler.errors import InvalidSetting, Unavailable
 from labeler.ledger.jobs import JobRecord, RoundRecord

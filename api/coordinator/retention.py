@@ -1,66 +1,33 @@
-"""Retention of an ended job's data, and the labels made from it; see the table in docs/coordinator.md.
+"""Retention: what deletes an ended job's data when it is old; see the table in docs/coordinator.md.
 
     ended without labels        its folder is removed at once, and work for it stops
-    completed                   its answers are put into one file and the labels of all its images are made; upload,
-                                features and questions are removed after `questions_s`
+    completed                   its results are made (api.coordinator.results); upload, features and questions are
+                                removed after `questions_s`
     older than `labels_s`,      the folder is removed, with journal rows of its rounds that are no longer needed
     or forgotten on request     (labeler.ledger.jobs); charges, digests and releases stay permanently
 
 Each sweep starts from the present files, not from events, so a crash between two steps costs nothing. A folder without
 a job, left by a crash during submission, is removed after an hour.
-
-Labels of every image are made on request, with priority, or just before the features are removed. A separate process
-learns from released answers and public features (feature_store.results.job_process). The system bounds its memory and
-time, and it writes files into the job's folder; this process holds none of that data. Small jobs share one process, one
-after the other, and do not wait for large ones. If a process ends during a job, the job is tried once more in a new
-one; if that ends too, a failure is written.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import select
 import shutil
-import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from api.coordinator.conductor import feature_bytes
-from api.coordinator.config import RetentionTable
-from api.fair_pool import FairPool
+from api.coordinator.config import CoordinatorConfig
+from api.coordinator.results import Results, is_labelled
+from api.coordinator.stores import Stores
 from feature_store.results.evaluations import EVALUATION
-from feature_store.results.image_labels import has_budgets, with_budgets, with_image_budgets
-from feature_store.results.job_process import DISK_IS_FULL, LabelingOrder
-from feature_store.results.questions import (
-    IMAGE_FAILURE,
-    IMAGE_LABELS,
-    LABELS,
-    QUESTIONS,
-    STUDENT,
-    UPLOAD,
-    EmbedBoard,
-    forget_progress,
-    read_failure,
-    read_parquet,
-    read_progress,
-    write_failure,
-)
-from labeler.errors import BadData, Gone, LabelerError, NotFound, StorageFull, Unavailable
-from labeler.ledger.jobs import FINISHED, ForgottenJobs, JobRecord, JobStore
-from labeler.system.clock import Clock
-from labeler.system.files import making_room, replacing
-from labeler.system.process_pool import start_process
+from feature_store.results.questions import IMAGE_FAILURE, IMAGE_LABELS, LABELS, QUESTIONS, STUDENT, UPLOAD, EmbedBoard
+from labeler.errors import BadData, LabelerError, StorageFull
+from labeler.ledger.jobs import FINISHED, JobRecord
 
 log = logging.getLogger("labeler.coordinator")
 
@@ -72,53 +39,47 @@ KEPT = frozenset({LABELS, IMAGE_LABELS, IMAGE_FAILURE, STUDENT, EVALUATION})
 """Files that stay when a completed job's upload, features and questions are removed."""
 
 _AT_ONCE = 200
-_Made = TypeVar("_Made")
 
 
-class Keeper:
-    """See the module. One per service; `run` is its thread.
+class RetentionThread:
+    """See the module. One per service.
 
     Args:
-        table_of: makes the table of questions and answers of a completed job, from its questions and releases.
-        is_ready: returns whether `table_of` need not wait for anything; a sweep leaves other jobs for the next one.
-        budgets_of: returns the columns of budgets that files of earlier versions lack; None: they are not added.
         on_ended: called with the id of each job whose folder is found ended or was removed; may be called again.
     """
 
     def __init__(
         self,
-        home: Path,
-        jobs: JobStore,
-        forgotten: ForgottenJobs,
-        retention: RetentionTable,
+        config: CoordinatorConfig,
+        stores: Stores,
+        results: Results,
         *,
-        table_of: Callable[[str], pa.Table],
-        labeller: ImageLabeler,
-        clock: Clock,
-        is_ready: Callable[[JobRecord], bool] = lambda _: True,
-        budgets_of: Callable[[JobRecord], Mapping[str, Sequence[Any]]] | None = None,
         on_ended: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._folder = home / "jobs"
+        self._folder = config.home / "jobs"
+        self._board = EmbedBoard(config.home)
+        self._retention = config.retention
+        self._jobs, self._forgotten, self._clock = stores.jobs, stores.forgotten, stores.clock
+        self._results = results
         self._on_ended = on_ended
-        self._board = EmbedBoard(home)
-        self._jobs = jobs
-        self._forgotten = forgotten
-        self._retention = retention
-        self._table_of = table_of
-        self._is_ready = is_ready
-        self._budgets_of = budgets_of
-        self._labeller = labeller
-        self._clock = clock
-        self._bell = threading.Event()
-        # Held by writers and removers: a label file must not appear in a folder that is being removed.
-        self._pen = threading.Lock()
+        self._bell, self._stopping = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="retention", daemon=True)
         self._settled: set[str] = set()
         """Jobs of which only results are left, so that a sweep skips them."""
 
-    def run(self, stop: threading.Event) -> None:
-        """Sweep every few seconds, and when woken, until `stop` is set."""
-        while not stop.is_set():
+    def start(self) -> None:
+        """Sweep every few seconds, and when woken, until `stop`."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the current sweep."""
+        self._stopping.set()
+        self._bell.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=10.0)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
             try:
                 self.sweep()
             except LabelerError as error:
@@ -147,101 +108,8 @@ class Keeper:
             NotReady: it has not ended.
         """
         self._forgotten.forget(job_id, "asked")
-        with self._pen:
+        with self._results.pen:
             self._remove(job_id)
-
-    def check(self, job_id: str) -> None:
-        """Refuse a job that was forgotten.
-
-        Raises:
-            Gone: the job was forgotten.
-        """
-        at = self._forgotten.at([job_id]).get(job_id)
-        if at is not None:
-            raise Gone(
-                f"the questions and results of job {job_id} were deleted on {at:%Y-%m-%d %H:%M} UTC, on request or "
-                "after the retention time; its charge and the digests of its batches stay in the ledger. Ask again in "
-                "a new job"
-            )
-
-    def labels(self, job_id: str) -> pa.Table:
-        """Return questions and answers of a completed job, from their file if there is one.
-
-        Raises:
-            Gone: the job was forgotten.
-            LabelerError: as `table_of`.
-        """
-        self.check(job_id)
-        with suppress(FileNotFoundError):
-            return self._read_labels(job_id)
-        try:
-            return self._table_of(job_id)
-        except LabelerError:
-            # Meanwhile the file may have appeared and the questions may have been removed.
-            with suppress(FileNotFoundError):
-                return self._read_labels(job_id)
-            raise
-
-    def _read_labels(self, job_id: str) -> pa.Table:
-        table = read_parquet(self._folder / job_id / LABELS)
-        if self._budgets_of is None or has_budgets(table):
-            return table
-        return with_budgets(table, self._budgets_of(self._jobs.get(job_id)))
-
-    def image_labels(self, job_id: str) -> pa.Table:
-        """Return the label of every image of a completed job; make them now if missing.
-
-        Raises:
-            Gone: the job was forgotten, or its features were removed before its images were labeled.
-            NotReady: it is not completed.
-            Unavailable: it takes longer than a request waits.
-            LabelerError: there are no labels, for example because nothing was answered.
-        """
-        table = self._read_made(job_id, IMAGE_LABELS, pq.read_table)
-        if self._budgets_of is None or has_budgets(table):
-            return table
-        return with_image_budgets(table, self.labels(job_id))
-
-    def student(self, job_id: str) -> bytes:
-        """Return the student that labeled the images of a completed job; raises as `image_labels`."""
-        return self._read_made(job_id, STUDENT, Path.read_bytes)
-
-    def evaluation(self, job_id: str) -> bytes:
-        """Return the evaluation from a completed job, as JSON; raises as `image_labels`."""
-        return self._read_made(job_id, EVALUATION, Path.read_bytes)
-
-    def want_image_labels(self, job_id: str) -> Future[None] | None:
-        """Begin to label every image of a completed job, before jobs that no request waits for.
-
-        Returns:
-            The running labeling; None if it is over, whether it succeeded or not.
-
-        Raises:
-            LabelerError: as `image_labels`.
-        """
-        self.check(job_id)
-        folder = self._folder / job_id
-        self.labels(job_id)  # raises unless the job is completed and readable
-        job = self._jobs.get(job_id)
-        if not is_labelled(folder):
-            if not (folder / QUESTIONS).exists():
-                raise Gone(
-                    f"the features of job {job_id} were deleted before its images were labeled; its questions and "
-                    "answers are there (of=questions)"
-                )
-            if not self._write_labels(job):
-                raise being_labeled(folder)
-        return self._labeller.want(job, first=True)
-
-    def _read_made(self, job_id: str, name: str, read: Callable[[Path], _Made]) -> _Made:
-        self.check(job_id)
-        folder = self._folder / job_id
-        with suppress(FileNotFoundError):
-            if is_made(folder):
-                return _read_of(folder, name, read)
-        self.want_image_labels(job_id)
-        self._labeller.wait(self._jobs.get(job_id))
-        return _read_of(folder, name, read)
 
     def sweep(self) -> None:
         """Check every stored job once."""
@@ -259,7 +127,7 @@ class Keeper:
         before = self._clock() - timedelta(seconds=self._retention.labels_s)
         for job_id in self._forgotten.due(before, limit=_AT_ONCE):
             self._forgotten.forget(job_id, "age")
-            with self._pen:
+            with self._results.pen:
                 self._remove(job_id)
 
     def _keep(self, name: str, job: JobRecord | None, *, is_forgotten: bool) -> None:
@@ -268,23 +136,23 @@ class Keeper:
                 if self._clock().timestamp() - (self._folder / name).stat().st_mtime < ORPHAN_S:
                     return
                 log.warning("a folder without a job is removed", extra={"folder": name[:100]})
-                with self._pen:
+                with self._results.pen:
                     self._remove(name)
             return
         if job.state not in FINISHED:
             return
         if is_forgotten or job.state != "completed":
-            with self._pen:
+            with self._results.pen:
                 self._remove(name)
             return
         self._compact(job)
         self._on_ended(name)
 
     def _compact(self, job: JobRecord) -> None:
-        """Put the labels of a completed job into one file, and later remove their sources."""
+        """Remove the sources of a completed job's results, after their time and once the results are made."""
         folder = self._folder / job.job_id
         try:
-            if not self._write_labels(job):
+            if not self._results.write_labels(job):
                 return
         except StorageFull:
             raise
@@ -296,33 +164,13 @@ class Keeper:
             return
         if (folder / QUESTIONS).exists() and not is_labelled(folder):
             with suppress(BadData):
-                self._labeller.want(job)
+                self._results.label(job)
                 return
-        with self._pen:
+        with self._results.pen:
             for entry in list(os.scandir(folder)) if folder.exists() else []:
                 if entry.name not in KEPT:
                     _delete(Path(entry.path))
         self._settled.add(job.job_id)
-
-    def _write_labels(self, job: JobRecord) -> bool:
-        """Write questions and answers to their file unless it exists; False if the job was forgotten meanwhile, or if
-        something that they need is still being made.
-
-        Raises:
-            LabelerError: as `table_of`; StorageFull.
-        """
-        path = self._folder / job.job_id / LABELS
-        if path.exists():
-            return True
-        if not self._is_ready(job):
-            return False
-        table = self._table_of(job.job_id)
-        with self._pen:
-            if self._forgotten.at([job.job_id]):
-                return False
-            with making_room("the labels of a job"), replacing(path, mode=0o600) as temporary:
-                pq.write_table(table, temporary)
-        return True
 
     def _remove(self, name: str) -> None:
         _delete(self._folder / name)
@@ -341,176 +189,3 @@ def _delete(path: Path) -> None:
 
 def _chunks(names: list[str]) -> Iterator[list[str]]:
     return (names[start : start + _AT_ONCE] for start in range(0, len(names), _AT_ONCE))
-
-
-SMALL_BYTES = 8 * 2**20
-"""A job is small if its features have at most this many bytes."""
-
-WAIT_S = 10.0
-"""How long a request waits until it is told to retry."""
-
-_MODULE = "feature_store.results.job_process"
-_LOOK_S = 0.25
-_TOO_MUCH = (
-    "labeling every image takes more memory or time than one job is given; download the questions (of=questions), and "
-    "train a student on them with `labeler student`"
-)
-
-
-def is_made(folder: Path) -> bool:
-    """Return whether all results of a job were made: the file written last exists."""
-    return (folder / IMAGE_LABELS).exists() or (folder / EVALUATION).exists()
-
-
-def is_labelled(folder: Path) -> bool:
-    """Return whether a job's image labels or evaluation exist, or have failed for good."""
-    return is_made(folder) or (folder / IMAGE_FAILURE).exists()
-
-
-def _read_of(folder: Path, name: str, read: Callable[[Path], _Made]) -> _Made:
-    """Read a result file of a job.
-
-    Raises:
-        NotFound: the job is of the other kind: it evaluates a model, or it labels images.
-    """
-    evaluates = (folder / EVALUATION).exists()
-    if name == (IMAGE_LABELS if evaluates else EVALUATION):
-        raise NotFound(
-            f"job {folder.name} evaluates a model and labels no image; read its evaluation"
-            if evaluates
-            else f"job {folder.name} labels images and evaluates no model; ask for an evaluation of its student"
-        )
-    return read(folder / name)
-
-
-def being_labeled(folder: Path) -> Unavailable:
-    """Return the error for results of a job that are being made, with how much is done."""
-    percent = read_progress(folder)
-    done = "" if percent is None else f": {percent} % done"
-    return Unavailable(f"the images of job {folder.name} are being labeled{done}; ask again in a moment")
-
-
-class ImageLabeler:
-    """Labels the images of completed jobs, in one process for small jobs and one for large ones.
-
-    Requesters take turns (api.fair_pool); threads and processes start with the first job.
-
-    Args:
-        order_of: returns a job's labeling instructions.
-    """
-
-    def __init__(self, home: Path, *, order_of: Callable[[JobRecord], LabelingOrder]) -> None:
-        self._home = home
-        self._order_of = order_of
-        self._stopping = threading.Event()
-        self._workers = {is_small: (FairPool("labeling", threads=1), JobProcess()) for is_small in (True, False)}
-
-    def want(self, job: JobRecord, *, first: bool = False) -> Future[None] | None:
-        """Start the labeling of a completed job unless it is done; its questions and answers are in its folder.
-
-        Args:
-            job: it may be labeled already.
-            first: put it before jobs that no request waits for.
-
-        Returns:
-            The running labeling; None if there is nothing to do.
-
-        Raises:
-            BadData: its upload cannot be read.
-        """
-        folder = self._home / "jobs" / job.job_id
-        if is_labelled(folder):
-            return None
-        size = feature_bytes(folder, job)
-        pool, process = self._workers[size <= SMALL_BYTES]
-        return pool.submit(job.created_by, partial(self._label, job, size, process), key=job.job_id, first=first)
-
-    def wait(self, job: JobRecord) -> None:
-        """Wait until all results of a job are made.
-
-        Raises:
-            Unavailable: it takes longer than a request waits.
-            LabelerError: the stored reason why they cannot be made.
-        """
-        folder = self._home / "jobs" / job.job_id
-        labeling = self.want(job, first=True)
-        if labeling is not None:
-            with suppress(TimeoutError, CancelledError):
-                labeling.result(WAIT_S)
-        with suppress(FileNotFoundError):
-            if (folder / IMAGE_FAILURE).stat().st_size:
-                raise read_failure(folder / IMAGE_FAILURE)
-        if is_made(folder):
-            return
-        raise being_labeled(folder)
-
-    def stop(self) -> None:
-        """End every labeling process; missing results are made at the next request."""
-        self._stopping.set()
-        for pool, process in self._workers.values():
-            pool.stop()
-            process.end()
-
-    def _label(self, job: JobRecord, size: int, process: JobProcess) -> None:
-        try:
-            self._have_labeled(job, size, process)
-        except Exception:
-            # A defect in one job must not stop the others.
-            log.exception("the images of a job could not be labeled", extra={"job_id": job.job_id})
-
-    def _have_labeled(self, job: JobRecord, size: int, process: JobProcess) -> None:
-        folder = self._home / "jobs" / job.job_id
-        if is_labelled(folder):
-            return
-        try:
-            order = self._order_of(job).model_dump(mode="json")
-        except LabelerError as error:
-            write_failure(folder, error, name=IMAGE_FAILURE)
-            return
-        line = json.dumps({"order": order, "feature_bytes": size, "images": job.images}).encode()
-        for _ in range(2):
-            # The process may have ended by design, after long idling or at its time limit; so try once more.
-            code = process.carry_out(line, is_over=self._stopping.is_set)
-            forget_progress(folder)
-            if self._stopping.is_set() or is_labelled(folder) or not folder.exists():
-                return
-            if code == DISK_IS_FULL:
-                log.warning("labels of images wait for room on the disk", extra={"job_id": job.job_id})
-                return
-        log.warning("the images of a job cannot be labeled", extra={"job_id": job.job_id})
-        with suppress(OSError):
-            write_failure(folder, BadData(_TOO_MUCH), name=IMAGE_FAILURE)
-
-
-class JobProcess:
-    """A process that works on one job after the other; an order starts it if it is not running."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def carry_out(self, order: bytes, *, is_over: Callable[[], bool]) -> int | None:
-        """Send an order and wait for its exit code; None if the process has ended or `is_over` says so."""
-        if self._process is None:
-            self._process = start_process(_MODULE, stdin=subprocess.PIPE, answers=True)
-        orders, answers = self._process.stdin, self._process.stdout
-        assert orders is not None and answers is not None  # noqa: S101, PT018  # pipes were asked for
-        try:
-            orders.write(order + b"\n")
-            orders.flush()
-            poll = select.poll()
-            poll.register(answers, select.POLLIN)
-            while not poll.poll(1000 * _LOOK_S):
-                if is_over():
-                    return None
-            return int(answers.readline())
-        except (BrokenPipeError, ValueError):
-            self.end()
-            return None
-
-    def end(self) -> None:
-        """Kill the process."""
-        if self._process is not None:
-            self._process.kill()
-            with suppress(BrokenPipeError):
-                self._process.communicate()
-        self._process = None

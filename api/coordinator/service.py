@@ -1,8 +1,8 @@
 """The coordinator: all state and work of one process, behind the calls that routes make.
 
-This module connects the parts: the journal and its stores, the mailbox, the keys, the conductor's thread. Each part is
-documented in its own module. No HTTP appears here. Routes about parties, prices, messages and readiness call `roster`,
-`estimates`, `mailroom` and `health`.
+This module connects the parts: the journal and its stores, the mailbox, the keys, the threads. Each part is
+documented in its own module. No HTTP appears here. Routes about results, parties, prices, messages and readiness call
+`results`, `roster`, `estimates`, `mailroom` and `health`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
 
 from anyio import to_thread
 
-from api.coordinator import labels, submission
+from api.coordinator import submission
 from api.coordinator.budgets import Budgets, agent_account, ledger_page, open_accounts, signed_evidence
-from api.coordinator.conductor import Conductor
 from api.coordinator.config import CoordinatorConfig
+from api.coordinator.coordinator_thread import CoordinatorThread
 from api.coordinator.estimates import Estimates, Prices
 from api.coordinator.invitations import Invitations
-from api.coordinator.labels import thumbnails
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.ownership import Owners, Reader, ledger_for, shown_to
 from api.coordinator.query_budgets import JobBudgets, QueryBudgetPages, RunningPrices
-from api.coordinator.retention import ImageLabeler, Keeper
+from api.coordinator.results import Results
+from api.coordinator.retention import RetentionThread
 from api.coordinator.roster import Health, Roster
 from api.coordinator.stores import RoomProbe, Stores, clear_incoming, own_keys, owning_home
 from api.coordinator.tasks import create_task, task_view
@@ -47,20 +46,17 @@ from api.schema import (
     JobRequest,
     JobState,
     JobView,
-    LabelRow,
     LedgerPage,
     QueryBudgetPage,
     TaskPage,
     TaskRequest,
     TaskView,
-    ThumbnailsView,
 )
-from feature_store.decode_process import PixelLimits
 from feature_store.results.evidence import SignedEvidence
 from feature_store.results.questions import UPLOAD
 from labeler.driver.mail import Mailbox
 from labeler.driver.mail_redis import RedisMailbox
-from labeler.errors import LabelerError, NotAuthenticated, NotFound, TryAgain
+from labeler.errors import NotAuthenticated, NotFound, TryAgain
 from labeler.ledger.evidence import EvidenceScope
 from labeler.ledger.tasks import TaskRecord
 from labeler.rounds.effects import Patience
@@ -79,7 +75,7 @@ LEAST_BETWEEN_S = 0.25
 
 
 class Coordinator:
-    """See the module. `start` begins the conductor's thread, `stop` ends it and closes everything.
+    """See the module. `start` begins its threads, `stop` ends them and closes everything.
 
     Calls about a job or a task raise NotFound if it does not exist or the reader may not see it.
 
@@ -102,28 +98,13 @@ class Coordinator:
         self._stopping = threading.Event()
         self._owned = ExitStack()
         self._query_budgets = JobBudgets(config, stores, RunningPrices(config.home))
-        self._labeller = ImageLabeler(
-            config.home, order_of=lambda job: labels.labeling_order(job, stores=stores, config=config)
-        )
+        self._owners = Owners(stores.tasks, stores.jobs)
+        self.results = Results(config, stores, self._owners, self._query_budgets)
         self.uploads = Uploads(config.limits.max_token_bytes, free=lambda: shutil.disk_usage(config.home).free)
-        self._keeper = Keeper(
-            config.home,
-            stores.jobs,
-            stores.forgotten,
-            config.retention,
-            table_of=lambda job_id: labels.job_label_table(
-                job_id, stores=stores, config=config, budgets=self._query_budgets
-            ),
-            labeller=self._labeller,
-            clock=clock,
-            is_ready=self._query_budgets.is_ready,
-            budgets_of=self._query_budgets.of_job,
-            on_ended=self.uploads.release,
-        )
-        for kept in self._keeper.uploads():
+        self._retention = RetentionThread(config, stores, self.results, on_ended=self.uploads.release)
+        for kept in self._retention.uploads():
             self.uploads.keep(*kept)
-        self._sweeps = threading.Thread(target=self._keeper.run, args=(self._stopping,), name="keeper", daemon=True)
-        self.conductor = Conductor(
+        self._turns = CoordinatorThread(
             home=config.home,
             stores=self.stores,
             keys=keys,
@@ -134,18 +115,17 @@ class Coordinator:
             max_job_pixels=config.limits.max_job_pixels,
             requester_of=stores.tokens.name_of,
         )
-        self.driver = self.conductor.driver
+        self.driver = self._turns.driver
         if config.telemetry == "otlp":
             self.driver.observe = spans_of_environment(clock=clock)
         self.mailroom = Mailroom(
             keys=keys,
             stores=self.stores,
             mailbox=mailbox,
-            post_office=self.conductor.post_office,
+            post_office=self._turns.post_office,
             deliver=self.driver.deliver,
             relays=self.driver.relays,
         )
-        self._owners = Owners(stores.tasks, stores.jobs)
         self.prices = Prices()
         self._submissions = submission.Submissions(config, stores, self._owners, self.prices, self._taken)
         self._budgets = Budgets(stores.ledger, config.delta)
@@ -167,10 +147,7 @@ class Coordinator:
             roster=self.roster,
             mailbox=mailbox,
             room=RoomProbe(config.home, stores.database).check,
-            waiting_for_embedder=lambda: self.conductor.preparation.waiting_for_embedder,
-        )
-        self._thread = threading.Thread(
-            target=self.conductor.run, args=(self._stopping,), name="conductor", daemon=True
+            waiting_for_embedder=lambda: self._turns.questions.waiting_for_embedder,
         )
 
     @classmethod
@@ -207,21 +184,16 @@ class Coordinator:
 
     def start(self) -> None:
         """Start processing jobs."""
-        self._thread.start()
-        self._sweeps.start()
+        self._turns.start()
+        self._retention.start()
 
     def stop(self) -> None:
         """Finish the current step and close everything. Jobs continue at the next start."""
         self._stopping.set()
-        if self._thread.ident is not None:
-            self.driver.ring()
-            self._thread.join(timeout=10.0)
-        self._keeper.wake()
-        if self._sweeps.ident is not None:
-            self._sweeps.join(timeout=10.0)
-        self.conductor.preparation.stop()
+        self._turns.stop()
+        self._retention.stop()
         self.prices.stop()
-        self._labeller.stop()
+        self.results.stop()
         self._query_budgets.prices.stop()
         self._mailbox.close()
         self.stores.database.close()
@@ -323,8 +295,8 @@ class Coordinator:
         self._owners.job(reader, job_id)
         view = submission.cancel(job_id, stores=self.stores)
         self.driver.wake(job_id)
-        self.conductor.preparation.withdraw(job_id)
-        self._keeper.wake()
+        self._turns.questions.withdraw(job_id)
+        self._retention.wake()
         return view
 
     def forget(self, job_id: str, *, reader: Reader) -> JobView:
@@ -334,67 +306,8 @@ class Coordinator:
             NotReady: it has not ended.
         """
         self._owners.job(reader, job_id)
-        self._keeper.forget(job_id)
+        self._retention.forget(job_id)
         return self.job(job_id, reader=reader)
-
-    def results(self, job_id: str, *, reader: Reader) -> Keeper:
-        """Return the keeper of a job's results, which raises where there are none yet.
-
-        Raises:
-            NotFound: there is no such job, or it is another requester's.
-        """
-        self._owners.job(reader, job_id)
-        return self._keeper
-
-    def model(self, job_id: str, *, reader: Reader) -> bytes:
-        """Return the model that a completed job released, as a safetensors file with its privacy card.
-
-        Raises:
-            NotFound: its task asks for labels, not for a model; or it is another requester's.
-            NotReady: it is not completed.
-        """
-        self._owners.job(reader, job_id)
-        self._keeper.check(job_id)
-        return labels.job_model(job_id, stores=self.stores, config=self.config)
-
-    def thumbnails(self, job_id: str, sources: Sequence[str], *, reader: Reader) -> ThumbnailsView:
-        """Return small pictures of a job's images; see api.coordinator.labels.
-
-        Raises:
-            NotFound: there is no such job, it is another requester's, or it was sent as vectors.
-            Gone: its images were deleted.
-        """
-        job = self._owners.job(reader, job_id)
-        self._keeper.check(job_id)
-        limits = PixelLimits(self.config.limits.max_pixels, self.config.limits.max_job_pixels)
-        return thumbnails(self.config.home / "jobs" / job_id, job, sources, limits)
-
-    def begin_labeling(self, job_id: str, *, reader: Reader) -> Future[None] | None:
-        """Begin to label the images of a completed job; None where it was sent as vectors, or nothing is left to do."""
-        if self._owners.job(reader, job_id).source != "images":
-            return None
-        try:
-            return self._keeper.want_image_labels(job_id)
-        except TryAgain:
-            raise
-        except LabelerError:
-            return None  # `label_rows` says what there is
-
-    def label_rows(self, job_id: str, *, reader: Reader) -> tuple[LabelRow, ...]:
-        """Return the answers of a completed job, one by one, with the labels of its images; for small jobs.
-
-        Raises:
-            TryAgain: its images are being labeled.
-        """
-        results, images = self.results(job_id, reader=reader), None
-        if self._owners.job(reader, job_id).source == "images":
-            try:
-                images = results.image_labels(job_id)
-            except TryAgain:
-                raise
-            except LabelerError:
-                pass  # nothing was answered, for example: the questions say so
-        return labels.label_rows(results.labels(job_id), images)
 
     async def events(
         self, job_id: str, after: str, *, reader: Reader, within_s: float = math.inf

@@ -26,7 +26,9 @@ from pathlib import Path
 
 from api.coordinator.budgets import check_delta, open_accounts
 from api.coordinator.config import CoordinatorConfig
-from api.coordinator.pricing import JournalSettlement
+from api.coordinator.pricing import charges_of, round_prices
+from api.problems import problem_of
+from labeler.driver.settlement import Settlement
 from labeler.errors import InvalidSetting, JournalInUse, LabelerError, OutputInUse, Unavailable
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.jobs import ForgottenJobs, JobStore
@@ -95,9 +97,17 @@ class Stores:
         return stores
 
     @property
-    def settlement(self) -> JournalSettlement:
+    def settlement(self) -> Settlement:
         """Return the settlement of jobs in this journal."""
-        return JournalSettlement(self.database, self.ledger, self.jobs, self.tasks)
+        return Settlement(
+            self.database,
+            self.ledger,
+            self.jobs,
+            self.tasks,
+            price_rounds=round_prices,
+            charges_of=charges_of,
+            problem_of=problem_of,
+        )
 
 
 LOCK_FILE = ".coordinator.lock"

@@ -22,7 +22,7 @@ from api.coordinator.budgets import FEDERATION, refusal
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.estimates import Prices
 from api.coordinator.ownership import Owners, Reader, own_spenders
-from api.coordinator.pricing import charge_at, price_view, proposed_id, worst_case
+from api.coordinator.pricing import charge_at, price_view, worst_case
 from api.coordinator.roster import facts_of
 from api.coordinator.stores import INCOMING, Stores
 from api.coordinator.uploads import Upload, upload_of_features
@@ -34,6 +34,7 @@ from feature_store.image_files import SHOWN
 from feature_store.results.evaluations import released_model
 from feature_store.results.job_process import given_features
 from feature_store.rows import refuse_other_probes
+from labeler.accounting.losses import NotCertified, only_certified
 from labeler.batching import batch_queries_of, check_round_fits, round_sizes
 from labeler.errors import (
     BadData,
@@ -49,6 +50,7 @@ from labeler.ledger.database import Connection
 from labeler.ledger.jobs import Idempotency, JobRecord, RoundRecord
 from labeler.ledger.ledger import Charge
 from labeler.ledger.parties import PartyStore
+from labeler.ledger.rounds import proposed_id
 from labeler.ledger.tasks import TaskRecord
 from labeler.methods.evaluate import Scored
 from labeler.task import Task
@@ -441,13 +443,13 @@ def _worst_case(order: _Order, prices: Prices | None) -> list[Charge]:
     Raises:
         TooManyRequests, PricesWait: see Prices.
     """
-    asked = (order.task.task, order.job.num_queries, order.sizes)
     price = partial(worst_case, order.task, order.sizes, order.job.num_queries)
-    if prices is None or not prices.is_long(*asked):
+    if prices is None:
         return price()
-    found = prices.run_long(order.job.created_by, price)
-    prices.note(*asked)
-    return found
+    try:
+        return only_certified()(price)()
+    except NotCertified:
+        return prices.run_long(order.job.created_by, price)
 
 
 def _check_unasked(job: JobRecord, most: int, stores: Stores, connection: Connection) -> None:

@@ -18,8 +18,8 @@ from starlette.concurrency import run_in_threadpool
 from api import examples, problems
 from api.access import JSON, Route
 from api.coordinator.estimates import takes_long
-from api.coordinator.labels import SIDE
 from api.coordinator.ownership import Reader
+from api.coordinator.results import SIDE
 from api.documentation import (
     BUDGET_REFUSAL,
     JSON_PART,
@@ -212,7 +212,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         job_id: JobId, request: Annotated[ThumbnailsRequest, Body(examples=[examples.THUMBNAILS_REQUEST])], who: Who
     ) -> ThumbnailsView:
         with pictures.hold(who.token_id):
-            return coordinator.thumbnails(job_id, request.sources, reader=who)
+            return coordinator.results.thumbnails(job_id, request.sources, reader=who)
 
     @router.get(
         "/v1/jobs/{job_id}",
@@ -265,12 +265,11 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     ) -> Response:
         kind, write = FILE_KINDS[labels_format], FILE_WRITERS[labels_format]
         headers = {"Content-Disposition": f'attachment; filename="{kind.file_name(job_id, of)}"'}
-        results = coordinator.results(job_id, reader=who)
         if of == "images":
             with labeling.hold(who.token_id):
-                table = results.image_labels(job_id)
+                table = coordinator.results.image_labels(job_id, reader=who)
         else:
-            table = results.labels(job_id)
+            table = coordinator.results.labels(job_id, reader=who)
         if table.num_rows <= ROWS_PER_CHUNK:
             # Sent whole: each piece of a stream would hop between event loop and thread.
             return Response(b"".join(write(table)), media_type=kind.media_type, headers=headers)
@@ -286,7 +285,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         responses=_model_answers("The model"),
     )
     def job_model(job_id: JobId, who: Who) -> Response:
-        return _safetensors(coordinator.model(job_id, reader=who), f"{job_id}-model")
+        return _safetensors(coordinator.results.model(job_id, reader=who), f"{job_id}-model")
 
     @router.get(
         "/v1/jobs/{job_id}/student",
@@ -299,7 +298,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     )
     def job_student(job_id: JobId, who: Who) -> Response:
         with labeling.hold(who.token_id):
-            return _safetensors(coordinator.results(job_id, reader=who).student(job_id), f"{job_id}-student")
+            return _safetensors(coordinator.results.student(job_id, reader=who), f"{job_id}-student")
 
     @router.get(
         "/v1/jobs/{job_id}/evaluation",
@@ -314,7 +313,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     )
     def job_evaluation(job_id: JobId, who: Who) -> Response:
         with labeling.hold(who.token_id):
-            data = coordinator.results(job_id, reader=who).evaluation(job_id)
+            data = coordinator.results.evaluation(job_id, reader=who)
         return Response(data, media_type=JSON)
 
     async def watched(job_id: JobId, who: Who) -> AsyncIterator[None]:
@@ -473,12 +472,12 @@ async def _rows(
 ) -> tuple[LabelRow, ...] | None:
     """Return the answers of a completed job; None when the time is up before they can be told."""
     with contextlib.suppress(TryAgain):
-        labeling = await run_in_threadpool(coordinator.begin_labeling, job_id, reader=who)
+        labeling = await run_in_threadpool(coordinator.results.begin, job_id, reader=who)
         if labeling is not None:
             left_s = max(0.0, until_s - time.monotonic())
             await unless_stopping(request, asyncio.wait([asyncio.wrap_future(labeling)], timeout=left_s))
         if labeling is None or labeling.done():
-            return await run_in_threadpool(coordinator.label_rows, job_id, reader=who)
+            return await run_in_threadpool(coordinator.results.rows, job_id, reader=who)
     return None
 
 

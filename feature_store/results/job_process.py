@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import json
 import select
+import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -36,7 +38,7 @@ from feature_store.decode import Skipped
 from feature_store.query_selection import select_queries
 from feature_store.results.image_labels import ImageStamp, has_budgets, image_label_table, with_image_budgets
 from feature_store.results.models import RELEASED, ReleasedModels, model_file
-from feature_store.results.pseudo_labels import label_released, task_of
+from feature_store.results.pseudo_labels import QuestionNames, label_released, query_rows, task_of
 from feature_store.results.questions import (
     IMAGE_FAILURE,
     IMAGE_LABELS,
@@ -55,11 +57,12 @@ from feature_store.results.questions import (
 )
 from feature_store.shard import Shard, check_features
 from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady
+from labeler.ledger.jobs import JobRecord
 from labeler.methods.evaluate import Scored
 from labeler.query_budgets import running_prices
 from labeler.rounds.effects import Strategy
 from labeler.system.files import is_full, replace_file
-from labeler.system.process_pool import bound_process
+from labeler.system.process_pool import bound_process, start_process
 from labeler.task import Task, describe_validation, parse_task
 
 CHOOSING_CPU_S: Final = 600
@@ -133,6 +136,42 @@ def given_features(upload: Path) -> NDArray[np.int16]:
     features = np.ascontiguousarray(values.reshape(len(column), kind.list_size), dtype=np.int16)
     check_features(features)
     return features
+
+
+def read_names(folder: Path, job: JobRecord) -> tuple[StoredQuestions, QuestionNames]:
+    """Read a job's questions and their names, from its upload and its stored choice of questions.
+
+    Raises:
+        BadData: a file is missing or damaged.
+    """
+    try:
+        questions = read_stored_questions(folder / QUESTIONS)
+        sources = read_parquet(folder / UPLOAD, columns=["name"])["name"].to_pylist()
+        is_there = job.source == "features" or (folder / SHARD).exists()
+        rows = query_rows(
+            questions.rows,
+            questions.assignment,
+            centres=questions.features,
+            images=_image_features(folder, job.source) if questions.asks_clusters and is_there else None,
+        )
+        kind = "cluster" if questions.asks_clusters else None if job.source == "features" else "query"
+        names = QuestionNames.of(rows, sources, kind=kind)
+    except (OSError, BadData, pa.ArrowException, KeyError, IndexError) as error:
+        raise BadData(
+            f"what job {job.job_id} asked cannot be read ({type(error).__name__}); restore its folder "
+            "in jobs/ from a backup"
+        ) from None
+    answers = job.images if job.strategy == "weights" else job.num_queries
+    if len(names.sources) != answers:
+        raise BadData(f"job {job.job_id} has {answers} answers, but its folder names {len(names.sources)}")
+    return questions, names
+
+
+def _image_features(folder: Path, source: str) -> NDArray[np.int16]:
+    """Return the features of all images, as sent or as the embedder stored them."""
+    if source == "features":
+        return given_features(folder / UPLOAD)
+    return np.asarray(Shard.open(folder / SHARD, verify=False).features)
 
 
 def _embedded(shard: Path) -> NDArray[np.int16]:
@@ -224,11 +263,7 @@ def label_job(order: LabelingOrder) -> None:
     """
     folder = Path(order.folder)
     questions = read_stored_questions(folder / QUESTIONS)
-    features = questions.images
-    if features is None and order.source == "features":
-        features = given_features(folder / UPLOAD)
-    elif features is None:
-        features = np.asarray(Shard.open(folder / SHARD, verify=False).features)
+    features = _image_features(folder, order.source) if questions.images is None else questions.images
     try:
         table = pq.read_table(folder / LABELS)
         sources = pq.read_table(folder / UPLOAD, columns=["name"])["name"].to_pylist()
@@ -355,6 +390,46 @@ def _labeled(order: LabelingOrder) -> int:
             raise
         return DISK_IS_FULL
     return 0
+
+
+# Its other side.
+
+_MODULE: Final = "feature_store.results.job_process"
+_LOOK_S: Final = 0.25
+
+
+class JobProcess:
+    """A process that works on one job after the other; an order starts it if it is not running."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def carry_out(self, order: bytes, *, is_over: Callable[[], bool]) -> int | None:
+        """Send an order and wait for its exit code; None if the process has ended or `is_over` says so."""
+        if self._process is None:
+            self._process = start_process(_MODULE, stdin=subprocess.PIPE, answers=True)
+        orders, answers = self._process.stdin, self._process.stdout
+        assert orders is not None and answers is not None  # noqa: S101, PT018  # pipes were asked for
+        try:
+            orders.write(order + b"\n")
+            orders.flush()
+            poll = select.poll()
+            poll.register(answers, select.POLLIN)
+            while not poll.poll(1000 * _LOOK_S):
+                if is_over():
+                    return None
+            return int(answers.readline())
+        except (BrokenPipeError, ValueError):
+            self.end()
+            return None
+
+    def end(self) -> None:
+        """Kill the process."""
+        if self._process is not None:
+            self._process.kill()
+            with suppress(BrokenPipeError):
+                self._process.communicate()
+        self._process = None
 
 
 if __name__ == "__main__":

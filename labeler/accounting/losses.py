@@ -60,6 +60,9 @@ References:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, Literal
@@ -75,6 +78,33 @@ Floats = NDArray[np.float64]
 
 OF_FORMULA = 1e-9
 """Relative margin: a hundred times the error of `labeler.accounting.gaussian`."""
+
+_MAY_CERTIFY: ContextVar[bool] = ContextVar("may certify", default=True)
+
+
+class NotCertified(Exception):
+    """A price would have to be certified, and the caller wanted only what is known."""
+
+
+@contextmanager
+def only_certified() -> Iterator[None]:
+    """Stop with NotCertified where a price would take seconds; what was certified before is at hand."""
+    before = _MAY_CERTIFY.set(False)
+    try:
+        yield
+    finally:
+        _MAY_CERTIFY.reset(before)
+
+
+def check_may_certify() -> None:
+    """Begin to certify a price; called where no cache has it.
+
+    Raises:
+        NotCertified: within `only_certified`.
+    """
+    if not _MAY_CERTIFY.get():
+        raise NotCertified
+
 
 _CUTS = 8
 _CLOSE = 1e-7

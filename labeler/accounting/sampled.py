@@ -74,7 +74,17 @@ import numpy as np
 
 from labeler.accounting.events import SPILL, IntegerSum
 from labeler.accounting.gaussian import LEAST, MOST
-from labeler.accounting.losses import MOST_MU, MOST_ROUNDS, Losses, Order, Pair, composed, in_nano_units, least_gaussian
+from labeler.accounting.losses import (
+    MOST_MU,
+    MOST_ROUNDS,
+    Losses,
+    Order,
+    Pair,
+    check_may_certify,
+    composed,
+    in_nano_units,
+    least_gaussian,
+)
 from labeler.errors import InvalidSetting
 
 LEAST_DELTA = 1e-30
@@ -199,6 +209,7 @@ def _profiles(mu: float, sampling_rate: Fraction, rounds: int, least: float) -> 
     probability = max(math.nextafter(float(sampling_rate), 1.0), _LEAST_RATE)
     if probability > 1 - 1e-3 or mu > MOST_MU:
         return None
+    check_may_certify()
     remove, add = (composed(mu, probability, rounds, order, least) for order in _ORDERS)
     return (remove, add) if max(remove.epsilons[-1], add.epsilons[-1]) < _MOST_EPSILON else None
 

@@ -107,7 +107,7 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 
 from labeler.accounting.events import SMOOTHING_VARIANCE, SPILL, IntegerSum
-from labeler.accounting.losses import Floats, Losses, Pair, in_nano_units, least_gaussian
+from labeler.accounting.losses import Floats, Losses, Pair, check_may_certify, in_nano_units, least_gaussian
 from labeler.errors import InvalidSetting
 
 Change = Literal["one-bit", "swap"]
@@ -242,6 +242,7 @@ def _gaussian_part(change: Change, mu: float, queries: int) -> Pair:
     """
     whole = Fraction(mu) ** 2 * queries
     if whole <= _MOST_MU_SQUARED:
+        check_may_certify()
         delta_0 = SPILL * float(whole) / 3
         profile = winner_profile(change, mu, queries)
         low, high = math.sqrt(whole / 3), math.sqrt(whole)

@@ -26,17 +26,13 @@ from labeler.driver.intake import Delivery, Inbox, Incoming
 from labeler.driver.mail import Mailbox
 from labeler.driver.reading import Live, Loader, PartyBook, TurnPlan, parties_of
 from labeler.driver.sending import Questions, Relays, Writer, note_stored, send_off
+from labeler.driver.settlement import Settlement
 from labeler.driver.stepping import Stepper
-from labeler.driver.storing import Settlement, Storer
+from labeler.driver.storing import Storer
 from labeler.errors import LabelerError, Replayed, TryAgain, Unavailable, WrongDigest
-from labeler.ledger.database import Database
-from labeler.ledger.jobs import JobStore
-from labeler.ledger.ledger import Ledger
 from labeler.ledger.rounds import AggregateStore
 from labeler.ledger.sequences import Sequences
-from labeler.ledger.tasks import TaskStore
 from labeler.messages import COORDINATOR
-from labeler.release import Release
 from labeler.rounds import effects as fx
 from labeler.rounds import queues
 from labeler.rounds.effects import UNFINISHED, Event, JobRun, Now, Party, Patience
@@ -58,8 +54,7 @@ class CoordinatorDriver(Inbox):
 
     Args:
         questions: makes the questions of jobs.
-        settlement: decides the charges.
-        encode_release: returns a release in its stored form.
+        settlement: decides the charges, and names the stores of the journal.
         steady: seconds that never run backwards.
         requester_of: returns the name of a token's holder, by the token's id; a proposal tells it to the sites.
         is_simulated: noise from a known seed is expected, and every release says so; never in a service.
@@ -68,10 +63,6 @@ class CoordinatorDriver(Inbox):
     def __init__(
         self,
         *,
-        database: Database,
-        ledger: Ledger,
-        tasks: TaskStore,
-        jobs: JobStore,
         aggregates: AggregateStore,
         parties: PartyBook,
         sequences: Sequences,
@@ -79,7 +70,6 @@ class CoordinatorDriver(Inbox):
         mailbox: Mailbox,
         questions: Questions,
         settlement: Settlement,
-        encode_release: Callable[[Release], bytes],
         patience: Patience,
         clock: Clock,
         steady: Callable[[], float] = time.monotonic,
@@ -87,21 +77,25 @@ class CoordinatorDriver(Inbox):
         is_simulated: bool = False,
     ) -> None:
         super().__init__()
-        self._database = database
-        self._ledger = ledger
-        self._jobs = jobs
+        self._database, self._ledger, self._jobs = settlement.database, settlement.ledger, settlement.jobs
         self._sequences = sequences
         self._book = parties
         self._mailbox = mailbox
         self._clock = clock
         self._steady = steady
-        self._storer = Storer(ledger, jobs, aggregates, settlement, encode_release)
+        self._storer = Storer(aggregates, settlement)
         self._sender = sender
         self.observe: Callable[[JobRun, JobRun], None] | None = None
         """Called after each durable step of a job, with the job before and after."""
         self.relays = Relays()
         self._loader = Loader(
-            database, tasks, jobs, aggregates, patience, requester_of=requester_of, is_simulated=is_simulated
+            self._database,
+            settlement.tasks,
+            self._jobs,
+            aggregates,
+            patience,
+            requester_of=requester_of,
+            is_simulated=is_simulated,
         )
         self._live = self._loader.live
         self._stepper = Stepper(sender, questions, self.relays, patience)

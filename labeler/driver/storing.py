@@ -6,69 +6,26 @@ fixed once, a charge is posted before a sum is kept, a release is stored once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 from labeler.driver.reading import LoadedJob
-from labeler.errors import LabelerError
+from labeler.driver.settlement import Settlement
 from labeler.ledger import rounds as steps
 from labeler.ledger.database import Connection
-from labeler.ledger.jobs import JobRecord, JobStore, RoundRecord
-from labeler.ledger.ledger import Ledger
-from labeler.ledger.rounds import AggregateStore
-from labeler.ledger.tasks import TaskRecord
-from labeler.release import Release
+from labeler.ledger.rounds import AggregateStore, reservation_id
+from labeler.release import release_to_bytes
 from labeler.rounds import effects as fx
-from labeler.rounds.effects import JobState, Store
+from labeler.rounds.effects import Store
 from labeler.task import Level
 
 
-class Settlement(Protocol):
-    """The charges of a job, decided by the code that prices jobs."""
-
-    def prices(self, job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord) -> Sequence[Mapping[Level, int]]:
-        """Return the price of each round, nano-units by level. It may take seconds, so it runs before a transaction."""
-
-    def divide(
-        self,
-        job: JobRecord,
-        rounds: Sequence[RoundRecord],
-        task: TaskRecord,
-        asked: Collection[str],
-        *,
-        amounts: Sequence[Mapping[Level, int]],
-        connection: Connection,
-    ) -> None:
-        """Replace the job's reservation by one per round, for the agents that are asked.
-
-        Raises:
-            NotReady: the job has ended meanwhile.
-        """
-
-    def end(self, job: JobRecord, state: JobState, error: LabelerError | None, *, connection: Connection) -> JobRecord:
-        """End a job: void the charge of rounds of which nothing left, post all others. Return the ended job."""
-
-
 class Storer:
-    """Carries out stores.
+    """Carries out stores."""
 
-    Args:
-        encode_release: returns a release in its stored form; equal releases are equal bytes.
-    """
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        jobs: JobStore,
-        aggregates: AggregateStore,
-        settlement: Settlement,
-        encode_release: Callable[[Release], bytes],
-    ) -> None:
-        self._ledger = ledger
-        self._jobs = jobs
+    def __init__(self, aggregates: AggregateStore, settlement: Settlement) -> None:
+        self._ledger, self._jobs = settlement.ledger, settlement.jobs
         self._aggregates = aggregates
         self._settlement = settlement
-        self._encode_release = encode_release
 
     def prices(self, job: LoadedJob, stores: Sequence[Store]) -> Sequence[Mapping[Level, int]]:
         """Return the prices that `store` needs, worked out before the journal is locked."""
@@ -144,10 +101,10 @@ class Storer:
                     "queries": store.num_queries,
                     "contributors": list(store.contributors),
                 }
-                seq = self._ledger.post(f"{job_id}/{store.number}", detail=detail, connection=connection)
+                seq = self._ledger.post(reservation_id(job_id, store.number), detail=detail, connection=connection)
                 return steps.set_posted(connection, job_id, store.number, seq)
             case fx.StoreRelease():
-                data = self._encode_release(store.release)
+                data = release_to_bytes(store.release)
                 steps.store_release(connection, job_id, store.number, data)
                 self._jobs.move(job_id, store.following, connection=connection)
                 return False

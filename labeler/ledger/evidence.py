@@ -39,6 +39,7 @@ from labeler.ledger.agent_memory import check_delta
 from labeler.ledger.chain import Head, time_of, time_text
 from labeler.ledger.ledger import WRITTEN_OFF, hash_at
 from labeler.ledger.promises import SiteRefusal, refused_by_site
+from labeler.ledger.rounds import job_of, proposed_id, reservation_id
 from labeler.ledger.schema import (
     FINISHED,
     answered_rounds,
@@ -217,7 +218,7 @@ def _round(
     row: Mapping[str, Any], job: Mapping[str, Any], chain: Chain, tables: _Tables, *, is_over: bool
 ) -> RoundFacts:
     key = (row["job_id"], row["number"])
-    name = f"{row['job_id']}/{row['number']}"
+    name = reservation_id(*key)
     charged = chain.reservations.get(name)
     if charged is not None:
         _check_reserved(name, charged, row, job)
@@ -262,10 +263,10 @@ def _check_reserved(name: str, charged: RecordedReservation, row: Mapping[str, A
 
 def _check_all_there(chain: Chain, connection: Connection) -> None:
     """Refuse a journal whose tables lack a round that the chain was charged for."""
-    known = {f"{row.job_id}/{row.number}" for row in connection.execute(select(rounds.c.job_id, rounds.c.number))}
+    known = {reservation_id(*row) for row in connection.execute(select(rounds.c.job_id, rounds.c.number))}
     for name, charged in chain.reservations.items():
         job = charged.reserved.get("job")
-        is_a_round = isinstance(job, str) and name.startswith(f"{job}/") and name != f"{job}/proposed"
+        is_a_round = isinstance(job, str) and job_of(name) == job and name != proposed_id(job)
         if is_a_round and name not in known:
             raise _broken(
                 f"the ledger holds a charge for round {name}, and the table of rounds does not: a row was removed"

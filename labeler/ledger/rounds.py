@@ -175,10 +175,10 @@ def set_posted(connection: Connection, job_id: str, number: int, ledger_seq: int
     if row.state != "agreed":
         raise NotReady(f"{_name(job_id, number)} is {row.state}; it is posted after its contributors were fixed")
     entry = select_rows(connection, ledger_entries, seq=ledger_seq).first()
-    if entry is None or (entry.kind, entry.reservation_id) != ("post", f"{job_id}/{number}"):
+    if entry is None or (entry.kind, entry.reservation_id) != ("post", reservation_id(job_id, number)):
         raise PrivacyRefusal(
             f"entry {ledger_seq} of the ledger does not post the charge of {_name(job_id, number)}; post the "
-            f"reservation {job_id}/{number} in the same transaction"
+            f"reservation {reservation_id(job_id, number)} in the same transaction"
         )
     return _step(connection, row, "posted", ledger_seq=ledger_seq)
 
@@ -278,6 +278,21 @@ def _check_live(row: Row[Any]) -> None:
             f"job {row.job_id!r} is {row.job_state}, and its rounds take no further step: their charge may have been "
             "given back. Submit a new job"
         )
+
+
+def reservation_id(job_id: str, number: int) -> str:
+    """Return the ledger's name for the charge of one round."""
+    return f"{job_id}/{number}"
+
+
+def proposed_id(job_id: str) -> str:
+    """Return the ledger's name for a job's worst case, until the asked agents are known."""
+    return f"{job_id}/proposed"
+
+
+def job_of(name: str) -> str:
+    """Return the job that a reservation of a round, or of a whole job, is for."""
+    return name.partition("/")[0]
 
 
 def _name(job_id: str, number: int) -> str:
@@ -385,7 +400,7 @@ class PostedRounds:
         }
 
     def _rounds_of(self, names: Sequence[str], connection: Connection) -> dict[str, tuple[str, int]]:
-        job_ids = sorted({name.rpartition("/")[0] for name in names})
+        job_ids = sorted({job_of(name) for name in names})
         found: dict[str, tuple[str, int]] = {}
         for start in range(0, len(job_ids), _AT_ONCE):
             query = (
@@ -394,7 +409,7 @@ class PostedRounds:
                 .where(rounds.c.job_id.in_(job_ids[start : start + _AT_ONCE]))
             )
             for row in connection.execute(query):
-                found[f"{row.job_id}/{row.number}"] = (row.task_digest, row.num_queries)
+                found[reservation_id(row.job_id, row.number)] = (row.task_digest, row.num_queries)
         return found
 
     def _task(self, digest: str, connection: Connection) -> Task | None:

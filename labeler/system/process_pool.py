@@ -6,7 +6,7 @@
 If a file makes a library fill its memory, hang or crash, that happens in the child process. A process serves one
 untrusted file and ends, so that no file meets the traces of another. It holds no secret, no handle of ours and no
 address of another process, and it ends with its parent. The process that labels small jobs reads files that were
-written here, so it may serve one job after another (`api.coordinator.retention`).
+written here, so it may serve one job after another (`feature_store.results.job_process`).
 
 The usual pools (`concurrent.futures`, loky, pebble) are not used for this. Their workers send pickles through a shared
 pipe, so a file that took over a worker could run code in the process that reads them. Here a process can only send

@@ -17,6 +17,7 @@ from api.coordinator.budgets import open_accounts
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.ownership import Owners, Reader
 from api.coordinator.query_budgets import JobBudgets, RunningPrices
+from api.coordinator.results import Results
 from api.coordinator.stores import Stores
 from api.coordinator.submission import Submissions
 from api.coordinator.tasks import create_task
@@ -63,6 +64,10 @@ class House:
         return JobBudgets(self.config, self.stores, RunningPrices(self.config.home))
 
     @property
+    def results(self) -> Results:
+        return Results(self.config, self.stores, self.owners, self.budgets)
+
+    @property
     def submissions(self) -> Submissions:
         return Submissions(self.config, self.stores, self.owners)
 
@@ -86,7 +91,7 @@ class House:
 
     def task(self, **fields: Any) -> TaskRecord:
         request = {"name": "animals", "method": "knn", "k": 5, "sigma_votes": 40.0, "max_queries": 100} | fields
-        wanted = TaskRequest.model_validate(request)
+        wanted = TaskRequest.model_validate({name: value for name, value in request.items() if value is not None})
         return create_task(wanted, by="tok-1", config=self.config, stores=self.stores, nonce=secrets.token_hex(16))
 
     def upload(self, count: int, *, start: int = 0) -> Upload:
@@ -105,7 +110,7 @@ class House:
         )
 
     def begin(self, job_id: str, *, asked: tuple[str, ...] | None = None) -> None:
-        """Settle whom a job asks, as the conductor does: everybody, or those named."""
+        """Settle whom a job asks, as the driver does: everybody, or those named."""
         job = self.jobs.get(job_id)
         task = self.tasks.get(job.task_digest)
         agents = task.participants if asked is None else asked

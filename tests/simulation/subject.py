@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from api.coordinator import submission
-from api.coordinator.conductor import Conductor
+from api.coordinator.coordinator_thread import CoordinatorThread
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.stores import Stores
 from api.schema import JobView
@@ -79,15 +79,15 @@ class StepwiseCoordinator:
             self._stores = Stores.over(database, clock=clock.utc)
             self._stores.ledger.verify()
             keys = PartyKeys.load(home / "keys.json")
-            self._conductor = Conductor(
+            self._thread = CoordinatorThread(
                 home=home, stores=self._stores, keys=keys, mailbox=mailbox, patience=PATIENCE, steady=clock.steady_s
             )
-            self._driver = self._conductor.driver
+            self._driver = self._thread.driver
             self._mailroom = Mailroom(
                 keys=keys,
                 stores=self._stores,
                 mailbox=mailbox,
-                post_office=self._conductor.post_office,
+                post_office=self._thread.post_office,
                 deliver=self._deliver,
                 relays=self._driver.relays,
                 steady=clock.steady_s,

@@ -23,6 +23,7 @@ from labeler import batching, tally
 from labeler.driver import reading, storing
 from labeler.driver.coordinator import CoordinatorDriver
 from labeler.driver.sending import send_off
+from labeler.driver.settlement import Settlement
 from labeler.errors import BadData, StorageFull
 from labeler.ledger.agent_memory import JournalRounds
 from labeler.ledger.jobs import JobStore
@@ -187,7 +188,7 @@ class _Forgetful:
     "coordinator",
     "gives a charge back that was asked",
     "paid for what left",
-    at=(pricing.JournalSettlement, "end"),
+    at=(Settlement, "end"),
     among=_ends_early,
 )
 def _give_back_asked(end: Any, self: Any, *asked: Any, **more: Any) -> Any:

@@ -25,7 +25,7 @@ the same, so one account serves for each of them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,20 +38,21 @@ from feature_store.index.build import may_use_device
 from feature_store.results.pseudo_labels import AnsweredRound
 from feature_store.results.questions import named_error
 from labeler.batching import round_charges
-from labeler.budget import Account, NothingLeft, budget_for
+from labeler.budget import Account, budget_for
 from labeler.driver.coordinator import CoordinatorDriver
 from labeler.driver.mail_memory import MemoryMailbox
+from labeler.driver.settlement import Settlement
 from labeler.errors import LabelerError, ProtocolViolation, Unavailable
 from labeler.expectation import expect
-from labeler.ledger.database import Connection, Database, open_database
-from labeler.ledger.jobs import JobRecord, JobState, JobStore, RoundRecord
+from labeler.ledger.database import Database, open_database
+from labeler.ledger.jobs import JobRecord, JobStore, RoundRecord
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.rounds import AggregateStore
 from labeler.ledger.sequences import Sequences
 from labeler.ledger.tasks import TaskRecord, TaskStore
 from labeler.methods import METHODS
 from labeler.randomness import KEY_BYTES, seeded_source
-from labeler.release import Release, WinnerEngine, release_from_bytes, release_to_bytes
+from labeler.release import Release, WinnerEngine, release_from_bytes
 from labeler.rounds.effects import UNFINISHED, JobRun, Patience
 from labeler.system.clock import now_utc
 from labeler.tally import QueryBatch
@@ -296,62 +297,6 @@ class RunJournal:
         return None if data is None else release_from_bytes(data)
 
 
-class RunSettlement:
-    """The charges of a run, and the end of one that cannot continue; a `labeler.driver.storing.Settlement`.
-
-    Attributes:
-        error: why the job ended, if it was not completed.
-    """
-
-    def __init__(self, journal: RunJournal) -> None:
-        self._journal = journal
-        self.error: LabelerError | None = None
-
-    def prices(
-        self,
-        job: JobRecord,  # noqa: ARG002  # a price is of a round
-        rounds: Sequence[RoundRecord],
-        task: TaskRecord,
-    ) -> list[dict[Level, int]]:
-        """See Settlement."""
-        return [round_charges(task.task, one.num_queries, answered=one.first_query) for one in rounds]
-
-    def divide(
-        self,
-        job: JobRecord,
-        rounds: Sequence[RoundRecord],
-        task: TaskRecord,  # noqa: ARG002  # its price is known
-        asked: Collection[str],  # noqa: ARG002  # everybody: they are in this process
-        *,
-        amounts: Sequence[Mapping[Level, int]],
-        connection: Connection,
-    ) -> None:
-        """See Settlement."""
-        for one, nano in zip(rounds, amounts, strict=True):
-            amount = [Charge(ACCOUNT, level, cost) for level, cost in nano.items()]
-            name = reservation_id(job.job_id, one.number)
-            self._journal.ledger.reserve(name, amount, detail={"job": job.job_id}, connection=connection)
-
-    def end(self, job: JobRecord, state: JobState, error: LabelerError | None, *, connection: Connection) -> JobRecord:
-        """See Settlement. What was asked stays charged; nothing of the rest has left."""
-        journal, self.error = self._journal, error
-        for one in journal.jobs.rounds(job.job_id, connection=connection):
-            name = reservation_id(job.job_id, one.number)
-            if journal.ledger.state(name, connection=connection) != "reserved":
-                continue
-            if one.state == "waiting":
-                journal.ledger.void(name, NothingLeft(name, "never-asked"), connection=connection)
-            else:
-                journal.ledger.post(name, detail={"job": job.job_id, "because": state}, connection=connection)
-        problem = None if error is None else {"type": error.problem_type, "detail": str(error)}
-        return journal.jobs.change(job.job_id, state, expected=UNFINISHED, problem=problem, connection=connection)
-
-
-def reservation_id(job_id: str, number: int) -> str:
-    """Return the ledger's name for the charge of one round."""
-    return f"{job_id}/{number}"
-
-
 @contextmanager
 def open_run_journal(state: Path) -> Iterator[RunJournal]:
     """Open the journal in the folder of a job's state, created if missing.
@@ -408,12 +353,24 @@ def run_rounds(
             because = str(problem.get("detail", f"the job has ended: {job.state}"))
             raise named_error(str(problem.get("type", "")), because)
         return
-    settlement = RunSettlement(journal)
+    ended: list[LabelerError] = []
+
+    def problem_of(error: LabelerError) -> dict[str, Any]:
+        ended.append(error)
+        return {"type": error.problem_type, "detail": str(error)}
+
+    settlement = Settlement(
+        journal.database,
+        journal.ledger,
+        journal.jobs,
+        journal.tasks,
+        price_rounds=lambda task, sizes, _: [
+            round_charges(task.task, size, answered=number) for number, size in enumerate(sizes)
+        ],
+        charges_of=lambda _, amounts: [Charge(ACCOUNT, level, cost) for level, cost in amounts.items()],
+        problem_of=problem_of,
+    )
     driver = CoordinatorDriver(
-        database=journal.database,
-        ledger=journal.ledger,
-        tasks=journal.tasks,
-        jobs=journal.jobs,
         aggregates=AggregateStore(journal.database),
         parties=parties,
         sequences=Sequences(journal.database),
@@ -421,7 +378,6 @@ def run_rounds(
         mailbox=MemoryMailbox(),
         questions=GivenQuestions(features),
         settlement=settlement,
-        encode_release=release_to_bytes,
         # Nothing waits: a party answers at once, or its error ends the run.
         patience=Patience(0.0, float("inf")),
         clock=now_utc,
@@ -450,5 +406,5 @@ def run_rounds(
             )
         for event in events:
             driver.tell(job.job_id, event)
-    if settlement.error is not None:
-        raise settlement.error
+    if ended:
+        raise ended[-1]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from api.coordinator.conductor import Conductor
+from api.coordinator.coordinator_thread import CoordinatorThread
 from api.coordinator.views import ViewCache, read_view
 from api.schema import JobView
 from feature_store.rows import quantize
@@ -77,7 +77,7 @@ class Site:
     def restart(self, *, patience_s: float = 0.0) -> None:
         """Go on with a driver that remembers nothing, as after a crash."""
         house = self.house
-        self.conductor = Conductor(
+        self.thread = CoordinatorThread(
             home=house.config.home,
             stores=replace(house.stores, sequences=Sequences(house.database)),
             keys=self.own,
@@ -86,7 +86,7 @@ class Site:
             steady=lambda: self.steady_s,
             requester_of="named {}".format,
         )
-        self.driver = self.conductor.driver
+        self.driver = self.thread.driver
 
     def folder(self, job: JobView) -> Path:
         return self.house.config.home / "jobs" / job.job_id
@@ -105,17 +105,17 @@ class Site:
     def asked(self, **fields: Any) -> JobView:
         """A job to which every agent has said yes, and whose agents were asked."""
         job = self.submit(**fields)
-        self.conductor.tick()
+        self.thread.tick()
         for agent in AGENTS:
             self.deliver(self.yes(agent, job))
-        self.conductor.tick()
+        self.thread.tick()
         return job
 
     def look(self, job: JobView, *, after_s: float = 0.0) -> JobView:
         """What a requester sees of a job once it was looked at again."""
         self.steady_s += after_s
         self.driver.wake(job.job_id)
-        self.conductor.tick()
+        self.thread.tick()
         return self.seen(job)
 
     def seen(self, job: JobView) -> JobView:
@@ -168,7 +168,7 @@ class Site:
         """Let every tallier report that it holds shares of these agents, or of all."""
         for tallier in TALLIERS:
             self.deliver(self.held(tallier, job, agents or AGENTS))
-        self.conductor.tick()
+        self.thread.tick()
         return self.seen(job)
 
     def summed(self, number: int, job: JobView) -> Message:

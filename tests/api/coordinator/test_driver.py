@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from api.coordinator import conductor, submission
-from api.coordinator.conductor import Preparation
+from api.coordinator import coordinator_thread, submission
+from api.coordinator.coordinator_thread import QuestionMaker
 from api.coordinator.views import read_view
 from labeler.driver.coordinator import CoordinatorDriver
 from labeler.driver.intake import Delivery, incoming, with_heads
@@ -37,19 +37,19 @@ def test_many_jobs_take_each_step_in_one_commit(site: Site, monkeypatch: pytest.
         commits.append(1)
         return write(database)
 
-    site.conductor.tick()
+    site.thread.tick()
     for party in ("east", *TALLIERS):  # a block of numbers is taken before it is counted
-        site.conductor.post_office._sequences.next(party)
+        site.thread.post_office._sequences.next(party)
     monkeypatch.setattr(type(site.house.database), "write", counted)
     # Every agent, then every tallier, with all of its messages in one delivery; all deliveries in one turn.
     outcomes = [site.deliver(*(site.yes(agent, job) for job in jobs)) for agent in AGENTS]
-    site.conductor.tick()
+    site.thread.tick()
     asked = len(commits)
     outcomes += [site.deliver(*(site.held(tallier, job) for job in jobs)) for tallier in TALLIERS]
-    site.conductor.tick()
+    site.thread.tick()
     held = len(commits) - asked
     outcomes += [site.deliver(*(site.summed(number, job) for job in jobs)) for number in range(3)]
-    site.conductor.tick()
+    site.thread.tick()
     assert outcomes == [[6]] * 9
     assert [site.state(job) for job in jobs] == ["completed"] * 6
     # One for what was said; then agreed and posted; then released.
@@ -62,42 +62,42 @@ def test_many_jobs_take_each_step_in_one_commit(site: Site, monkeypatch: pytest.
 
 def test_who_delivers_is_told_when_its_effect_is_durable_and_not_before(site: Site) -> None:
     job = site.submit()
-    site.conductor.tick()
+    site.thread.tick()
     outcomes = site.deliver(site.yes("east", job))
     assert outcomes == []
-    site.conductor.tick()
+    site.thread.tick()
     assert outcomes == [1]
     assert set(site.house.jobs.willingness.answers(job.job_id)) == {"east"}
 
 
 def test_of_one_delivery_what_comes_before_the_first_refused_message_counts(site: Site) -> None:
     job = site.submit()
-    site.conductor.tick()
+    site.thread.tick()
     good, foreign, other = site.yes("east", job), site.yes("east", job), site.yes("east", job)
     wrong = site.message("willing", "east", Willing("job-nobody-has", 2e9).encode(), job)
     outcomes = site.deliver(good, wrong, foreign, other)
-    site.conductor.tick()
+    site.thread.tick()
     assert isinstance(outcomes[0], WrongDigest)
     assert set(site.house.jobs.willingness.answers(job.job_id)) == {"east"}
     again = site.deliver(good)
-    site.conductor.tick()
+    site.thread.tick()
     assert isinstance(again[0], Replayed)
     # Numbers of what was not taken are not used up.
     later = site.deliver(foreign)
-    site.conductor.tick()
+    site.thread.tick()
     assert later == [1]
     behind = site.deliver(other, error=Unavailable("what came behind it does not count"))
-    site.conductor.tick()
+    site.thread.tick()
     assert isinstance(behind[0], Unavailable)
 
 
 def test_one_job_that_the_journal_refuses_harms_itself_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is ended by somebody else after a turn has read it; the others' step is kept."""
     jobs = [site.submit() for _ in range(3)]
-    site.conductor.tick()
+    site.thread.tick()
     for agent in AGENTS[:2]:
         site.deliver(*(site.yes(agent, job) for job in jobs))
-    site.conductor.tick()
+    site.thread.tick()
     driver, commit = site.driver, CoordinatorDriver._commit
 
     def overtaken(driver: CoordinatorDriver, plan: TurnPlan) -> None:
@@ -107,7 +107,7 @@ def test_one_job_that_the_journal_refuses_harms_itself_alone(site: Site, monkeyp
 
     monkeypatch.setattr(CoordinatorDriver, "_commit", overtaken)
     outcomes = site.deliver(*(site.yes("west", job) for job in jobs))
-    site.conductor.tick()
+    site.thread.tick()
     assert outcomes == [3], "of the second it is known by then that it has ended; its agent is told so"
     assert [site.state(job) for job in jobs] == ["collecting", "cancelled", "collecting"]
     assert driver.trouble(jobs[0].job_id) is None
@@ -115,7 +115,7 @@ def test_one_job_that_the_journal_refuses_harms_itself_alone(site: Site, monkeyp
 
 def test_a_journal_that_cannot_be_written_loses_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     job = site.submit()
-    site.conductor.tick()
+    site.thread.tick()
     with monkeypatch.context() as broken:
 
         def full(_: Any) -> Any:
@@ -123,13 +123,13 @@ def test_a_journal_that_cannot_be_written_loses_nothing(site: Site, monkeypatch:
 
         broken.setattr(type(site.house.database), "write", full)
         outcomes = site.deliver(*(site.yes(agent, job) for agent in AGENTS[:1]))
-        site.conductor.tick()
+        site.thread.tick()
         assert isinstance(outcomes[0], Unavailable)
     assert site.house.jobs.willingness.answers(job.job_id) == {}
     for agent in AGENTS:
         site.deliver(site.yes(agent, job))
     site.steady_s += LONGEST_PAUSE_S
-    site.conductor.tick()
+    site.thread.tick()
     assert site.state(job) == "collecting"
 
 
@@ -142,7 +142,7 @@ def test_a_job_waits_while_there_is_no_room_for_its_questions_and_goes_on(
         def no_room(*_: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        full.setattr(conductor, "write_questions", no_room)
+        full.setattr(coordinator_thread, "write_questions", no_room)
         for _ in range(3):
             assert site.look(job, after_s=LONGEST_PAUSE_S).state == "queued"
     site.look(job, after_s=LONGEST_PAUSE_S)
@@ -151,17 +151,17 @@ def test_a_job_waits_while_there_is_no_room_for_its_questions_and_goes_on(
 
 def test_a_job_whose_question_is_damaged_keeps_no_other_s_messages_back(site: Site) -> None:
     bad, good = site.submit(), site.submit(by="tok-2")
-    site.conductor.tick()
+    site.thread.tick()
     for agent in AGENTS:
         site.deliver(site.yes(agent, bad))
-    site.conductor.tick()
+    site.thread.tick()
     assert site.house.jobs.rounds(bad.job_id)[0].state == "asked"
     (site.house.config.home / "jobs" / bad.job_id / "questions.safetensors").write_bytes(b"damaged")
     site.restart()  # what was made of it is not in memory any more
     for agent in AGENTS:
         site.deliver(site.yes(agent, good))
-    site.conductor.tick()
-    site.conductor.tick()
+    site.thread.tick()
+    site.thread.tick()
     assert site.house.jobs.rounds(good.job_id)[0].state == "asked"
     asked = {one.header.round_digest for one in site.mail("east") if one.header.kind == "ask"}
     assert site.house.jobs.rounds(good.job_id)[0].round_digest in asked
@@ -175,16 +175,16 @@ def test_what_is_paid_for_is_opened_though_the_question_that_was_asked_meanwhile
     monkeypatch.setattr(submission, "batch_queries_of", lambda *_: 1)
     job = site.asked()
     site.deliver(*(site.held(tallier, job) for tallier in TALLIERS))
-    site.conductor.tick()
+    site.thread.tick()
     assert [one.state for one in site.house.jobs.rounds(job.job_id)] == ["posted", "asked"]
     (site.house.config.home / "jobs" / job.job_id / "questions.safetensors").write_bytes(b"damaged")
     site.restart()  # what was made of it is not in memory any more
-    site.conductor.tick()
+    site.thread.tick()
     for number in range(3):
         assert site.deliver(site.summed(number, job)) == []
-        site.conductor.tick()
+        site.thread.tick()
     site.steady_s += LONGEST_PAUSE_S
-    site.conductor.tick()
+    site.thread.tick()
     assert [one.state for one in site.house.jobs.rounds(job.job_id)] == ["opened", "asked"]
     assert site.house.jobs.release(job.job_id, 0) is not None
     assert site.state(job) == "failed"
@@ -203,13 +203,13 @@ def test_shares_that_could_not_be_passed_on_are_sent_again_by_their_agent(
 
         away.setattr(MemoryMailbox, "send_all", gone)
         lost = site.deliver(share)
-        site.conductor.tick()
+        site.thread.tick()
     assert isinstance(lost[0], Unavailable)
     found = site.deliver(share)
-    site.conductor.tick()
+    site.thread.tick()
     assert (found, site.waiting("t0")) == ([1], before + 1)
     again = site.deliver(share)
-    site.conductor.tick()
+    site.thread.tick()
     assert isinstance(again[0], Replayed)
 
 
@@ -222,7 +222,7 @@ def test_no_share_is_passed_on_before_the_head_of_its_agents_journal_is_kept(sit
     receipt = site.message("answered", "east", AnswerSent(7, "c" * 64).encode(), job, round_digest=digest)
     both = with_heads([incoming(one, site.house.parties.get("east"), site.own) for one in (share, receipt)])
     site.driver.deliver(Delivery(both[:count], None, lambda _: None))
-    site.conductor.tick()
+    site.thread.tick()
     assert [message.header.kind for message in site.mail("t0")].count("input-share") == 1
     again = PartyStore(site.house.database)
     for parties in (site.house.parties, again):
@@ -247,12 +247,12 @@ def test_what_a_requester_sees_is_the_same_whichever_agent_has_answered_until_th
     for agent in (AGENTS[first:] + AGENTS[:first])[:2]:
         for tallier in TALLIERS:
             site.deliver(site.share(agent, tallier, job))
-            site.conductor.tick()
+            site.thread.tick()
             assert seen() == asked
         has_answered[agent] = b"s" * 16
         for tallier in TALLIERS:
             site.deliver(site.message("holdings", tallier, holdings_to_bytes(has_answered), job, round_digest=digest))
-            site.conductor.tick()
+            site.thread.tick()
             assert seen() == asked
     cancelled = submission.cancel(job.job_id, stores=site.house.stores)
     assert cancelled.rounds[0].answered == ()
@@ -261,11 +261,11 @@ def test_what_a_requester_sees_is_the_same_whichever_agent_has_answered_until_th
 def test_a_requester_with_many_jobs_does_not_fill_the_mail_before_anothers_job(site: Site) -> None:
     for number in range(12):
         site.submit(by="loud", prepared=False, start=number)
-    site.conductor.tick()
+    site.thread.tick()
     full = site.waiting("east")
     assert full < 12
     site.submit(by="quiet", prepared=False, start=50)
-    site.conductor.tick()
+    site.thread.tick()
     assert site.waiting("east") == full + 1
 
 
@@ -274,17 +274,17 @@ def test_a_job_that_others_wake_all_the_time_does_not_keep_another_from_being_lo
 ) -> None:
     loud, quiet = site.submit(prepared=False), site.submit(prepared=False, start=9)
     looked: list[str] = []
-    monkeypatch.setattr(Preparation, "look", lambda _, job, __: looked.append(job.job_id))
+    monkeypatch.setattr(QuestionMaker, "look", lambda _, job, __: looked.append(job.job_id))
     for _ in range(150):
         site.driver.wake(loud.job_id)
-        site.conductor.tick()
+        site.thread.tick()
         site.steady_s += 0.4
     assert looked.count(quiet.job_id) >= 40
 
 
 def test_a_driver_that_is_closed_tells_whoever_still_delivers_to_send_again(site: Site) -> None:
     job = site.submit()
-    site.conductor.tick()
+    site.thread.tick()
     early = site.deliver(site.yes("east", job))
     site.driver.close()
     late = site.deliver(site.yes("west", job))
@@ -294,9 +294,9 @@ def test_a_driver_that_is_closed_tells_whoever_still_delivers_to_send_again(site
 
 def test_a_message_under_a_key_that_was_changed_meanwhile_is_sent_again(site: Site) -> None:
     job = site.submit()
-    site.conductor.tick()
+    site.thread.tick()
     outcomes = site.deliver(site.yes("east", job))
     site.rotate("east")
-    site.conductor.tick()
+    site.thread.tick()
     assert isinstance(outcomes[0], Unavailable)
     assert site.house.jobs.willingness.answers(job.job_id) == {}

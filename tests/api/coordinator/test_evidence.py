@@ -43,7 +43,7 @@ def again(house: House, facts: JournalFacts) -> JournalFacts:
 
 
 def ask(house: House, record: TaskRecord, view: JobView, *, asked: tuple[str, ...], post: bool = True) -> None:
-    """Take a job through its rounds, as the conductor does, with those that said yes."""
+    """Take a job through its rounds, as the driver does, with those that said yes."""
     store = house.jobs
     take_step(
         store,

@@ -12,9 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.datasets import load_digits
 
-from api.coordinator import retention
+from api.coordinator import results
 from api.coordinator.config import RetentionTable
-from api.coordinator.retention import ImageLabeler, Keeper, is_labelled
+from api.coordinator.ownership import Reader
+from api.coordinator.results import Results, is_labelled
+from api.coordinator.retention import RetentionThread
 from api.coordinator.views import read_view, with_progress
 from feature_store.results.job_process import LabelingOrder, QuestionRequest, label_job, write_questions
 from feature_store.results.models import read_model
@@ -32,7 +34,7 @@ from feature_store.results.questions import (
 )
 from feature_store.rows import quantize
 from labeler.errors import BadData, Gone, NotReady, Unavailable
-from labeler.ledger.jobs import ForgottenJobs, JobRecord
+from labeler.ledger.jobs import JobRecord
 from labeler.planning import price
 from labeler.privacy_card import guarantee, privacy_card
 from labeler.release import Release
@@ -40,6 +42,7 @@ from labeler.task import Task
 from tests.api.conftest import FINGERPRINT, House
 from tests.labeler.tasks import budgets_of
 
+REQUESTER = Reader("tok-1", "requester")
 IMAGES, CLUSTERS, AGENTS = 200, 9, ("east", "north", "west")
 _ALL = load_digits()
 PICTURES, TRUTH = _ALL.data[_ALL.target < 3] - 8.0, _ALL.target[_ALL.target < 3]
@@ -104,26 +107,30 @@ class Job:
 
 
 class Desk:
-    """A keeper and its labeller over some jobs."""
+    """Results of some jobs, and what deletes their sources."""
 
     def __init__(self, house: House, *jobs: Job, questions_s: float = 600.0) -> None:
         known = {job.record.job_id: job for job in jobs}
-        self.labeller = ImageLabeler(house.config.home, order_of=lambda job: known[job.job_id].order())
-        self.keeper = Keeper(
-            house.config.home,
-            house.jobs,
-            ForgottenJobs(house.database, clock=house.clock),
-            RetentionTable(questions_s=questions_s),
-            table_of=lambda job_id: known[job_id].table,
-            labeller=self.labeller,
-            clock=house.clock,
-        )
+
+        class Known(Results):
+            def table(self, job_id: str) -> pa.Table:
+                return known[job_id].table
+
+            def order(self, job: JobRecord) -> LabelingOrder:
+                return known[job.job_id].order()
+
+        config = house.config.model_copy(update={"retention": RetentionTable(questions_s=questions_s)})
+        self.results = Known(config, house.stores, house.owners, house.budgets)
+        self.retention = RetentionThread(config, house.stores, self.results)
+
+    def image_labels(self, job: Job) -> pa.Table:
+        return self.results.image_labels(job.record.job_id, reader=REQUESTER)
 
 
 @pytest.fixture(autouse=True)
 def _whoever_asks_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """What labels is a process that has to start, and cores are shared with other tests."""
-    monkeypatch.setattr(retention, "WAIT_S", 240.0)
+    monkeypatch.setattr(results, "WAIT_S", 240.0)
 
 
 @pytest.fixture
@@ -135,20 +142,20 @@ def job(house: House) -> Job:
 def desk(house: House, job: Job) -> Iterator[Desk]:
     made = Desk(house, job, questions_s=60.0)
     yield made
-    made.labeller.stop()
+    made.results.stop()
 
 
 def test_features_do_not_go_before_the_images_are_labelled(desk: Desk, job: Job, house: House) -> None:
-    desk.keeper.sweep()
+    desk.retention.sweep()
     assert not is_labelled(job.folder), "nobody has asked, and there is time"
     house.clock.turn(seconds=61)
-    desk.keeper.sweep()
+    desk.retention.sweep()
     assert (job.folder / QUESTIONS).exists()
-    desk.labeller.wait(job.record)
-    desk.keeper.sweep()
+    desk.image_labels(job)
+    desk.retention.sweep()
     kept = {path.name for path in job.folder.iterdir()}
     assert kept == {"labels.parquet", IMAGE_LABELS, STUDENT}
-    assert len(desk.keeper.image_labels(job.record.job_id)) == IMAGES
+    assert len(desk.image_labels(job)) == IMAGES
 
 
 @pytest.mark.long
@@ -166,12 +173,12 @@ def test_a_job_of_which_nothing_was_answered_says_so_and_holds_up_no_other(house
     desk = Desk(house, *jobs)
     try:
         with pytest.raises(NotReady, match="no question was answered"):
-            desk.keeper.image_labels(jobs[0].record.job_id)
+            desk.image_labels(jobs[0])
         with pytest.raises(NotReady, match="no question was answered"):
-            desk.keeper.student(jobs[0].record.job_id)
-        assert len(desk.keeper.image_labels(jobs[1].record.job_id)) == IMAGES
+            desk.results.student(jobs[0].record.job_id, reader=REQUESTER)
+        assert len(desk.image_labels(jobs[1])) == IMAGES
     finally:
-        desk.labeller.stop()
+        desk.results.stop()
 
 
 @pytest.mark.long
@@ -182,32 +189,31 @@ def test_a_process_that_ends_early_fails_its_own_job_alone(house: House, monkeyp
     broken = bad.order().model_copy(update={"folder": "\0"})
     monkeypatch.setattr(bad, "order", lambda: broken)
     for job in (bad, good):
-        desk.keeper.labels(job.record.job_id)
-        desk.keeper._write_labels(job.record)
-    desk.labeller.want(bad.record)
-    desk.labeller.want(good.record)
-    desk.labeller.wait(good.record)
+        desk.results.write_labels(job.record)
+    desk.results.label(bad.record)
+    desk.results.label(good.record)
+    desk.image_labels(good)
     assert (good.folder / IMAGE_LABELS).exists()
     with pytest.raises(BadData, match="more memory or time"):
-        desk.labeller.wait(bad.record)
+        desk.image_labels(bad)
     assert (bad.folder / IMAGE_FAILURE).exists()
-    desk.labeller.stop()
+    desk.results.stop()
 
 
 @pytest.mark.long
 def test_whoever_asks_too_early_is_told_to_come_again(desk: Desk, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "WAIT_S", 0.0)
+    monkeypatch.setattr(results, "WAIT_S", 0.0)
     with pytest.raises(Unavailable, match="ask again in a moment"):
-        desk.keeper.image_labels(job.record.job_id)
-    monkeypatch.setattr(retention, "WAIT_S", 60.0)
-    assert len(desk.keeper.image_labels(job.record.job_id)) == IMAGES
+        desk.image_labels(job)
+    monkeypatch.setattr(results, "WAIT_S", 60.0)
+    assert len(desk.image_labels(job)) == IMAGES
 
 
 def test_view_and_refusal_say_how_much_is_done_while_images_are_labeled(
     desk: Desk, job: Job, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In place of the process that labels the test writes its progress."""
-    monkeypatch.setattr(desk.labeller, "want", lambda *_, **__: None)
+    monkeypatch.setattr(desk.results, "label", lambda *_, **__: None)
     plain = read_view(job.record.job_id, house.stores)
     assert with_progress(plain, house.config.home) == plain
     with saying_progress(job.folder) as say:
@@ -216,7 +222,7 @@ def test_view_and_refusal_say_how_much_is_done_while_images_are_labeled(
             view = with_progress(plain, house.config.home)
             assert view.stage == f"{plain.stage}; {plain.images} images are being labeled: {percent} % done"
             with pytest.raises(Unavailable, match=f"are being labeled: {percent} % done; ask again in a moment"):
-                desk.keeper.image_labels(job.record.job_id)
+                desk.image_labels(job)
     assert not (job.folder / PROGRESS).exists()
     assert with_progress(plain, house.config.home) == plain
     for damaged in (b"", b"-5", b"x" * 1000, b"\xff"):
@@ -225,8 +231,8 @@ def test_view_and_refusal_say_how_much_is_done_while_images_are_labeled(
 
 
 def test_where_features_went_with_an_earlier_version_the_questions_are_still_there(desk: Desk, job: Job) -> None:
-    desk.keeper._write_labels(job.record)
+    desk.results.write_labels(job.record)
     (job.folder / QUESTIONS).unlink()
     with pytest.raises(Gone, match="of=questions"):
-        desk.keeper.image_labels(job.record.job_id)
-    assert desk.keeper.labels(job.record.job_id).num_rows == CLUSTERS
+        desk.image_labels(job)
+    assert desk.results.labels(job.record.job_id, reader=REQUESTER).num_rows == CLUSTERS

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from api.coordinator.labels import job_label_table, label_rows, read_names
+from api.coordinator.results import label_rows
 from api.coordinator.views import read_view
 from api.schema import JobView
+from feature_store.results.job_process import read_names
 from feature_store.results.pseudo_labels import SCHEMA, AnsweredRound, JobStamp, label_table
 from labeler.batching import BATCH_QUERIES
 from labeler.budget import NANO, UNBOUNDED_NANO
@@ -48,7 +49,7 @@ def write_questions(
 
 
 def finish(house: House, record: TaskRecord, view: JobView, *, salt: int = 0) -> list[Release]:
-    """Take a job through all its rounds, as the conductor does; each job of a house needs its own salt."""
+    """Take a job through all its rounds, as the driver does; each job of a house needs its own salt."""
     take_step(
         house.jobs,
         "set_batches",
@@ -103,10 +104,10 @@ def test_the_table_of_a_job_of_two_rounds_has_every_answer_in_its_place(house: H
     view = house.submit(record, 5000)
     folder = house.config.home / "jobs" / view.job_id
     with pytest.raises(NotReady, match="is queued"):
-        job_label_table(view.job_id, stores=house.stores, config=house.config, budgets=house.budgets)
+        house.results.table(view.job_id)
     write_questions(folder, features=np.ones((5000, 3), np.int16), rows=np.arange(5000), assignment=np.arange(5000))
     releases = finish(house, record, view)
-    table = job_label_table(view.job_id, stores=house.stores, config=house.config, budgets=house.budgets)
+    table = house.results.table(view.job_id)
     assert table.schema.equals(SCHEMA)
     assert table.num_rows == 5000
     assert table["label"].to_numpy().tolist() == np.concatenate([one.labels for one in releases]).tolist()
@@ -132,7 +133,7 @@ def test_the_table_of_a_job_of_two_rounds_has_every_answer_in_its_place(house: H
     assert share is not None
     assert paid["instance"] <= round(share * NANO) * 5000 < paid["instance"] + 5000
     house.clock.turn(hours=1)
-    assert job_label_table(view.job_id, stores=house.stores, config=house.config, budgets=house.budgets).equals(table)
+    assert house.results.table(view.job_id).equals(table)
 
 
 def test_a_question_about_a_cluster_is_named_after_its_nearest_image(house: House) -> None:
@@ -147,7 +148,7 @@ def test_a_question_about_a_cluster_is_named_after_its_nearest_image(house: Hous
     assert questions.query_ids == ("cluster-000000", "cluster-000001")
     assert questions.sources == ("query-000000", "query-000003")
     finish(house, record, view)
-    rows = label_rows(job_label_table(view.job_id, stores=house.stores, config=house.config, budgets=house.budgets))
+    rows = label_rows(house.results.table(view.job_id))
     assert [one.source for one in rows] == ["query-000000", "query-000003"]
     assert all(one.noisy_votes is not None and one.label_name in ("cat", "dog", "owl") for one in rows)
 

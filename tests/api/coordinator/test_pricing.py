@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from api.coordinator import pricing
 from api.coordinator.config import MAX_CAP_EPSILON
 from api.coordinator.pricing import estimate, finite_levels, price_view, round_amounts
 from api.schema import EstimateView
+from labeler import batching, planning
+from labeler.accounting import sampled, winner
+from labeler.accounting.losses import NotCertified, only_certified
 from labeler.batching import round_charges, round_sizes, total_charges
 from labeler.budget import UNBOUNDED_NANO, budget_for
 from labeler.errors import InvalidSetting, NotReady
 from labeler.ledger.tasks import TaskRecord
 from labeler.planning import price
 from tests.api.conftest import House
+from tests.api.coordinator.site import Site
 
 
 def estimated(house: House, record: TaskRecord, queries: int) -> EstimateView:
@@ -129,3 +136,44 @@ def test_an_account_that_was_never_opened_is_named(house: House) -> None:
     record = house.task()
     with pytest.raises(NotReady, match="'federation' has not been opened"):
         estimate(record.task, record.participants, 1, {}, delta=1e-5)
+
+
+TRAINING = {
+    "min_records": 150,
+    "regularisation": 1e-4,
+    "iterations": 12,
+    "radius": 60.0,
+    "sampled": {"rate": 0.25, "learning_rate": 4.0, "momentum": 0.5},
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"method": "ensemble", "k": 1, "release": "winner", "sigma_votes": 23.0, "max_queries": 12},
+        {"method": "federated", "k": None, "sigma_votes": 1.0, "max_queries": 48, "training": TRAINING},
+    ],
+    ids=["winners", "sampled"],
+)
+def test_what_is_not_certified_yet_is_not_begun_among_short_prices(house: House, fields: dict[str, Any]) -> None:
+    """Not even the search for what a short budget covers, of a job whose price is known."""
+    Site(house)  # three talliers
+    record = house.task(**fields)
+    queries = record.task.max_queries
+    for remembered in (pricing._price, pricing._price_view, planning._is_finite, batching._charges):
+        remembered.cache_clear()
+    for certified in (winner.winner_pair, winner._gaussian_part, sampled.sampled_pair, sampled._profiles):
+        certified.cache_clear()
+    with pytest.raises(NotCertified), only_certified():
+        estimated(house, record, queries)
+    known = estimated(house, record, queries)
+    with only_certified():
+        assert estimated(house, record, queries) == known
+    cost = known.price.instance_epsilon or 0.0
+    short = house.with_caps(federation=(cost * 0.7, "unlimited"))
+    with pytest.raises(NotCertified), only_certified():
+        estimated(short, record, queries)
+    refused = estimated(short, record, queries)
+    assert not refused.affordable
+    with only_certified():
+        assert estimated(short, record, queries) == refused

@@ -12,13 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from api.coordinator.budgets import FEDERATION, budget_view
-from api.coordinator.labels import job_label_table
 from api.coordinator.ownership import Reader
 from api.coordinator.query_budgets import PRICES, QueryBudgetPages, RunningPrices
-from api.coordinator.retention import JobProcess
 from api.schema import JobView, QueryBudgetView
 from feature_store.results.image_labels import ImageStamp, image_label_table, stamp_of, with_image_budgets
-from feature_store.results.job_process import write_prices
+from feature_store.results.job_process import JobProcess, write_prices
 from labeler.batching import person_spent
 from labeler.budget import epsilon_spent
 from labeler.errors import InvalidSetting, NotFound, Unavailable
@@ -106,7 +104,7 @@ def test_files_of_earlier_versions_and_forgotten_jobs_have_the_same_budgets(
 ) -> None:
     _, view = completed(house)
     head = house.ledger.head()
-    table = job_label_table(view.job_id, stores=house.stores, config=house.config, budgets=house.budgets)
+    table = house.results.table(view.job_id)
     path = house.config.home / "jobs" / view.job_id / "labels.parquet"
     pq.write_table(table, path)
     new = rows_of(pages, view.job_id)
@@ -248,7 +246,7 @@ def test_prices_of_a_job_that_ended_without_a_charge_are_not_computed(
 
 def test_images_take_what_the_questions_named_after_them_took(house: House) -> None:
     record, view = completed(house)
-    table = job_label_table(view.job_id, stores=house.stores, config=house.config, budgets=house.budgets)
+    table = house.results.table(view.job_id)
     sources = ["another.png", *table["source"].to_pylist()]
     stamp = ImageStamp(record.digest, view.job_id, record.task.classes, {}, False, "2026-01-01")
     images = image_label_table(stamp, sources=sources, probabilities=np.full((5, 3), 1 / 3), asked=np.ones(5, np.bool_))

@@ -27,7 +27,7 @@ def left(house: House, task: TaskRecord) -> int:
 
 
 def plan(house: House, view: JobView, word: str = "same") -> None:
-    """Tie the rounds of a job to questions, as the conductor does once they are embedded."""
+    """Tie the rounds of a job to questions, as the driver does once they are embedded."""
     batches = [
         (one.number, f"{word} {one.first_query} {one.num_queries}", f"round {word} {one.first_query} {one.num_queries}")
         for one in house.jobs.rounds(view.job_id)

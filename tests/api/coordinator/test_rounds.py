@@ -40,7 +40,7 @@ def site(house: House) -> Site:
 
 def test_agents_are_asked_whether_they_will_before_there_are_questions_and_told_who_submitted(site: Site) -> None:
     job = site.submit(prepared=False)
-    site.conductor.tick()
+    site.thread.tick()
     (message,) = site.mail("east")
     proposal = Proposal.decode(message.body)
     assert (message.header.kind, message.header.round_digest) == ("proposal", "")
@@ -371,7 +371,7 @@ def test_three_equal_answers_are_the_release_and_agents_are_told_once_that_it_is
     for number in range(3):
         assert "answered" not in site.kinds("east")
         site.deliver(site.won(number, job, [2, -1]))
-        site.conductor.tick()
+        site.thread.tick()
     assert site.state(job) == "completed"
     release = release_from_bytes(site.house.jobs.release(job.job_id, 0) or b"")
     assert (release.kind, release.labels.tolist(), release.noisy_votes) == ("winner", [2, -1], None)

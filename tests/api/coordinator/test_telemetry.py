@@ -41,7 +41,7 @@ def complete(site: Site) -> str:
     job = site.asked()
     site.hold(job)
     site.deliver(*(site.summed(number, job) for number in range(3)))
-    site.conductor.tick()
+    site.thread.tick()
     assert site.state(job) == "completed"
     return job.job_id
 

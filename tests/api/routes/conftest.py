@@ -75,7 +75,7 @@ class Service:
         store = self.coordinator.stores.jobs.willingness
         for agent in AGENTS:
             store.report(job_id, agent, ProposalReply("willing", until_s=time.time() + 3600))
-        self.coordinator.conductor.driver.wake(job_id)
+        self.coordinator.driver.wake(job_id)
 
     def holder(self, role: Role) -> str:
         """Id of the token of a role."""

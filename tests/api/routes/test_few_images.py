@@ -255,7 +255,7 @@ def test_labels_that_are_not_made_in_time_are_told_by_their_job(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send = completed(service, "not-in-time")
-    monkeypatch.setattr(service.coordinator, "begin_labeling", lambda *_, **__: Future())
+    monkeypatch.setattr(service.coordinator.results, "begin", lambda *_, **__: Future())
     answer = send()
     assert (answer.status_code, answer.json()["state"], answer.json()["labels"]) == (202, "completed", [])
     assert answer.headers["Location"] == f"/v1/jobs/{answer.json()['job_id']}"

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from api.client import Client, ServiceProblem
-from api.coordinator.retention import being_labeled
+from api.coordinator.results import being_labeled
 from api.schema import EstimateRequest, JobView, Selection
 from feature_store.results.questions import saying_progress
 from feature_store.rows import quantize
@@ -375,12 +375,11 @@ def test_labels_that_are_being_made_are_503_with_how_much_is_done_and_when_to_as
 ) -> None:
     with Client(service.url, service.tokens["requester"]) as client, service.http("requester") as http:
         job = client.submit(service.task().task_id, features=features, backbone_fingerprint=FINGERPRINT)
-        keeper = service.coordinator._keeper
 
-        def being_made(job_id: str, name: str, read: object) -> None:
+        def being_made(job_id: str, *_: object) -> None:
             raise being_labeled(service.coordinator.config.home / "jobs" / job_id)
 
-        monkeypatch.setattr(keeper, "_read_made", being_made)
+        monkeypatch.setattr(service.coordinator.results, "_read_made", being_made)
         with saying_progress(service.coordinator.config.home / "jobs" / job.job_id) as say:
             say("Labeling images", 2, 4)
             for what in ("labels", "student", "evaluation"):

@@ -55,7 +55,7 @@ def complete(service: Service, job_id: str, features: Features) -> None:
     eventually(lambda: jobs.rounds(job_id)[0].state == "asked")
     for tallier in TALLIERS:
         take_step(jobs, "report_holdings", job_id, 0, tallier, dict.fromkeys(AGENTS, "5" * 32))
-    coordinator.conductor.driver.wake(job_id)
+    coordinator.driver.wake(job_id)
     eventually(lambda: jobs.rounds(job_id)[0].state == "posted")
     votes = np.full((count, len(CLASSES)), -1.25)
     votes[np.arange(count), np.arange(count) % 3] = 40.5

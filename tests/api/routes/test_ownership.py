@@ -213,7 +213,7 @@ def test_a_page_of_ten_costs_as_many_statements_as_a_page_of_one(service: Servic
     here, counted = threading.get_ident(), []
 
     def count(*arguments: Any) -> None:
-        if threading.get_ident() == here:  # the conductor reads beside us
+        if threading.get_ident() == here:  # the driver reads beside us
             counted.append(arguments[2])
 
     event.listen(engine, "before_cursor_execute", count)

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from api.client import Client, ServiceProblem
-from api.coordinator.labels import SIDE
+from api.coordinator.results import SIDE
 from api.schema import MAX_THUMBNAILS, JobView
 from tests.api.routes.conftest import FINGERPRINT, Service
 
@@ -52,7 +52,7 @@ def job(service: Service, archive: Path) -> JobView:
 @pytest.fixture(autouse=True)
 def _decoding_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """What decodes is a process that has to start, and cores are shared with other tests."""
-    monkeypatch.setattr("api.coordinator.labels.TAKES_S", 240.0)
+    monkeypatch.setattr("api.coordinator.results.TAKES_S", 240.0)
 
 
 def decoders() -> list[str]:
@@ -121,7 +121,7 @@ def test_vectors_have_no_pictures_and_deleted_images_have_none_any_more(service:
 
 
 def test_what_takes_too_long_is_not_shown(service: Service, job: JobView, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.coordinator.labels.TAKES_S", 0.0)
+    monkeypatch.setattr("api.coordinator.results.TAKES_S", 0.0)
     with Client(service.url, service.tokens["requester"]) as client:
         assert client.thumbnails(job.job_id, ["red.png"]) == {"red.png": None}
     assert decoders() == []

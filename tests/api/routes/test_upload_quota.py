@@ -263,7 +263,7 @@ def test_uploads_of_waiting_jobs_count_after_a_restart_too_and_until_the_job_end
         assert used_up(asyncio.run(again.asked(content_length=str(QUOTA - kept + 1)).of(never())))
         job_id = made.problem["job_id"]
         again.coordinator.stores.settlement.end(again.coordinator.stores.jobs.get(job_id), "cancelled", None)
-        again.coordinator._keeper.sweep()
+        again.coordinator._retention.sweep()
         assert not used_up(asyncio.run(again.asked(content_length=str(QUOTA)).whole(b"")))
         assert not again.coordinator.uploads._used
 

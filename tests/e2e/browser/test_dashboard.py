@@ -19,7 +19,7 @@ from playwright.sync_api import Locator, Page, expect
 from safetensors import safe_open
 
 from api.client import Client
-from api.coordinator.labels import SIDE
+from api.coordinator.results import SIDE
 from api.schema import JobView, Selection, TaskRequest
 from labeler.errors import LabelerError
 from tests.e2e.browser.conftest import in_both_widths_and_schemes

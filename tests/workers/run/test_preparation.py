@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from api.coordinator.labels import read_names
 from feature_store.index import build
-from feature_store.results.job_process import QuestionRequest, write_questions
+from feature_store.results.job_process import QuestionRequest, read_names, write_questions
 from feature_store.results.questions import QUESTIONS, UPLOAD, read_stored_questions
 from feature_store.shard import Shard
 from labeler.errors import BadData, BudgetExceeded, DamagedShard, InvalidSetting, InvalidTask, LabelerError, MixedShards

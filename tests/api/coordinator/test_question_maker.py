@@ -11,8 +11,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from api.coordinator import conductor, submission
-from api.coordinator.conductor import Preparation
+from api.coordinator import coordinator_thread, submission
+from api.coordinator.coordinator_thread import QuestionMaker
 from api.coordinator.ownership import Reader
 from api.coordinator.uploads import upload_of_features
 from api.fair_pool import FairPool
@@ -45,12 +45,12 @@ def mailbox(server: RedisServer) -> Iterator[RedisMailbox]:
 
 
 @pytest.fixture
-def prepare(house: House, mailbox: RedisMailbox) -> Iterator[Callable[..., Preparation]]:
-    made: list[Preparation] = []
+def prepare(house: House, mailbox: RedisMailbox) -> Iterator[Callable[..., QuestionMaker]]:
+    made: list[QuestionMaker] = []
 
-    def make(on_end: Callable[[str], None] = lambda _: None) -> Preparation:
+    def make(on_end: Callable[[str], None] = lambda _: None) -> QuestionMaker:
         made.append(
-            Preparation(
+            QuestionMaker(
                 house.config.home,
                 is_wanted=lambda job_id: house.jobs.get(job_id).state == "queued",
                 on_end=on_end,
@@ -75,7 +75,7 @@ def submit(house: House, **selection: object) -> JobView:
     return house.submissions.submit(JobRequest.model_validate(request), upload, reader=Reader("tok-1", "requester"))
 
 
-def ask(preparation: Preparation, house: House, view: JobView) -> JobRecord:
+def ask(preparation: QuestionMaker, house: House, view: JobView) -> JobRecord:
     job = house.jobs.get(view.job_id)
     preparation.ask(job, house.tasks.get(job.task_digest).task)
     return job
@@ -87,7 +87,7 @@ def questions(house: House, job: JobRecord) -> Path:
 
 @pytest.mark.parametrize("selection", [{}, {"strategy": "random", "count": 7, "seed": 5}])
 def test_a_few_vectors_are_chosen_from_at_once_and_nobody_else_is_asked(
-    house: House, mailbox: RedisMailbox, prepare: Callable[..., Preparation], selection: dict[str, object]
+    house: House, mailbox: RedisMailbox, prepare: Callable[..., QuestionMaker], selection: dict[str, object]
 ) -> None:
     job = ask(prepare(), house, submit(house, **selection))
     found = load_file(questions(house, job))
@@ -101,7 +101,7 @@ def test_a_few_vectors_are_chosen_from_at_once_and_nobody_else_is_asked(
 
 
 def test_many_vectors_and_clusters_are_chosen_from_by_a_process(
-    house: House, prepare: Callable[..., Preparation], monkeypatch: pytest.MonkeyPatch
+    house: House, prepare: Callable[..., QuestionMaker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted: list[str] = []
 
@@ -110,14 +110,14 @@ def test_many_vectors_and_clusters_are_chosen_from_by_a_process(
 
     monkeypatch.setattr(FairPool, "submit", submit_piece)
     clustered = ask(prepare(), house, submit(house, strategy="clustered", count=5))
-    monkeypatch.setattr(conductor, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(coordinator_thread, "AT_ONCE_BYTES", 0)
     many = ask(prepare(), house, submit(house))
     assert wanted == [clustered.job_id, many.job_id]
 
 
 @pytest.mark.parametrize("strategy", ["clustered", pytest.param("spectral", marks=pytest.mark.long)])
-def test_clusters_are_chosen_in_a_process_and_the_conductor_is_told(
-    house: House, prepare: Callable[..., Preparation], strategy: AskedStrategy
+def test_clusters_are_chosen_in_a_process_and_the_driver_is_told(
+    house: House, prepare: Callable[..., QuestionMaker], strategy: AskedStrategy
 ) -> None:
     told = threading.Event()
     job = ask(prepare(lambda _: told.set()), house, submit(house, strategy=strategy, count=5, seed=3))
@@ -130,10 +130,10 @@ def test_clusters_are_chosen_in_a_process_and_the_conductor_is_told(
 
 
 def test_choosing_that_takes_too_much_fails_the_job_with_what_to_do(
-    house: House, prepare: Callable[..., Preparation], monkeypatch: pytest.MonkeyPatch
+    house: House, prepare: Callable[..., QuestionMaker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bound is the system's, on the computing time of a real process that would work for much longer."""
-    monkeypatch.setattr(conductor, "_MODULE", "tests.api.coordinator.endless")
+    monkeypatch.setattr(coordinator_thread, "_MODULE", "tests.api.coordinator.endless")
     told = threading.Event()
     job = ask(prepare(lambda _: told.set()), house, submit(house, strategy="clustered", count=5))
     assert told.wait(240)
@@ -141,7 +141,7 @@ def test_choosing_that_takes_too_much_fails_the_job_with_what_to_do(
 
 
 def test_images_are_asked_for_on_the_board_once_until_they_are_withdrawn(
-    house: House, prepare: Callable[..., Preparation]
+    house: House, prepare: Callable[..., QuestionMaker]
 ) -> None:
     view = submit(house)
     job = house.jobs.get(view.job_id)
@@ -158,9 +158,9 @@ def test_images_are_asked_for_on_the_board_once_until_they_are_withdrawn(
 
 
 def test_a_process_that_chooses_is_ended_when_its_job_is(
-    house: House, prepare: Callable[..., Preparation], monkeypatch: pytest.MonkeyPatch
+    house: House, prepare: Callable[..., QuestionMaker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conductor, "_MODULE", "tests.api.coordinator.sleeping")
+    monkeypatch.setattr(coordinator_thread, "_MODULE", "tests.api.coordinator.sleeping")
     told = threading.Event()
     view = submit(house, strategy="clustered", count=5)
     job = ask(prepare(lambda _: told.set()), house, view)

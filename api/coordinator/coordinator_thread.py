@@ -1,4 +1,4 @@
-"""The conductor: the thread in which the coordinator's driver takes its turns, and the source of each job's questions.
+"""The thread in which the coordinator's driver takes its turns, and the maker of each job's questions.
 
 The state machine (labeler.rounds.coordinator) decides what a job needs next. The driver (labeler.driver.coordinator)
 carries out the steps of many jobs together. This module connects both to the service: its settings, home and prices.
@@ -9,7 +9,7 @@ Questions of a queued job are made by the embedder, by a chooser process, or her
     a few vectors        -> Chosen here and now: no process, no waiting.
     many, or clusters    -> A separate process, bounded in memory and time. Requesters take turns.
 
-No state here needs to survive: the conductor asks again for anything missing, and a restarted service begins again.
+No state here needs to survive: the driver asks again for anything missing, and a restarted service begins again.
 This process loads no learning library; the one that chooses clusters does, and ends with its job.
 """
 
@@ -52,7 +52,6 @@ from labeler.driver.mail import Mailbox
 from labeler.driver.sending import PostOffice, Sender
 from labeler.errors import BadData, LabelerError
 from labeler.ledger.jobs import JobRecord
-from labeler.release import release_to_bytes
 from labeler.rounds.effects import Patience
 from labeler.system.files import making_room
 from labeler.system.keys import PartyKeys
@@ -64,8 +63,8 @@ log = logging.getLogger("labeler.conductor")
 _AFTER_DEFECT_S = 1.0
 
 
-class Conductor:
-    """See the module. One per service; `run` is its thread.
+class CoordinatorThread:
+    """See the module. One per service.
 
     Args:
         backbone_of: fingerprint -> the path or name that loads it, for messages.
@@ -88,7 +87,7 @@ class Conductor:
         steady: Callable[[], float] = time.monotonic,
         requester_of: Callable[[str], str] = lambda _: "",
     ) -> None:
-        self.preparation = Preparation(
+        self.questions = QuestionMaker(
             home,
             is_wanted=lambda job_id: stores.jobs.get(job_id).state == "queued",
             on_end=lambda job_id: self.driver.wake(job_id),
@@ -98,29 +97,38 @@ class Conductor:
         )
         self.post_office = PostOffice(keys=keys, sequences=stores.sequences)
         self.driver = CoordinatorDriver(
-            database=stores.database,
-            ledger=stores.ledger,
-            tasks=stores.tasks,
-            jobs=stores.jobs,
             aggregates=stores.aggregates,
             parties=stores.parties,
             sequences=stores.sequences,
-            sender=Sender(self.post_office, self.preparation),
+            sender=Sender(self.post_office, self.questions),
             mailbox=mailbox,
-            questions=self.preparation,
+            questions=self.questions,
             settlement=stores.settlement,
-            encode_release=release_to_bytes,
             patience=patience,
             clock=stores.clock,
             steady=steady,
             requester_of=requester_of,
         )
 
-    def run(self, stop: threading.Event) -> None:
-        """Take turns until `stop` is set."""
-        while not stop.is_set():
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
+
+    def start(self) -> None:
+        """Take turns until `stop`."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the current turn, and end every process that makes questions."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self.driver.ring()
+            self._thread.join(timeout=10.0)
+        self.questions.stop()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
             self.tick()
-            if not stop.is_set():
+            if not self._stopping.is_set():
                 self.driver.wait()
         self.driver.close()
 
@@ -149,13 +157,13 @@ _TOO_MUCH = (
 )
 
 
-class Preparation:
+class QuestionMaker:
     """The questions of jobs, in the jobs' folders (labeler.driver.stepping.Questions); see the module.
 
     Args:
         is_wanted: whether a job still waits for questions; work for other jobs stops.
         on_end: called with the job when its questions, or the reason it gets none, may be there.
-        backbone_of, max_pixels, max_job_pixels: see Conductor.
+        backbone_of, max_pixels, max_job_pixels: see CoordinatorThread.
     """
 
     def __init__(
@@ -265,7 +273,7 @@ class Preparation:
             raise read_failure(failure)
 
     def _choose(self, job_id: str, request: QuestionRequest, size: int) -> None:
-        """Choose in a process, then call `on_end`; after a defect or on a full disk the conductor asks again."""
+        """Choose in a process, then call `on_end`; after a defect or on a full disk the driver asks again."""
         try:
             is_over = self._run_chooser(job_id, request, size)
         except Exception:
