@@ -37,6 +37,7 @@ PROBLEMS: dict[type[LabelerError], tuple[int, str]] = {
     errors.TooLarge: (413, "This is larger than the limit"),
     errors.IdempotencyMismatch: (422, "The idempotency key belongs to another request"),
     errors.BadData: (422, "The data is not what it should be"),
+    errors.NotThere: (422, "A file or folder that was named is not there"),
     errors.DamagedShard: (500, "A shard is damaged"),
     errors.MixedShards: (409, "Agents do not agree on classes or backbone"),
     errors.UnreadableImage: (422, "An image cannot be read"),

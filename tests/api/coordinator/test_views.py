@@ -96,7 +96,7 @@ def test_changes_are_told_together_and_the_end_at_once(monkeypatch: pytest.Monke
 
     async def watched() -> tuple[bool, str]:
         of = cast(Coordinator, SimpleNamespace(_mailbox=mailbox))
-        change = asyncio.create_task(Coordinator._next_change(of, "job-1", ""))
+        change = asyncio.create_task(Coordinator._next_change(of, "job-1", "", 60.0))
         for _ in range(3):
             mailbox.send_all([], tell=["job-1"])
             for _ in range(50):
@@ -120,4 +120,4 @@ def test_a_job_that_goes_on_is_told_of_after_a_while(monkeypatch: pytest.MonkeyP
     mailbox = MemoryMailbox()
     mailbox.send_all([], tell=["job-1"])
     of = cast(Coordinator, SimpleNamespace(_mailbox=mailbox))
-    assert asyncio.run(Coordinator._next_change(of, "job-1", ""))
+    assert asyncio.run(Coordinator._next_change(of, "job-1", "", 5.0))
