@@ -96,7 +96,7 @@ def test_changes_are_told_together_and_the_end_at_once(monkeypatch: pytest.Monke
 
     async def watched() -> tuple[bool, str]:
         of = cast(Coordinator, SimpleNamespace(_mailbox=mailbox))
-        change = asyncio.create_task(Coordinator._next_change(of, "job-1", "", 60.0))
+        change = asyncio.create_task(Coordinator._next_change(of, "job-1", "", 30.0))
         for _ in range(3):
             mailbox.send_all([], tell=["job-1"])
             for _ in range(50):
