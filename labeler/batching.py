@@ -123,7 +123,7 @@ def round_charges(task: Task, queries: int, *, answered: int = 0) -> dict[Level,
 
 def due(task: Task, charges: Mapping[Level, int], *, answered: int) -> dict[Level, int]:
     """Return the remaining charge for a round of this price, after `answered` queries of its task were charged."""
-    if task.traits.is_sampled and answered:
+    if task.sampled is not None and answered:
         return dict.fromkeys(charges, LATER_STEP_NANO)
     return dict(charges)
 
@@ -140,7 +140,7 @@ def person_charge(task: Task, queries: int) -> int | None:
 @lru_cache(maxsize=4096)
 def _person_charge(one: OfKind, queries: int) -> int | None:
     task = one.task
-    if task.records_per_person is None or task.lifetime_budget is not None or task.traits.is_sampled:
+    if task.records_per_person is None or task.lifetime_budget is not None or task.sampled is not None:
         return None
     event = integer_event(task, "person", queries) if has_finite_price(task, "person") else None
     return None if event is None or event.round_nano >= UNBOUNDED_NANO else event.round_nano

@@ -45,7 +45,7 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool, not_covered: str 
         for statement in price.stated
     }
     says_what_a_record_moves = task.training is not None and (
-        task.training.max_records is not None or task.traits.is_sampled or sums_means(task)
+        task.training.max_records is not None or task.sampled is not None or sums_means(task)
     )
     return {
         "version": CARD_VERSION,
@@ -55,7 +55,7 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool, not_covered: str 
         "guarantees": guarantees,
         "holds_against": price.holds_against,
         **({"not_covered": not_covered} if not_covered else {}),
-        "accounting": METHOD if task.lifetime_budget is None and not task.traits.is_sampled else price.instance.method,
+        "accounting": METHOD if task.lifetime_budget is None and task.sampled is None else price.instance.method,
         "system": task.traits.system,
         "method": task.method,
         "contribution": contribution_in_words(task),

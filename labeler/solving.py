@@ -135,7 +135,7 @@ def epsilon_within(task: Task, queries: int, *, level: StatedLevel, left_nano: i
     """
     if task.lifetime_budget is not None or left_nano <= 0:
         return None
-    if task.release == "winner" or task.traits.is_sampled:
+    if task.release == "winner" or task.sampled is not None:
         return _certified_within(task, queries, level, left_nano)
     sizes = round_sizes(task, queries)
     instance = total_charges(task, sizes).get("instance")

@@ -40,6 +40,7 @@ from labeler.noise import (
 )
 from labeler.setting import Level as Level
 from labeler.setting import Life as Life
+from labeler.setting import Sampled as Sampled
 from labeler.setting import StatedLevel as StatedLevel
 from labeler.setting import Training as Training
 from labeler.settings import PlainNumbers, one_spelling
@@ -247,8 +248,8 @@ class Task(PlainNumbers):
             )
 
     def _check_sampled(self) -> None:
-        sampled = None if self.training is None else self.training.sampled
-        if (sampled is not None) != self.traits.is_sampled:
+        sampled = self.sampled
+        if (sampled is not None) != ("training.sampled" in self.traits.takes):
             raise ValueError(
                 f"training.sampled must {'' if sampled is None else 'not '}be given for method {self.method}: it says "
                 "how a model is trained in steps over secret samples"
@@ -318,9 +319,14 @@ class Task(PlainNumbers):
         return -(-self.max_queries // NEGATIVES_EVERY)
 
     @property
+    def sampled(self) -> Sampled | None:
+        """Return the terms of a model that is trained in steps over secret samples; None for other tasks."""
+        return None if self.training is None else self.training.sampled
+
+    @property
     def steps(self) -> int:
         """Return the number of rounds of a sampled training, each based on the earlier ones; 1 for other tasks."""
-        return 1 if self.training is None or self.training.sampled is None else self.training.iterations
+        return 1 if self.training is None or self.sampled is None else self.training.iterations
 
     @property
     def rows(self) -> int:

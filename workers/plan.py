@@ -175,7 +175,7 @@ def make_plan(
         "agents": task.agents,
         "max_dropouts": task.max_dropouts,
         **({} if task.ballot_radius is None else {"ballot_radius": task.ballot_radius}),
-        **({"unit": unit_in_words(task)} if task.traits.is_sampled else {}),
+        **({} if task.sampled is None else {"unit": unit_in_words(task)}),
         **({} if images is None or images.labeled is None else {"rehearsed_on": images.labeled.known}),
         "expected_accuracy": expected.to_json(),
         "warning": expected.warning,

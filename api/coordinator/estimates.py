@@ -25,7 +25,8 @@ from api.fair_pool import FairPool
 from api.limits import Slots
 from api.schema import EstimateRequest, EstimateView
 from labeler.errors import Unavailable
-from labeler.methods import METHODS, MethodName, ReleaseKind
+from labeler.solving import WantedTask
+from labeler.solving import WantedTask
 from labeler.task import Task
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Prices:
         Args:
             sizes: number of queries of each round, if each round is priced.
         """
-        return takes_long(task.method, task.release) and _numbers(task, queries, sizes) not in self._known
+        return takes_long(task) and _numbers(task, queries, sizes) not in self._known
 
     def note(self, task: Task, queries: int, sizes: tuple[int, ...] = ()) -> None:
         """Record that a setting was priced: its price is cached now, so it counts as short."""
@@ -124,9 +125,9 @@ class Prices:
         self._long.stop(wait_s=0)
 
 
-def takes_long(method: MethodName, release: ReleaseKind) -> bool:
+def takes_long(task: Task | WantedTask) -> bool:
     """Return whether such a task's price needs a certified computation rather than a closed form."""
-    return release == "winner" or METHODS[method].is_sampled
+    return task.release == "winner" or (task.training is not None and task.training.sampled is not None)
 
 
 def _numbers(task: Task, queries: int, sizes: tuple[int, ...]) -> tuple[object, ...]:
@@ -173,7 +174,7 @@ class Estimates:
                 return None
         else:
             assert request.task is not None  # noqa: S101  # the request's own validator
-            if only_short and takes_long(request.task.method, request.task.release):
+            if only_short and takes_long(request.task):
                 return None
             task, participants = describe_task(request.task, config=self._config, parties=self._stores.parties)
         queries = request.queries or task.max_queries

@@ -75,7 +75,7 @@ def describe_task(
     if METHODS[request.method].is_reverse and request.k > request.max_queries:
         raise InvalidTask(f"k is {request.k} queries per record, but max_queries is only {request.max_queries}")
     task = request.settled(decided, agents=len(agents))
-    if task.traits.is_sampled:
+    if task.sampled is not None:
         _check_delta_of_winners(config)
     if task.release == "winner":
         _check_winner_group(parties)

@@ -124,7 +124,7 @@ class SceneAttack:
         task, canary = self.scene.task, self.scene.canaries[0]
         worlds = [self.worlds.with_canaries(present) for present in ((), (0,))]
         if self._around.view == "release":
-            if task.traits.is_sampled:
+            if task.sampled is not None:
                 return StepVotes(task, canary, self.scene.batch)
             if task.traits.has_local_noise:
                 most = task.records_per_person
@@ -352,7 +352,7 @@ def check_attackable(task: Task, level: StatedLevel, view: View) -> None:
             "an agent whose noise is in what it answers cannot be silenced under that noise, so no attack on a whole "
             f"agent is known for method {task.method}; audit it at level instance or person"
         )
-    sampled = None if task.training is None else task.training.sampled
+    sampled = task.sampled
     if sampled is not None and (level != "instance" or view != "release" or sampled.unit != "record"):
         raise InvalidSetting(
             "of training in steps an audit attacks one record in the release of steps that sample records (unit = "

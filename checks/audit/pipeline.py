@@ -276,7 +276,7 @@ class Pipeline:
         steps = [QueryBatch(self._batch.features, len(self._batch) * step) for step in range(self._task.steps)]
         seen = self._job(agents, keys, steps, is_seeded=seed is not None)
         asked = steps
-        if self._task.traits.is_sampled:
+        if self._task.sampled is not None:
             # Colluders give their answers to the same questions that the job asked.
             asked = [replace(one, model=model_before(self._task, seen[:step])) for step, one in enumerate(steps)]
         for batch in self._beyond(agents):
@@ -320,7 +320,7 @@ class Pipeline:
         """Return the task's questions again, as often as the agents accept a charge for them: they must refuse."""
         features = self._batch.features
         found: list[QueryBatch] = []
-        if self._task.traits.is_sampled:
+        if self._task.sampled is not None:
             return found  # a step is asked with a model that only the job before it can make
         for place in range(min(_MORE_LIVES, features.shape[1])):
             again = features.copy()

@@ -80,7 +80,7 @@ def poisoned(
         queries: those that are asked anyway; None lets the adversary choose them.
     """
     dimension = dimension_of(task)
-    if task.traits.is_sampled:
+    if task.sampled is not None:
         return _of_steps(task, dimension)
     if not task.traits.counts and not sums_means(task):
         return _of_models(task, level, dimension, rng, queries)

@@ -90,7 +90,7 @@ def build_index(
     removed: NDArray[np.int64] = NO_IDS,
     in_this_order: bool = False,
 ) -> NeighborIndex:
-    """Build an index over an agent's records, in this process (`feature_store.cluster.search` builds those of a cluster).
+    """Build an index over an agent's records, in this process (of a cluster: `feature_store.cluster.search`).
 
     All engines return equal neighbors, bit for bit; they differ in speed. The search is exact.
 

@@ -314,7 +314,7 @@ def _mechanism(task: Task, stated: Price) -> Mechanism:
             f"nobody can subtract, on a grid of {task.scale} units"
         ),
         proof=proof,
-        accounting=ACCOUNTING_OF_SAMPLES if traits.is_sampled else ACCOUNTING,
+        accounting=ACCOUNTING if task.sampled is None else ACCOUNTING_OF_SAMPLES,
         colluding_agents=task.colluding_agents,
         talliers=task.talliers,
         quorum=task.quorum,

@@ -194,14 +194,13 @@ def sums_means(task: Task) -> bool:
 
 def unit_in_words(task: Task) -> str:
     """Return the unit of `sigma_votes`, for people, if it is not votes."""
-    sampled = None if task.training is None else task.training.sampled
-    return f"times what one {'record' if sampled is None else sampled.unit} can change"
+    return f"times what one {'record' if task.sampled is None else task.sampled.unit} can change"
 
 
 def contribution_in_words(task: Task) -> str:
     """Return what an agent contributes, for people."""
-    if task.training is not None and task.training.sampled is not None:
-        if task.training.sampled.unit == "record":
+    if task.sampled is not None:
+        if task.sampled.unit == "record":
             return "in each step the clipped gradients of a secret sample of its records"
         return "in each step its clipped update of the model, or zero where its secret coin said no"
     if task.attributes_per_record is not None:
@@ -243,7 +242,7 @@ def least_delta(task: Task) -> float:
     (`labeler.accounting.losses`). Below this delta the rest may exceed the part that is held back (`labeler.budget`).
     So an account that has paid for one is never stated at a smaller delta.
     """
-    return LEAST_DELTA_OF_WINNERS if task.release == "winner" or task.traits.is_sampled else 0.0
+    return LEAST_DELTA_OF_WINNERS if task.release == "winner" or task.sampled is not None else 0.0
 
 
 def integer_event(task: Task, level: StatedLevel, queries: int) -> IntegerSum | None:
@@ -557,11 +556,6 @@ class Method:
     def has_k(self) -> bool:
         """Return whether k neighbors vote; else k is 1."""
         return "k" in self.takes
-
-    @property
-    def is_sampled(self) -> bool:
-        """Return whether a public model is trained in steps over secret samples: all steps are one composition."""
-        return "training.sampled" in self.takes
 
     @property
     def learns_from_queries(self) -> bool:

@@ -147,6 +147,6 @@ def test_every_method_that_there_is_has_one() -> None:
     for name, traits in METHODS.items():
         asked = Task(
             name="t", classes=("a", "b"), method=name, sigma_votes=30.0, delta=1e-5, max_queries=10, agents=3,
-            **({} if traits.counts else steps if traits.is_sampled else training),
+            **({} if traits.counts else steps if "training.sampled" in traits.takes else training),
         )  # fmt: skip
         assert price(asked).instance.charge_nano

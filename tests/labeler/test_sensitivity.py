@@ -278,7 +278,7 @@ def test_a_label_outside_the_task_is_refused_without_naming_it(label: int) -> No
 # The price of a person.
 
 
-@pytest.mark.parametrize("method", [name for name, traits in METHODS.items() if not traits.is_sampled])
+@pytest.mark.parametrize("method", [name for name, traits in METHODS.items() if "training.sampled" not in traits.takes])
 def test_a_person_is_stated_only_where_the_task_bounds_a_persons_records(method: Method) -> None:
     queries = 100
     without, with_bound = price(_task(method)), price(_task(method, records_per_person=2))

@@ -509,9 +509,10 @@ def job_charges(task: Task, batches: Sequence[QueryBatch]) -> dict[Level, int]:
 def _batches(task: Task, features: NDArray[np.int16]) -> tuple[QueryBatch, ...]:
     sizes = round_sizes(task, len(features) * task.steps, batch_queries=BATCH_QUERIES)
     starts = np.cumsum((0, *sizes)).tolist()
-    if task.traits.is_sampled:  # every step is about the same rows
-        return tuple(QueryBatch(features, first_query=start) for start in starts[:-1])
-    return tuple(QueryBatch(features[start:end], first_query=start) for start, end in pairwise(starts))
+    # Every step of a training is about the same rows.
+    return tuple(
+        QueryBatch(features[start % task.rows :][: end - start], first_query=start) for start, end in pairwise(starts)
+    )
 
 
 def _check_no_record_twice(job: LabelingJob, shards: Sequence[Shard]) -> None:

@@ -274,7 +274,7 @@ def _settings(report: JobReport) -> list[tuple[str, str]]:
         ("Agents", f"{task.agents:,}; {task.colluding_agents:,} may collude, {task.max_dropouts:,} may drop out"),
         ("Talliers", words.talliers(task)),
         ("Rows of the model" if traits.asks_for_a_model else "Questions at most", f"{task.rows:,}"),
-        ("Steps of training", f"{task.steps:,}" if traits.is_sampled else ""),
+        ("Steps of training", "" if task.sampled is None else f"{task.steps:,}"),
         ("Grid", f"{task.scale:,} units per vote" if traits.counts else ""),
         ("Proof for one image", report.privacy.instance.method),
         ("Proof for a whole agent", report.privacy.agent.method),

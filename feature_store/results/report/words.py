@@ -246,7 +246,7 @@ def was_released(report: JobReport) -> tuple[str, ...]:
         else "the sum of all agents' records by class, along public axes, under noise, and the labels it gives"
         if sums_means(report.task)
         else "each step of training a linear model under noise, hence the model itself and the labels it gives"
-        if report.task.traits.is_sampled
+        if report.task.sampled is not None
         else "a linear model: the mean of the agents' models under noise, and the labels it gives"
         if report.task.traits.asks_for_a_model
         else f"one noisy sum of {report.task.traits.sums} per question and "

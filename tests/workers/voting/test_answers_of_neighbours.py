@@ -138,7 +138,7 @@ def task_of(**fields: Any) -> Task:
 def batch_of(task: Task) -> QueryBatch:
     if task.traits.evaluates:
         return QueryBatch(MODEL)
-    model = np.full((DIMENSION + 1, len(CLASSES)), 0.25) if task.traits.is_sampled else None
+    model = np.full((DIMENSION + 1, len(CLASSES)), 0.25) if task.sampled is not None else None
     return QueryBatch(model_rows(DIMENSION) if task.traits.asks_for_a_model else PUBLIC, model=model)
 
 
