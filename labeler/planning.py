@@ -54,7 +54,7 @@ from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import epsilon_bound, papers_epsilon
 from labeler.accounting.lifetime import vote_nano
 from labeler.budget import say_epsilon
-from labeler.errors import InvalidSetting, InvalidTask
+from labeler.errors import InvalidSetting
 from labeler.methods import DEFAULT_METHOD, METHODS, MethodName
 from labeler.methods.sensitivity import integer_event, summed_votes
 from labeler.noise import NoiseBy, sampler_distance
@@ -89,17 +89,7 @@ def resolve_colluding_agents(
         return given
     if dishonest_talliers is not None:
         return max(0, agents - 1)
-    usual = 1 if agents >= 2 else 0
-    if usual == 0 or max_dropouts != agents - 1:
-        return usual
-    if METHODS[method].has_local_noise:
-        return 0
-    raise InvalidTask(
-        f"of {agents} agents {max_dropouts} may be missing, and unless the task says otherwise one participant may "
-        "know its own noise, because it reads the release or colludes: that leaves nobody whose noise is unknown. "
-        f"Let more agents take part, lower max_dropouts to {agents - 2}, or say colluding_agents = 0: a single agent "
-        "may then be all that answers, so each adds all the noise that the price counts on"
-    )
+    return METHODS[method].colluders_counted_on(agents, max_dropouts)
 
 
 def holds_against(
@@ -509,9 +499,7 @@ def price_of_paper_shares(
 
 
 def _noise_factors(task: Task) -> NoiseFactors:
-    if task.traits.has_local_noise:
-        return NoiseFactors(1.0, 1.0, 1.0)
-    if task.noise_by == "talliers":
+    if not task.agents_add_shares:
         every = task.total_sigma_votes / task.sigma_votes
         return NoiseFactors(total=every, collusion=every, dropouts=1.0)
     honest = task.agents - task.colluding_agents
@@ -551,9 +539,10 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
     mu = math.sqrt(continuous.mu_squared)
     exact = epsilon_of_delta(task.delta, mu)
     certified = _certified(event, task.delta)
-    is_shared = not task.traits.has_local_noise and task.noise_by == "agents"
     # The fewest shares that one participant who reads does not know; see the module for the proof.
-    left = min(event.noise_contributors, max(1, task.quorum - 1)) if is_shared else event.noise_contributors
+    left = (
+        min(event.noise_contributors, max(1, task.quorum - 1)) if task.agents_add_shares else event.noise_contributors
+    )
     method = METHOD_OF_SAMPLES if event.is_sampled else METHOD
     if not event.opens_sums:
         method = METHOD_OF_WINNERS
@@ -573,7 +562,7 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
             colluding_agents=task.colluding_agents,
             max_dropouts=task.max_dropouts,
         )
-        if is_shared
+        if task.agents_add_shares
         else exact,
         participant_epsilon=certified
         if left == event.noise_contributors

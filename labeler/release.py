@@ -362,10 +362,8 @@ def largest_sum(task: Task, num_contributors: int) -> int:
     """Return the largest magnitude, in grid units, that a noisy sum of valid contributions can have in a histogram."""
     traits = task.traits
     most = most_votes_in_a_sum(task) * task.scale if traits.counts else bounded_numbers(task).longest(task)
-    if traits.has_local_noise:
-        return num_contributors * most
-    shares = num_contributors if task.noise_by == "agents" else task.talliers
-    return num_contributors * most + shares * DiscreteGaussian(task.share_sigma_grid).reach
+    shares = traits.noise_shares(task, num_contributors)
+    return num_contributors * most + (shares and shares * DiscreteGaussian(task.share_sigma_grid).reach)
 
 
 def check_ballots(ballots: NDArray[np.int64], task: Task) -> None:
@@ -454,10 +452,8 @@ def contribution(ballots: NDArray[np.int64], task: Task, *, source: ByteSource) 
         PrivacyRefusal: ballots beyond the task's bounds.
     """
     check_ballots(ballots, task)
-    if task.traits.has_local_noise:
-        return ballots
     numbers = on_grid(ballots, task) if task.traits.counts else ballots
-    return numbers if task.noise_by == "talliers" else numbers + noise_share(task, source, len(ballots))
+    return numbers + noise_share(task, source, len(ballots)) if task.agents_add_shares else numbers
 
 
 def input_shares(
@@ -492,7 +488,7 @@ def input_shares(
     else:
         check_ballots(ballots, task)
         # If the talliers add the noise, the agent shares zeros in its place.
-        noise = np.zeros_like(ballots) if task.noise_by == "talliers" else noise_share(task, source, len(ballots))
+        noise = noise_share(task, source, len(ballots)) if task.agents_add_shares else np.zeros_like(ballots)
         total, field = terms.row_total, terms.field
         shares = [*split_ballots(ballots, noise, row_total=total, num_talliers=among, source=source, field=field)]
     return tuple(InputShare(agent_id, tallier, round.digest, share) for tallier, share in enumerate(shares))

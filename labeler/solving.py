@@ -181,7 +181,7 @@ def queries_that_fit(task: Task, queries: int, *, level: Level, left_nano: int) 
     def charge(count: int) -> int:
         return total_charges(task, round_sizes(task, count)).get(level, UNBOUNDED_NANO)
 
-    if task.traits.single_round or charge(1) > left_nano:
+    if task.traits.least_asked(task) > 1 or charge(1) > left_nano:
         return 0
     fits, too_many = 1, queries
     while too_many - fits > 1:
@@ -344,7 +344,7 @@ def hint(task: Task) -> str:
     It assumes two honest talliers, unless the task says otherwise. It says nothing about winners, whose price depends
     on the party that adds the noise: `noise_choices` compares those.
     """
-    if task.release == "winner" or task.traits.has_local_noise or task.talliers != TALLIERS or task.dishonest_talliers:
+    if task.release == "winner" or not task.agents_add_shares or task.talliers != TALLIERS:
         return ""
     now, then = task.agents / task.noise_contributors, TALLIERS / (TALLIERS - 1)
     if now <= then:

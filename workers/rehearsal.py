@@ -43,9 +43,8 @@ from feature_store.students.labeling import label_probabilities
 from labeler.errors import InvalidSetting
 from labeler.expectation import assumed_records
 from labeler.methods.reverse_knn import project
-from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import seeded_source
-from labeler.records import ModelStore, Records
+from labeler.records import ModelStore, Records, RunnerContext
 from labeler.tally import QueryBatch
 from labeler.task import Task
 from workers.learning.learner import Trainer

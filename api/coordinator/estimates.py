@@ -26,7 +26,6 @@ from api.limits import Slots
 from api.schema import EstimateRequest, EstimateView
 from labeler.errors import Unavailable
 from labeler.solving import WantedTask
-from labeler.solving import WantedTask
 from labeler.task import Task
 
 if TYPE_CHECKING:

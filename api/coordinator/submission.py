@@ -133,7 +133,7 @@ class Submissions:
                 f"{num_queries} queries are more than the {task.max_queries} of the task; send fewer images, "
                 "ask about some of them (selection.count of POST /v1/jobs), or make a larger task"
             )
-        if task.traits.single_round and num_queries != task.max_queries:
+        if num_queries < task.traits.least_asked(task):
             most = task.max_queries
             ways = f"choose {most} (selection.count)" if upload.count >= most else f"send {most} images or vectors"
             if task.method == "reverse-knn":

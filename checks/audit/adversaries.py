@@ -46,7 +46,7 @@ from labeler.accounting.events import NANO
 from labeler.errors import InvalidSetting, InvalidTask
 from labeler.ledger.database import open_database
 from labeler.ledger.lifetimes import LifetimeSpends
-from labeler.methods import METHODS
+from labeler.methods import METHODS, attacked_methods
 from labeler.randomness import os_source, seeded_source
 from labeler.release import contribution
 from labeler.setting import StatedLevel
@@ -126,7 +126,7 @@ class SceneAttack:
         if self._around.view == "release":
             if task.sampled is not None:
                 return StepVotes(task, canary, self.scene.batch)
-            if task.traits.has_local_noise:
+            if not task.noise_parties:
                 most = task.records_per_person
                 return heard_heads(
                     task, self.scene.batch, *(select_records(one.shards[0], records_per_person=most) for one in worlds)
@@ -157,9 +157,7 @@ def natural(around: Surroundings, *, chosen: bool) -> Scene:
         queries = features[rng.choice(public, size=task.max_queries, replace=len(public) < task.max_queries)]
     if chosen and not task.traits.asks_for_a_model:
         about = min(task.k, task.max_queries) if task.traits.is_reverse else task.max_queries
-        place = np.arange(task.max_queries)[:about]
-        if task.traits.learns_from_queries:
-            place = place[place % 5 != 0]
+        place = np.setdiff1d(np.arange(about), task.traits.negatives(task))
         queries[place] = features[canary[0]]
     unit = LabeledRecords(np.repeat(features[canary], copies, axis=0), np.repeat(labels[canary], copies))
     if around.level == "agent":
@@ -341,13 +339,12 @@ def check_attackable(task: Task, level: StatedLevel, view: View) -> None:
     Raises:
         InvalidSetting: the method is not known here, or no attack on a whole agent of it, or on a student, is.
     """
-    if not task.traits.is_attacked:
-        attacked = sorted(name for name, method in METHODS.items() if method.is_attacked)
+    if task.method not in (attacked := attacked_methods()):
         raise InvalidSetting(
             f"no adversary of an audit was made for method {task.method}, so what it proved would say nothing; add one "
             f"to checks.audit, or audit a task of {', '.join(attacked)}"
         )
-    if level == "agent" and task.traits.has_local_noise:
+    if level == "agent" and not task.noise_parties:
         raise InvalidSetting(
             "an agent whose noise is in what it answers cannot be silenced under that noise, so no attack on a whole "
             f"agent is known for method {task.method}; audit it at level instance or person"

@@ -360,7 +360,7 @@ class Pipeline:
     def _known_noise(self, agents: Sequence[Agent], keys: dict[str, bytes], batch: QueryBatch) -> NDArray[np.float64]:
         task = self._task
         known = np.zeros((len(batch), task.num_classes))
-        if task.traits.has_local_noise:
+        if not task.noise_parties:
             # No agent's noise protects another, so all others may collude: what they answered is known.
             others = (agent.ballots(task, batch, keys[agent.agent_id]) for agent in agents[1:])
             return known + sum(others, np.zeros_like(known)) / task.scale

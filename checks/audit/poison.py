@@ -37,12 +37,12 @@ from numpy.typing import ArrayLike, NDArray
 from checks.audit.pipeline import LabeledRecords, Scene
 from feature_store.rows import FEATURE_SCALE, quantize
 from labeler.errors import InvalidSetting
-from labeler.methods.aux_distill import head_terms
+from labeler.methods.aux_distill import NEGATIVES_EVERY, head_terms
 from labeler.methods.blind_average import linear_terms
 from labeler.methods.sensitivity import kept_bound, records_of_a_person, sums_means, training_of
 from labeler.records import Rows
 from labeler.setting import StatedLevel
-from labeler.task import NEGATIVES_EVERY, Task
+from labeler.task import Task
 from workers.learning.linear import train_rows
 from workers.learning.private_heads import fit_rows, public_maps
 
@@ -213,9 +213,6 @@ def _chosen(task: Task, directions: Directions, rng: np.random.Generator) -> NDA
         rows = np.concatenate([np.repeat(directions, each, axis=0), elsewhere])
     else:
         rows = directions[np.arange(asked) % count]
-        if task.traits.learns_from_queries:
-            rows = rows.copy()
-            rows[::NEGATIVES_EVERY] = rng.normal(size=rows[::NEGATIVES_EVERY].shape)
     return quantize(rows)
 
 

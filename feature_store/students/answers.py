@@ -149,7 +149,7 @@ class NoisyAnswers:
             labels=labels,
             noisy_votes=noisy_votes,
             # Noise of the agents' own is in what they say, not around it.
-            total_sigma_votes=0.0 if task.traits.has_local_noise else noise,
+            total_sigma_votes=noise if task.noise_parties else 0.0,
             num_classes=task.num_classes,
             k=task.k,
             agents=task.agents,

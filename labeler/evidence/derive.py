@@ -300,7 +300,7 @@ def _findings(facts: TaskFacts, delta: float, *, states_persons: bool) -> TaskFi
 def _mechanism(task: Task, stated: Price) -> Mechanism:
     traits = METHODS[task.method]
     unit = "votes" if traits.counts else unit_in_words(task)
-    whose = "each agent's own" if traits.has_local_noise else "a share of each agent's"
+    whose = "a share of each agent's" if task.noise_parties else "each agent's own"
     if task.dishonest_talliers is not None:
         whose = f"a share of each of the three talliers', of whom {task.dishonest_talliers} may be dishonest"
     proof, source = proof_of(task.method, traits)

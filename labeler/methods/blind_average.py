@@ -99,8 +99,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from labeler.methods.sensitivity import RunnerContext
-    from labeler.records import Records
+    from labeler.records import Records, RunnerContext
     from labeler.tally import QueryBatch
     from labeler.task import Task
 

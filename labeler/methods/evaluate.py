@@ -42,8 +42,7 @@ from labeler.methods.sensitivity import CountedVotes, Method, check_labels
 from labeler.setting import LEAST, StatedLevel
 
 if TYPE_CHECKING:
-    from labeler.methods.sensitivity import Learner, RunnerContext
-    from labeler.records import Records
+    from labeler.records import Learner, Records, RunnerContext
     from labeler.tally import QueryBatch
     from labeler.task import Task
 

@@ -93,8 +93,7 @@ from labeler.setting import StatedLevel
 
 if TYPE_CHECKING:
     from labeler.accounting.events import IntegerSum
-    from labeler.methods.sensitivity import Learner, RunnerContext
-    from labeler.records import Records
+    from labeler.records import Learner, Records, RunnerContext
     from labeler.tally import QueryBatch
     from labeler.task import Task
 

@@ -20,8 +20,7 @@ from labeler.methods.sensitivity import CountedVotes, Method, check_labels, reco
 from labeler.setting import StatedLevel
 
 if TYPE_CHECKING:
-    from labeler.methods.sensitivity import RunnerContext
-    from labeler.records import Records
+    from labeler.records import Records, RunnerContext
     from labeler.tally import QueryBatch
     from labeler.task import Task
 

@@ -66,9 +66,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,15 +79,11 @@ from labeler.accounting.lifetime import lifetime_event
 from labeler.accounting.winner import ONE_BIT, SWAP, IntegerWinner
 from labeler.budget import LEAST_DELTA_OF_WINNERS
 from labeler.descent import MOST_RECORDS
-from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.randomness import ByteSource, os_source
-from labeler.records import Indexes, ModelStore, PublicAxes, Records, Rows
+from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal
+from labeler.records import Learner, Records, RunnerContext
 from labeler.setting import StatedLevel, Training
 
 if TYPE_CHECKING:
-    from labeler.methods.aux_distill import LocalHeadTerms
-    from labeler.methods.blind_average import LinearTerms, MeanTerms
-    from labeler.methods.federated import StepTerms
     from labeler.noise import VectorSum
     from labeler.tally import QueryBatch
     from labeler.task import Task
@@ -421,69 +417,6 @@ class BoundedNumbers:
         )
 
 
-class Learner(Protocol):
-    """Fits models to an agent's records; computes what `labeler.methods` proves (`workers.learning`)."""
-
-    def head(self, records: Rows, *, num_classes: int) -> NDArray[np.int64]:
-        """Fit a classifier as integers, shape (dimension + 1, num_classes)."""
-
-    def predictions(self, head: NDArray[np.int64], questions: NDArray[np.int16]) -> NDArray[np.int64]:
-        """Return the class that a head gives to each question, shape (num_queries,)."""
-
-    def weights(self, records: Rows, *, terms: LinearTerms, axes: PublicAxes | None) -> NDArray[np.float64]:
-        """Fit the linear model of these terms, shape (rows of the model, num_classes)."""
-
-    def class_sums(self, records: Rows, *, terms: MeanTerms, axes: PublicAxes) -> NDArray[np.float64]:
-        """Sum records by class, shape (axes + 1, num_classes)."""
-
-    def soft_votes(
-        self, records: Rows, questions: NDArray[np.int16], *, terms: LocalHeadTerms, source: ByteSource
-    ) -> NDArray[np.float64]:
-        """Fit two heads, add their noise, and return soft votes, shape (num_queries, num_classes)."""
-
-    def check_negatives(self, questions: NDArray[np.int16], terms: LocalHeadTerms) -> None:
-        """Refuse questions from which no public map can be made, by public numbers alone."""
-
-    def step(
-        self,
-        records: Rows,
-        model: NDArray[np.float64],
-        *,
-        terms: StepTerms,
-        axes: PublicAxes | None,
-        training: Training,
-        source: ByteSource,
-    ) -> NDArray[np.float64]:
-        """Return what an agent adds to one step of training, shape (rows, num_classes)."""
-
-    def check_model(self, model: bytes, *, classes: Sequence[str], fingerprint: str, dimension: int) -> None:
-        """Refuse a file that is not a model of these classes and this backbone, by public facts alone."""
-
-    def opinions(self, model: bytes, features: NDArray[np.int16]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the class a model gives to each feature, and its confidence: row by row, and never raise."""
-
-
-@dataclass(frozen=True)
-class RunnerContext:
-    """An agent's index, learner and source of chance, with which a method finds its ballots.
-
-    Attributes:
-        indexes: finds neighbors among records and questions.
-        models: cache of models while a round is open.
-        local_noise: returns the agent's secret source of chance for this batch, at its beginning: for noise, or
-            for who takes part in a step.
-        learner: fits models.
-        order: returns the secret source of the order in which public questions are searched, for this batch. A
-            requester chooses the questions, and could else choose an order in which one record takes long to search.
-    """
-
-    indexes: Indexes = field(repr=False)
-    models: ModelStore = field(repr=False)
-    local_noise: Callable[[], ByteSource] = field(repr=False)
-    learner: Learner = field(repr=False)
-    order: Callable[[], ByteSource] = field(default=os_source, repr=False)
-
-
 def _unanswered(*_: object) -> NDArray[np.int64]:
     raise InvalidSetting("this method says nothing of how agents answer; give it ballots")
 
@@ -522,6 +455,7 @@ class Method:
         check_questions: (task, batch, learner): refuse questions that it cannot be asked, likewise.
         most_rows: (task, dimension of features): the most records that take part in an agent's answer, by public
             facts; None for all of them.
+        negatives: (task): its queries that are public negative examples, which agents learn from.
         default_k: k of a task that names none.
         one_record: (task): what one record of an agent changes in its answer, a sentence for people; None where no
             short one is true.
@@ -544,6 +478,7 @@ class Method:
     check_room: Callable[[Task, int], None] = _accepts
     check_questions: Callable[[Task, QueryBatch, Learner], None] = _accepts
     most_rows: Callable[[Task, int], int | None] = _accepts
+    negatives: Callable[[Task], range] = lambda _: range(0)  # one line says it
     default_k: int = 1
     one_record: Callable[[Task], str | None] = _accepts
 
@@ -558,14 +493,52 @@ class Method:
         return "k" in self.takes
 
     @property
-    def learns_from_queries(self) -> bool:
-        """Return whether every NEGATIVES_EVERY-th query is a public negative example that agents learn from."""
-        return "training.dimension" in self.takes
-
-    @property
     def releases(self) -> tuple[ReleaseKind, ...]:
         """Return what may be opened: a winner only if a row of the sum counts votes."""
         return ("histogram", "winner") if self.counts and not self.evaluates else ("histogram",)
+
+    def round_sizes(self, task: Task, queries: int, most: int) -> tuple[int, ...]:
+        """Return the queries of each round of a job: at most so many, or all of a step that is one composition."""
+        each, rest = divmod(queries, task.steps if self.single_round else most)
+        if self.single_round:
+            return (each,) * task.steps if each and not rest else (queries,)
+        return (most,) * each + ((rest,) if rest else ())
+
+    def least_asked(self, task: Task) -> int:
+        """Return the fewest queries that a job may have: 1, or all of a task whose price is for all together."""
+        return task.max_queries if self.single_round else 1
+
+    def check_sizes(self, task: Task, sizes: Sequence[int]) -> None:
+        """Refuse rounds of these numbers of queries if each would cost the whole price without being all of a step."""
+        if self.single_round and any(size != task.rows for size in sizes):
+            raise PrivacyRefusal(
+                f"a {task.method} task is answered in one batch of all its {task.rows} queries; every batch costs the "
+                f"whole price, and this one has {sizes[0]}"
+            )
+
+    def colluders_counted_on(self, agents: int, max_dropouts: int) -> int:
+        """Return how many agents may know noise that they added, where nobody says: the one who reads the release.
+
+        Raises:
+            InvalidTask: that leaves no agent whose noise is unknown.
+        """
+        usual = 1 if agents >= 2 else 0
+        if usual == 0 or max_dropouts != agents - 1:
+            return usual
+        if self.has_local_noise:
+            return 0
+        raise InvalidTask(
+            f"of {agents} agents {max_dropouts} may be missing, and unless the task says otherwise one participant may "
+            "know its own noise, because it reads the release or colludes: that leaves nobody whose noise is unknown. "
+            f"Let more agents take part, lower max_dropouts to {agents - 2}, or say colluding_agents = 0: a single "
+            "agent may then be all that answers, so each adds all the noise that the price counts on"
+        )
+
+    def noise_shares(self, task: Task, contributors: int) -> int:
+        """Return the number of noise shares in a sum over some agents; 0 if each agent's noise is in its answer."""
+        if self.has_local_noise:
+            return 0
+        return contributors if task.noise_by == "agents" else task.talliers
 
 
 def check_labels(labels: NDArray[np.integer], num_classes: int, *, least: int) -> None:

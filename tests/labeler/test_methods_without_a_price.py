@@ -15,16 +15,9 @@ from labeler import methods, task
 from labeler.batching import round_charges, total_charges
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods import METHODS, Method
-from labeler.methods.sensitivity import (
-    CountedVotes,
-    RunnerContext,
-    answer_sum,
-    largest_change,
-    largest_distance,
-    squared_sensitivity,
-)
+from labeler.methods.sensitivity import CountedVotes, answer_sum, largest_change, largest_distance, squared_sensitivity
 from labeler.planning import has_finite_price, integer_event, price
-from labeler.records import Records
+from labeler.records import Records, RunnerContext
 from labeler.release import check_ballots
 from labeler.solving import solve_queries, solve_sigma
 from labeler.tally import QueryBatch

@@ -409,7 +409,7 @@ class Witness:
     ) -> bool:
         """Return whether numbers are, to the last bit, what a version of an agent's records says, and its noise."""
         way = self._template.shape.way
-        if task.noise_by == "talliers" or task.traits.has_local_noise:
+        if not task.agents_add_shares:
             return is_same(way, sent, said)
         noise = noise_share(task, self._source(agent, NOISE, path, current, task), len(said))
         return is_same(way, sent, said + noise)

@@ -427,9 +427,8 @@ def _privacy(prepared: PreparedJob) -> Privacy:
 def _spending(prepared: PreparedJob) -> tuple[tuple[int, float], ...]:
     """Return the instance epsilon after each number of questions."""
     asked = prepared.task.max_queries
-    if prepared.task.traits.single_round:
-        return ((asked, prepared.price.instance.epsilon),)
-    counts = np.unique(np.linspace(1, asked, min(asked, POINTS_OF_SPENDING)).astype(int)).tolist()
+    least = prepared.task.traits.least_asked(prepared.task)
+    counts = np.unique(np.linspace(least, asked, min(asked, POINTS_OF_SPENDING)).astype(int)).tolist()
     return tuple((count, instance_epsilon(prepared.task, count)) for count in counts)
 
 

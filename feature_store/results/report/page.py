@@ -270,7 +270,7 @@ def _settings(report: JobReport) -> list[tuple[str, str]]:
         ("What an agent answers with", f"{contribution_in_words(task)} ({task.method}{words.neighbors(task)})"),
         ("What is opened", f"{opened} ({task.release})"),
         ("Noise counted on", f"{words.say_number(task.sigma_votes)} {unit} (sigma)"),
-        ("Noise in a full sum", "" if traits.has_local_noise else f"{words.say_number(task.total_sigma_votes)} {unit}"),
+        ("Noise in a full sum", f"{words.say_number(task.total_sigma_votes)} {unit}" if task.noise_parties else ""),
         ("Agents", f"{task.agents:,}; {task.colluding_agents:,} may collude, {task.max_dropouts:,} may drop out"),
         ("Talliers", words.talliers(task)),
         ("Rows of the model" if traits.asks_for_a_model else "Questions at most", f"{task.rows:,}"),

@@ -175,7 +175,7 @@ def talliers(task: Task) -> str:
 
 def noise_in_words(task: Task) -> tuple[str, ...]:
     """Describe the noise, and the cost of caution about colluding or missing agents."""
-    if task.traits.has_local_noise:
+    if not task.noise_parties:
         return (
             "Each agent adds all the noise that its price needs to what it learned, once, before it answers anything. "
             "So the price does not rely on anybody else's noise, and agents that collude do not weaken it.",

@@ -32,9 +32,8 @@ from labeler.errors import LabelerError
 from labeler.ledger.database import open_database
 from labeler.messages.bodies import share_to_bytes
 from labeler.methods import METHODS
-from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import seeded_source
-from labeler.records import ModelStore, Records
+from labeler.records import ModelStore, Records, RunnerContext
 from labeler.release import input_shares
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
