@@ -56,7 +56,7 @@ from labeler.accounting.lifetime import vote_nano
 from labeler.budget import say_epsilon
 from labeler.errors import InvalidSetting
 from labeler.methods import DEFAULT_METHOD, METHODS, MethodName
-from labeler.methods.sensitivity import integer_event, summed_votes
+from labeler.methods.sensitivity import integer_event, squared_in_sigma_units, summed_votes
 from labeler.noise import NoiseBy, sampler_distance
 from labeler.task import Level, StatedLevel, Task
 
@@ -121,7 +121,7 @@ def holds_against(
 
 def _of_talliers_noise(task: Task, dishonest: int, two_talliers_epsilon: float | None) -> str:
     many = "one of the three talliers" if dishonest == 1 else "two of the three talliers"
-    bare = "the votes" if task.traits.counts else f"every agent's {task.traits.sums}"
+    bare = task.traits.bare
     worse = "there is no bound" if two_talliers_epsilon is None else f"epsilon is {say_epsilon(two_talliers_epsilon)}"
     return (
         f"Holds against whoever reads the release, together with all other participants and {many}, who add the noise: "
@@ -528,13 +528,7 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
         )
         reason = reason if task.lifetime_budget is None else NO_BOUND_FOR_LIFE
         return PrivacyStatement(level, none, none, none, none, none, None, none, None, reason)
-    squared = Fraction(event.squared_sensitivity)
-    if not task.traits.counts:
-        # In units of one record's change, of which sigma_votes is the noise; the event is in grid units.
-        squared *= (Fraction(task.sigma_votes) * event.grid_scale) ** 2 / event.variance_grid
-    if event.is_sampled:
-        # For a sampled sum state the Gaussian of its pair, in the same unit.
-        squared = event.mu_squared * Fraction(task.sigma_votes) ** 2
+    squared = squared_in_sigma_units(task, event)
     continuous = GaussianSum(squared, task.sigma_votes, level)
     mu = math.sqrt(continuous.mu_squared)
     exact = epsilon_of_delta(task.delta, mu)

@@ -59,7 +59,7 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool, not_covered: str 
         "system": task.traits.system,
         "method": task.method,
         "contribution": contribution_in_words(task),
-        "noise_multiplier" if not task.traits.counts else "sigma_votes": task.sigma_votes,
+        task.traits.sigma_name: task.sigma_votes,
         "agents": task.agents,
         "colluding_agents": task.colluding_agents,
         "max_dropouts": task.max_dropouts,

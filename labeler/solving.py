@@ -31,7 +31,7 @@ from labeler.batching import round_sizes, total_charges
 from labeler.budget import UNBOUNDED_NANO, epsilon_left, say_epsilon_left
 from labeler.errors import InvalidSetting, InvalidTask, UnsafeGrid
 from labeler.methods import DEFAULT_METHOD, DEFAULT_RELEASE, METHODS, MethodName, ReleaseKind
-from labeler.methods.sensitivity import largest_distance, squared_sensitivity
+from labeler.methods.sensitivity import largest_distance
 from labeler.noise import TALLIERS, NoiseBy
 from labeler.planning import NO_BOUND, PrivacyStatement, price, statement
 from labeler.setting import DEFAULT_DELTA, MOST_LIFE_NANO
@@ -57,17 +57,13 @@ def solve_sigma(task: Task, epsilon: float, *, level: StatedLevel = "instance", 
     """
     _check_target(epsilon)
     asked = task.max_queries if queries is None else queries
-    if task.traits.counts:
-        squared = squared_sensitivity(task, level, asked)
-        if squared is None:
-            raise InvalidSetting(f"no sigma_votes gives epsilon {epsilon:g} at {level} level: {NO_BOUND}")
-        if task.ballot_radius is not None:
-            # The rounding error depends on the grid, which depends on the noise: use an estimate of the noise.
-            nearly = math.sqrt(squared) / mu_of_epsilon(epsilon, task.delta)
-            squared = squared_sensitivity(_changed(task, sigma_votes=nearly), level, asked) or squared
-        distance = math.sqrt(squared)
-    else:
-        distance = largest_distance(task, level)
+    distance = largest_distance(task, level, asked)
+    if distance is None:
+        raise InvalidSetting(f"no sigma_votes gives epsilon {epsilon:g} at {level} level: {NO_BOUND}")
+    if task.ballot_radius is not None:
+        # The rounding error depends on the grid, which depends on the noise: use an estimate of the noise.
+        nearly = distance / mu_of_epsilon(epsilon, task.delta)
+        distance = largest_distance(_changed(task, sigma_votes=nearly), level, asked) or distance
     start = distance / mu_of_epsilon(epsilon, task.delta)
     exponent = math.floor(math.log10(start)) - 5
 

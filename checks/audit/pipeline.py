@@ -311,8 +311,7 @@ class Pipeline:
         agents = self.agents(world, is_seeded=True)
         task = self._task
         sums = sum(
-            on_grid(one, task) if task.traits.counts else one
-            for one in (agent.ballots(task, self._batch, bytes(KEY_BYTES)) for agent in agents)
+            on_grid(one, task) for one in (agent.ballots(task, self._batch, bytes(KEY_BYTES)) for agent in agents)
         )
         return np.asarray(sums, dtype=np.float64) / task.scale
 
@@ -375,7 +374,7 @@ class Pipeline:
             shares = [one.share for one in shares_of(agent.agent_id, round_of(task, batch), bodies)]
             field = None if task.winner_terms is None else task.winner_terms.field
             own = agent.ballots(task, batch, keys[agent.agent_id])
-            own = on_grid(own, task) if task.traits.counts else own
+            own = on_grid(own, task)
             apart = [one for one in shares if isinstance(one, BallotShare)]
             if apart:
                 votes = unshard([one.ballots.expand() for one in apart], field=field)[:, :-1]

@@ -82,7 +82,7 @@ def poisoned(
     dimension = dimension_of(task)
     if task.sampled is not None:
         return _of_steps(task, dimension)
-    if not task.traits.counts and not sums_means(task):
+    if task.training is not None and not sums_means(task):
         return _of_models(task, level, dimension, rng, queries)
     directions = _directions(canaries, dimension, rng)
     if task.traits.asks_for_a_model:
@@ -221,7 +221,7 @@ def _background(task: Task, agent: int, directions: Directions, rng: np.random.G
         return _level_counts(task, agent, directions)
     if task.traits.has_k:
         return _neighbours(task, agent, directions, rng)
-    if task.traits.counts:
+    if task.training is None:
         return _one_sided(agent, directions)
     return LabeledRecords(quantize(directions[:1]), _labels(1, 0))
 

@@ -299,7 +299,6 @@ def _findings(facts: TaskFacts, delta: float, *, states_persons: bool) -> TaskFi
 
 def _mechanism(task: Task, stated: Price) -> Mechanism:
     traits = METHODS[task.method]
-    unit = "votes" if traits.counts else unit_in_words(task)
     whose = "a share of each agent's" if task.noise_parties else "each agent's own"
     if task.dishonest_talliers is not None:
         whose = f"a share of each of the three talliers', of whom {task.dishonest_talliers} may be dishonest"
@@ -310,8 +309,8 @@ def _mechanism(task: Task, stated: Price) -> Mechanism:
         contribution=contribution_in_words(task),
         release="the winning class of each question" if task.release == "winner" else f"the noisy sum of {traits.sums}",
         noise=(
-            f"discrete Gaussian, {whose}; a standard deviation of {task.sigma_votes:.12g} {unit} per number that "
-            f"nobody can subtract, on a grid of {task.scale} units"
+            f"discrete Gaussian, {whose}; a standard deviation of {task.sigma_votes:.12g} {unit_in_words(task)} per "
+            f"number that nobody can subtract, on a grid of {task.scale} units"
         ),
         proof=proof,
         accounting=ACCOUNTING if task.sampled is None else ACCOUNTING_OF_SAMPLES,

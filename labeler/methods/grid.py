@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from labeler.errors import UnsafeGrid
-from labeler.methods.sensitivity import most_votes_in_a_sum
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.errors import PrivacyRefusal, UnsafeGrid
+from labeler.methods.sensitivity import BoundedNumbers, most_votes_in_a_sum, most_votes_per_cell
 from labeler.noise import (
     DEFAULT_SHARE_SIGMA_GRID,
     MAX_COMPARISON_BITS,
@@ -166,3 +169,38 @@ def _largest_scale(room: int, votes: int, per_share: float, shares: int) -> int:
     while scale > 1 and votes * scale + shares * 2 * noise_reach(per_share * scale) > room:
         scale -= 1
     return scale
+
+
+def most_on_grid(task: Task) -> int:
+    """Return the largest magnitude that one agent adds to one sum, in grid units."""
+    if isinstance(task.traits.stated, BoundedNumbers):
+        return task.traits.stated.longest(task)
+    return most_votes_in_a_sum(task) * task.scale
+
+
+def check_answer(ballots: NDArray[np.int64], task: Task) -> None:
+    """Refuse one agent's answer beyond what the task's price was computed for (`labeler.release.check_ballots`).
+
+    Raises:
+        PrivacyRefusal: an entry, a query or the batch exceeds its bound.
+    """
+    if isinstance(task.traits.stated, BoundedNumbers):
+        task.traits.stated.check(ballots, task)
+        return
+    most = most_votes_per_cell(task)
+    # Entries first: only bounded entries can be summed without wrapping around.
+    if ballots.min() < 0 or ballots.max() > most:
+        raise PrivacyRefusal(f"a ballot holds a count outside 0 to {most}, which the price of this task does not cover")
+    per_query = ballots.sum(axis=1)
+    most *= task.votes_of_a_record
+    if per_query.max() > most:
+        raise PrivacyRefusal(
+            f"a ballot casts more than {most} votes at one query, which this task's price does not cover"
+        )
+    if task.max_agent_records is not None:
+        most_in_batch = task.max_agent_records * task.k
+        if sum(per_query.tolist()) > most_in_batch:
+            raise PrivacyRefusal(
+                f"the ballots cast more than {most_in_batch} votes in one batch "
+                f"({task.max_agent_records} records with {task.k} votes each); let fewer records vote"
+            )

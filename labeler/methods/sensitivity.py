@@ -65,10 +65,10 @@ whether a job can be cut into rounds. Outside their modules no code has to know 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -189,7 +189,9 @@ def sums_means(task: Task) -> bool:
 
 
 def unit_in_words(task: Task) -> str:
-    """Return the unit of `sigma_votes`, for people, if it is not votes."""
+    """Return the unit of `sigma_votes`, for people."""
+    if task.traits.counts:
+        return "votes"
     return f"times what one {'record' if task.sampled is None else task.sampled.unit} can change"
 
 
@@ -281,13 +283,30 @@ def summed_votes(task: Task, level: StatedLevel, queries: int) -> IntegerSum | N
     )
 
 
-def largest_distance(task: Task, level: StatedLevel) -> float:
-    """Return how far neighboring data move `answer_sum` before rounding, in units of `sigma_votes`; for real noise."""
+def largest_distance(task: Task, level: StatedLevel, queries: int) -> float | None:
+    """Return how far neighboring data move the sums of a batch before rounding, in units of `sigma_votes`; for real
+    noise. None if there is no bound.
+    """
+    if task.traits.counts:
+        squared = squared_sensitivity(task, level, queries)
+        return None if squared is None else math.sqrt(squared)
     spec = answer_sum(task)
     if level == "agent":
         return spec.largest_norm * task.sigma_votes / spec.sigma
     records = records_of_a_person(task) if level == "person" else 1
     return spec.group_distance(records) * task.sigma_votes / spec.sigma
+
+
+def squared_in_sigma_units(task: Task, event: IntegerSum) -> Fraction:
+    """Return the squared sensitivity of a task's event, in the unit of `sigma_votes`."""
+    if event.is_sampled:
+        # For a sampled sum state the Gaussian of its pair.
+        return event.mu_squared * Fraction(task.sigma_votes) ** 2
+    squared = Fraction(event.squared_sensitivity)
+    if task.traits.counts:
+        return squared
+    # In units of one record's change, of which sigma_votes is the noise; the event is in grid units.
+    return squared * (Fraction(task.sigma_votes) * event.grid_scale) ** 2 / event.variance_grid
 
 
 def counted_votes(task: Task) -> CountedVotes:
@@ -497,6 +516,36 @@ class Method:
         """Return what may be opened: a winner only if a row of the sum counts votes."""
         return ("histogram", "winner") if self.counts and not self.evaluates else ("histogram",)
 
+    @property
+    def sigma_name(self) -> str:
+        """Return the name of `sigma_votes` on a privacy card."""
+        return "sigma_votes" if self.counts else "noise_multiplier"
+
+    @property
+    def secret(self) -> str:
+        """Return what of an agent is never revealed, in words."""
+        return "how any agent voted on any question" if self.counts else "what any agent learned, without noise"
+
+    @property
+    def bare(self) -> str:
+        """Return what three talliers read if all of them pool what they know, in words."""
+        return "the votes" if self.counts else f"every agent's {self.sums}"
+
+    def noise_of(self, plan: Mapping[str, Any]) -> str:
+        """Return the noise of a plan (`labeler plan --json`), in words."""
+        unit = "votes" if self.counts else plan.get("unit", "times what one record can change")
+        added = (
+            "each agent adds all of it to what it learnt"
+            if self.has_local_noise
+            else f"each {plan['noise_by'].removesuffix('s')} adds noise of {plan['noise_share_sigma']:.4g}"
+            f"{' votes' * self.counts}, the sum carries {plan['total_sigma_votes']:.4g}"
+        )
+        return f"sigma {plan['sigma_votes']:.6g} {unit}, delta {plan['delta']:g}; {added}"
+
+    def grid_units(self, task: Task) -> int:
+        """Return the grid units of a ballot's one: those of a vote; 1 if its numbers are on the grid already."""
+        return task.scale if self.counts else 1
+
     def round_sizes(self, task: Task, queries: int, most: int) -> tuple[int, ...]:
         """Return the queries of each round of a job: at most so many, or all of a step that is one composition."""
         each, rest = divmod(queries, task.steps if self.single_round else most)
@@ -533,6 +582,10 @@ class Method:
             f"Let more agents take part, lower max_dropouts to {agents - 2}, or say colluding_agents = 0: a single "
             "agent may then be all that answers, so each adds all the noise that the price counts on"
         )
+
+    def most_votes(self, task: Task) -> float:
+        """Return the most votes of all agents for one class of a question; infinite where records choose it."""
+        return math.inf if self.is_reverse else task.k * task.agents
 
     def noise_shares(self, task: Task, contributors: int) -> int:
         """Return the number of noise shares in a sum over some agents; 0 if each agent's noise is in its answer."""

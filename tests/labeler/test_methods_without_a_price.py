@@ -76,7 +76,7 @@ def test_no_bound_is_borrowed_from_another_method(monkeypatch: pytest.MonkeyPatc
         lambda: squared_sensitivity(asked, "instance", 5),
         lambda: largest_change(asked, "person"),
         lambda: check_ballots(np.zeros((5, 3), dtype=np.int64), asked),
-        lambda: largest_distance(asked, "instance"),
+        lambda: largest_distance(asked, "instance", asked.max_queries),
         lambda: answer_sum(asked),
     ):
         with pytest.raises(PrivacyRefusal, match="method 'sixth' has no stated sensitivity"):

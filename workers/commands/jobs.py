@@ -717,16 +717,7 @@ def _print_plan(result: dict[str, Any]) -> None:
     console = Console(highlight=False)
     console.print(table)
     traits = METHODS[result["method"]]
-    unit = "votes" if traits.counts else result.get("unit", "times what one record can change")
-    added = (
-        "each agent adds all of it to what it learnt"
-        if traits.has_local_noise
-        else f"each {result['noise_by'].removesuffix('s')} adds noise of {result['noise_share_sigma']:.4g}"
-        f"{' votes' * traits.counts}, the sum carries {result['total_sigma_votes']:.4g}"
-    )
-    console.print(
-        f"\n{result['queries']} queries, sigma {result['sigma_votes']:.6g} {unit}, delta {result['delta']:g}; {added}."
-    )
+    console.print(f"\n{result['queries']} queries, {traits.noise_of(result)}.")
     console.print(result["holds_against"])
     if "one_record" in result:
         said = result["one_record"]

@@ -312,7 +312,7 @@ def _accuracy_against_epsilon(prepared: PreparedJob, said: LabeledImages) -> tup
     if (
         test is None
         or answers.noisy_votes is None
-        or not prepared.task.traits.counts
+        or not prepared.task.noise_parties
         or not math.isfinite(statement.epsilon)
     ):
         return ()

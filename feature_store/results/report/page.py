@@ -261,7 +261,7 @@ def _price_rows(report: JobReport) -> list[dict[str, Any]]:
 def _settings(report: JobReport) -> list[tuple[str, str]]:
     task = report.task
     traits = task.traits
-    unit = "votes" if traits.counts else unit_in_words(task)
+    unit = unit_in_words(task)
     opened = {"histogram": f"the noisy sum of {traits.sums}", "winner": "only the winning class"}[task.release]
     rows = [
         ("Task", task.name),
@@ -275,7 +275,7 @@ def _settings(report: JobReport) -> list[tuple[str, str]]:
         ("Talliers", words.talliers(task)),
         ("Rows of the model" if traits.asks_for_a_model else "Questions at most", f"{task.rows:,}"),
         ("Steps of training", "" if task.sampled is None else f"{task.steps:,}"),
-        ("Grid", f"{task.scale:,} units per vote" if traits.counts else ""),
+        ("Grid", f"{task.scale:,} units per vote" if unit == "votes" else ""),
         ("Proof for one image", report.privacy.instance.method),
         ("Proof for a whole agent", report.privacy.agent.method),
         ("Backbone", report.backbone),

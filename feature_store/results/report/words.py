@@ -181,8 +181,8 @@ def noise_in_words(task: Task) -> tuple[str, ...]:
             "So the price does not rely on anybody else's noise, and agents that collude do not weaken it.",
             f"With fewer than {task.quorum} of {task.agents} agents nothing is opened.",
         )
-    unit = "votes per class of a question" if task.traits.counts else unit_in_words(task)
-    votes, of_talliers = " votes" * task.traits.counts, task.noise_by == "talliers"
+    unit, of_talliers = unit_in_words(task), task.noise_by == "talliers"
+    votes, unit = (" votes", "votes per class of a question") if unit == "votes" else ("", unit)
     share, total = task.sigma_votes / math.sqrt(task.noise_contributors), task.total_sigma_votes
     counted_on = f"The price counts on {say_number(task.sigma_votes)}{votes} of noise that nobody can subtract."
     lines = []
@@ -230,7 +230,7 @@ def never_revealed(report: JobReport) -> tuple[str, ...]:
     """List what the protocol never reveals."""
     return (
         "any private image, its features or its label",
-        "how any agent voted on any question" if report.task.traits.counts else "what any agent learned, without noise",
+        report.task.traits.secret,
         f"a sum of {report.task.traits.sums} without noise",
         # Where every record votes exactly once, the noisy sums add up to about as many votes as there are records.
         *(("how many records an agent holds",) if not report.task.traits.is_reverse else ()),
@@ -302,7 +302,7 @@ ALL_NOISE: Final = (
 def class_totals(report: JobReport) -> tuple[str, ...]:
     """Return sentences about classes whose released votes are no more than noise, or many times another's."""
     rows = [query.noisy_votes for query in report.queries if query.noisy_votes is not None]
-    if not rows or not report.task.traits.counts or report.attributes is not None:
+    if not rows or not report.task.noise_parties or report.attributes is not None:
         return ()
     # The sum of squares of noise alone is chi-squared: for n numbers it has mean n and variance 2 n.
     squares = np.square(np.array(rows) / report.task.total_sigma_votes)

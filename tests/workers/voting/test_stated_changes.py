@@ -146,7 +146,7 @@ def answered(one: Task, batch: QueryBatch, records: Records) -> NDArray[np.int64
         one, batch, records, RunnerContext(neighbors, ModelStore(), EverybodyTakesPart, Trainer())
     )
     check_ballots(ballots, one)
-    return votes_on_grid(ballots, one) if one.traits.counts else ballots
+    return votes_on_grid(ballots, one)
 
 
 def neighbours(level: StatedLevel) -> Iterator[tuple[tuple[int, ...], tuple[int, ...] | None]]:
