@@ -39,7 +39,6 @@ from labeler.settings import PlainNumbers, describe_validation
 from labeler.task import MOST_CLASSES, Level, PositiveFinite, Printable, Sigma, StatedLevel, Task, Training, parse_task
 
 MOST_QUERIES = 100_000_000
-MOST_NEIGHBORS = 1_000_000
 
 
 def solve_sigma(task: Task, epsilon: float, *, level: StatedLevel = "instance", queries: int | None = None) -> float:
@@ -107,15 +106,7 @@ def solve_k(task: Task, epsilon: float, *, level: StatedLevel = "agent", queries
     """
     _check_target(epsilon)
     asked = task.max_queries if queries is None else queries
-    if not task.traits.has_k:
-        raise InvalidSetting(f"method {task.method} has no k, because no neighbours vote")
-    if not task.traits.is_reverse and level == "instance":
-        raise InvalidSetting(
-            f"k does not change the instance-level price of {task.method}: one record moves one vote per query "
-            "whatever k is. Solve for sigma or queries, or choose the agent level"
-        )
-
-    most = min(MOST_NEIGHBORS, asked) if task.traits.is_reverse else MOST_NEIGHBORS
+    most = task.traits.most_k(task, level, asked)
     return _largest(lambda k: statement(_changed(task, k=k), level, asked), most, task, epsilon, level, "k")
 
 

@@ -156,7 +156,7 @@ def natural(around: Surroundings, *, chosen: bool) -> Scene:
     else:
         queries = features[rng.choice(public, size=task.max_queries, replace=len(public) < task.max_queries)]
     if chosen and not task.traits.asks_for_a_model:
-        about = min(task.k, task.max_queries) if task.traits.is_reverse else task.max_queries
+        about = min(task.k, task.max_queries) if task.traits.searched == "questions" else task.max_queries
         place = np.setdiff1d(np.arange(about), task.traits.negatives(task))
         queries[place] = features[canary[0]]
     unit = LabeledRecords(np.repeat(features[canary], copies, axis=0), np.repeat(labels[canary], copies))

@@ -89,11 +89,11 @@ def poisoned(
         queries = model_queries(dimension)
     elif queries is None:
         queries = _chosen(task, directions, rng)
-    elif not task.traits.is_reverse and canaries == 1:
+    elif task.traits.searched != "questions" and canaries == 1:
         # Nearer to all queries than anything on the other side is.
         mean = queries.astype(np.float64).mean(axis=0)
         directions = mean[None, :] / (np.linalg.norm(mean) or 1.0)
-    elif task.traits.is_reverse:
+    elif task.traits.searched == "questions":
         own = rng.choice(len(queries), size=canaries, replace=len(queries) < canaries)
         directions = queries[own] / np.linalg.norm(queries[own].astype(np.float64), axis=1, keepdims=True)
     units = tuple(
@@ -124,10 +124,15 @@ def model_queries(dimension: int) -> NDArray[np.int16]:
 
 def most_canaries(task: Task) -> int:
     """Return how many canaries can each have separate numbers of the sum."""
-    if not task.traits.has_k:
+    if task.traits.searched is None:
         return 1
-    most = max(1, task.max_queries // min(task.k, task.max_queries)) if task.traits.is_reverse else task.max_queries
-    return min(most, 20 if task.release == "winner" and task.traits.is_reverse else 200)
+    rows, k = task.max_queries, min(task.k, task.max_queries)
+    most = max(1, rows // k) if task.traits.searched == "questions" else rows
+        max(1, task.max_queries // min(task.k, task.max_queries))
+        if task.traits.searched == "questions"
+        else task.max_queries
+    )
+    return min(most, 20 if task.release == "winner" and task.traits.searched == "questions" else 200)
 
 
 def _records_of(task: Task, level: StatedLevel) -> int:
@@ -147,7 +152,7 @@ def _records_of_an_agent(task: Task) -> int:
     """
     if task.training is not None:
         most: float = kept_bound(task) or training_of(task).radius
-    elif task.traits.is_reverse:
+    elif task.traits.searched == "questions":
         # Each votes at k questions, so this many reach the edge of the ball.
         ball = math.inf if task.ballot_radius is None else task.ballot_radius / math.sqrt(task.k) + 1
         most = 4 * min(task.max_agent_records or math.inf, ball)
@@ -207,7 +212,7 @@ def _directions(count: int, dimension: int, rng: np.random.Generator) -> Directi
 def _chosen(task: Task, directions: Directions, rng: np.random.Generator) -> NDArray[np.int16]:
     """Return as many questions near each canary as it can answer, and the rest elsewhere."""
     count, asked = len(directions), task.max_queries
-    if task.traits.is_reverse:
+    if task.traits.searched == "questions":
         each = min(task.k, asked // count)
         elsewhere = -np.abs(rng.normal(size=(asked - count * each, directions.shape[1])))
         rows = np.concatenate([np.repeat(directions, each, axis=0), elsewhere])
@@ -217,9 +222,9 @@ def _chosen(task: Task, directions: Directions, rng: np.random.Generator) -> NDA
 
 
 def _background(task: Task, agent: int, directions: Directions, rng: np.random.Generator) -> LabeledRecords:
-    if task.traits.is_reverse:
+    if task.traits.searched == "questions":
         return _level_counts(task, agent, directions)
-    if task.traits.has_k:
+    if task.traits.searched:
         return _neighbours(task, agent, directions, rng)
     if task.training is None:
         return _one_sided(agent, directions)
@@ -249,8 +254,7 @@ def _colluders_level(task: Task) -> bool:
     """True where colluders can keep classes level: winners of knn, where two other agents vote against each other."""
     return (
         task.release == "winner"
-        and task.traits.has_k
-        and not task.traits.is_reverse
+        and task.traits.searched == "records"
         and task.noise_by == "agents"
         and task.quorum - task.colluding_agents >= 2
     )

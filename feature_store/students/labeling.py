@@ -72,7 +72,7 @@ from feature_store.students.answers import (
 )
 from feature_store.students.student import DRAWS, Learners, Student, assignment_of, fit_and_say
 from labeler.errors import InvalidSetting
-from labeler.expectation import ALIKE, UNLIKE, Expectation, assumed_records, expect, votes_per_question, winning_chance
+from labeler.expectation import ALIKE, UNLIKE, Expectation, expect, voting_records, winning_chance
 from labeler.methods.reverse_knn import reverse_knn_ballots
 from labeler.rounds.effects import Strategy
 from labeler.task import Task
@@ -325,11 +325,11 @@ def _rehearse(
     """The share of images that a student puts into their own group."""
     cells = np.zeros((len(questions), task.num_classes))
     np.add.at(cells, (questions.assignment, groups), 1.0)
-    assumed = assumed_records(task, records) if task.traits.is_reverse else None
-    each = votes_per_question(task, len(questions), assumed)
+    assumed = voting_records(task, records)
+    each = task.traits.votes(task, len(questions), assumed or 0)
     sizes = np.maximum(cells.sum(axis=1, keepdims=True), 1.0)
     # Where records choose, more of them meet where more images lie; else each question gets its votes.
-    votes = each * (cells / sizes) * (sizes / sizes.mean() if task.traits.is_reverse else 1.0)
+    votes = each * (cells / sizes) * (1.0 if assumed is None else sizes / sizes.mean())
     smeared = share * votes + (1 - share) * votes.sum(axis=1, keepdims=True) / task.num_classes
     noisy = rng.poisson(smeared) + rng.normal(0.0, task.total_sigma_votes, smeared.shape)
     answers = NoisyAnswers.of(

@@ -60,7 +60,7 @@ def check(task: Task) -> None:
     Raises:
         ValueError: the first such field.
     """
-    if not task.traits.has_k and task.k != 1:
+    if "k" not in task.traits.takes and task.k != 1:
         raise ValueError(f"k must be 1 for method {task.method}, which has no neighbours; found {task.k}")
     if task.release not in task.traits.releases:
         raise ValueError(

@@ -85,7 +85,7 @@ def _default_scale(task: Task, per_share: float) -> int:
     # Noise shares in the room of one agent: its own, or its part of the talliers' shares, rounded up.
     shares = 1 if task.noise_by == "agents" else -(-task.talliers // task.agents)
     room = MAX_WINNER_WIDTH // task.agents
-    if task.traits.is_reverse:
+    if task.traits.searched == "questions":
         # Half of the range is for votes. So an agent's cell is clipped at no less than 25 sigma of a noise share.
         votes = _signs(task)
         largest = min(_largest_scale(room // 2, 0, per_share, shares), _largest_scale(room, votes, per_share, shares))
@@ -100,7 +100,7 @@ def _default_scale(task: Task, per_share: float) -> int:
 
 def _check_winner_fits(task: Task, scale: int, per_share: float) -> None:
     # Counts of reverse-knn are clipped to what fits, but never below one vote.
-    is_clipped = task.traits.is_reverse
+    is_clipped = task.traits.searched == "questions"
     votes = _signs(task) if is_clipped else task.k
     width = task.agents * votes * scale + task.noise_parties * 2 * noise_reach(per_share * scale)
     if width > MAX_WINNER_WIDTH:
@@ -130,7 +130,7 @@ def _signs(task: Task) -> int:
 
 def vote_clip(task: Task) -> int | None:
     """Return the limit of each count of an agent, in votes; None if none is needed (`Task.vote_clip`)."""
-    if task.release != "winner" or not task.traits.is_reverse:
+    if task.release != "winner" or task.traits.searched != "questions":
         return None
     # Noise shares in the room of one agent, as in `_default_scale`.
     shares = 1 if task.noise_by == "agents" else -(-task.talliers // task.agents)

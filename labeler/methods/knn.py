@@ -196,6 +196,7 @@ METHOD: Final = Method(
     ballots=ballots,
     stated=CountedVotes(squared, largest, per_cell),
     takes=frozenset({"k", "attributes_per_record"}),
+    searched="records",
     row_total=lambda task: task.k,
     share_kind=share_of_a_row,
     is_attacked=True,

@@ -369,6 +369,10 @@ def _as_winners(task: Task, queries: int, sums: IntegerSum, *, one: IntegerSum |
     return winners if math.isfinite(epsilon_bound(winners, task.delta)) else sums
 
 
+MOST_NEIGHBORS = 1_000_000
+"""The largest k of a task."""
+
+
 ReleaseKind = Literal["histogram", "winner"]
 """The opened part of a sum: all of it, or the largest of each row."""
 
@@ -462,9 +466,10 @@ class Method:
             it afterwards.
         has_local_noise: each agent's answer already contains its noise, enough for its own price. Then no share of
             noise is added to the sum, and no collusion weakens the guarantee.
-        is_reverse: each record looks for its k nearest queries, rather than each query for its k nearest records. Then
-            k is at most the number of queries, and any number of votes of one agent may meet in a cell. The sum of the
-            counts reveals approximately how many records there are.
+        searched: what an answer is found in: each query looks for its k nearest "records", or each record for its k
+            nearest "questions". Then k is at most the number of queries, and any number of votes of one agent may meet
+            in a cell. The sum of the counts reveals approximately how many records there are. None: it has no k.
+        votes: (task, queries, records of all agents): M, the number of votes in one question if all agents answer.
         evaluates: agents score a public model (`labeler.methods.evaluate`); no image gets a label.
         share_kind: (task): what one question's share of the job's charge is.
         is_attacked: `labeler audit` has adversaries made for it. Without them, adversaries of another method would
@@ -490,7 +495,8 @@ class Method:
     row_total: Callable[[Task], int] | None = None
     asks_for_a_model: bool = False
     has_local_noise: bool = False
-    is_reverse: bool = False
+    searched: Literal["records", "questions"] | None = None
+    votes: Callable[[Task, int, int], float] = lambda task, *_: float(task.agents * task.k)
     evaluates: bool = False
     share_kind: Callable[[Task], ShareKind] = share_of_the_job
     is_attacked: bool = False
@@ -505,11 +511,6 @@ class Method:
     def counts(self) -> bool:
         """Return whether contributions are whole votes, counted; else they are real numbers on a fixed-point grid."""
         return not isinstance(self.stated, BoundedNumbers)
-
-    @property
-    def has_k(self) -> bool:
-        """Return whether k neighbors vote; else k is 1."""
-        return "k" in self.takes
 
     @property
     def releases(self) -> tuple[ReleaseKind, ...]:
@@ -530,6 +531,26 @@ class Method:
     def bare(self) -> str:
         """Return what three talliers read if all of them pool what they know, in words."""
         return "the votes" if self.counts else f"every agent's {self.sums}"
+
+    @property
+    def told_beside(self) -> tuple[str, ...]:
+        """Return what a release reveals besides what was asked, in words."""
+        return ("about how many records all agents hold together",) if self.searched == "questions" else ()
+
+    def most_k(self, task: Task, level: StatedLevel, queries: int) -> int:
+        """Return the largest k that a price may be solved for.
+
+        Raises:
+            InvalidSetting: k does not change this price.
+        """
+        if self.searched is None:
+            raise InvalidSetting(f"method {task.method} has no k, because no neighbours vote")
+        if self.searched == "records" and level == "instance":
+            raise InvalidSetting(
+                f"k does not change the instance-level price of {task.method}: one record moves one vote per query "
+                "whatever k is. Solve for sigma or queries, or choose the agent level"
+            )
+        return MOST_NEIGHBORS if self.searched == "records" else min(MOST_NEIGHBORS, queries)
 
     def noise_of(self, plan: Mapping[str, Any]) -> str:
         """Return the noise of a plan (`labeler plan --json`), in words."""
@@ -585,7 +606,7 @@ class Method:
 
     def most_votes(self, task: Task) -> float:
         """Return the most votes of all agents for one class of a question; infinite where records choose it."""
-        return math.inf if self.is_reverse else task.k * task.agents
+        return math.inf if self.searched == "questions" else task.k * task.agents
 
     def noise_shares(self, task: Task, contributors: int) -> int:
         """Return the number of noise shares in a sum over some agents; 0 if each agent's noise is in its answer."""

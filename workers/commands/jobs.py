@@ -749,7 +749,7 @@ def _print_plan(result: dict[str, Any]) -> None:
             console.print(f"Per {level}: {result[level]['reason']}")
     console.print(say_expected(result["expected_accuracy"]))
     if result["advised_queries"] is not None:
-        told = "; the price is the same for any number" if traits.is_reverse else ""
+        told = "; the price is the same for any number" if traits.searched == "questions" else ""
         console.print(
             f"Advised: ask about {result['advised_queries']} clusters of public images{told}. How answers are read "
             "(student planned) follows from public images and released answers, at no price."

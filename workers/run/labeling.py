@@ -146,8 +146,7 @@ def label(prepared: PricedJob, folder: JobFolder, *, progress: ProgressCallback 
             )
             for agent_id, shard in zip(names, prepared.shards, strict=True)
         ]
-        traits = prepared.task.traits
-        if traits.has_k and not traits.is_reverse and may_use_device(prepared.engine):
+        if prepared.task.traits.searched == "records" and may_use_device(prepared.engine):
             for agent in agents:  # what a device does to the process, it does before a charge
                 agent.build_index()
         winner_engine: WinnerEngine | None = None

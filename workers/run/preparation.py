@@ -177,7 +177,7 @@ class PricedJob:
     @property
     def engine(self) -> str:
         """The index engine of the agents: auto meets a device only where the job's public size is worth it."""
-        if not self.task.traits.has_k:
+        if self.task.traits.searched is None:
             return self.job.engine
         records = sum(shard.max_records or UNDECLARED_RECORDS for shard in self.shards)
         return engine_of_job(self.job.engine, records * self.asked.size)
@@ -530,9 +530,9 @@ def _check_no_record_twice(job: LabelingJob, shards: Sequence[Shard]) -> None:
 
 
 def _check_k(job: LabelingJob, task: Task, shards: Sequence[Shard]) -> None:
-    if task.traits.is_reverse and task.k > task.max_queries:
+    if task.traits.searched == "questions" and task.k > task.max_queries:
         raise InvalidSetting(f"k is {task.k} queries per record, but only {task.max_queries} queries are asked")
-    if not task.traits.has_k or task.traits.is_reverse:
+    if task.traits.searched != "records":
         return
     small = [str(path) for path, shard in zip(job.shards, shards, strict=True) if shard.alive.sum() < task.k]
     if small and not job.allow_small_shards:

@@ -163,7 +163,7 @@ def _person(report: JobReport) -> tuple[str, ...]:
 
 def neighbors(task: Task) -> str:
     """Return the number of neighbors that vote; empty if the method has none."""
-    return f", k = {task.k:,}" if task.traits.has_k else ""
+    return "" if task.traits.searched is None else f", k = {task.k:,}"
 
 
 def talliers(task: Task) -> str:
@@ -233,7 +233,7 @@ def never_revealed(report: JobReport) -> tuple[str, ...]:
         report.task.traits.secret,
         f"a sum of {report.task.traits.sums} without noise",
         # Where every record votes exactly once, the noisy sums add up to about as many votes as there are records.
-        *(("how many records an agent holds",) if not report.task.traits.is_reverse else ()),
+        *(() if report.task.traits.told_beside else ("how many records an agent holds",)),
         *(("how close any question was",) if report.task.release == "winner" else ()),
     )
 
@@ -252,8 +252,8 @@ def was_released(report: JobReport) -> tuple[str, ...]:
         else f"one noisy sum of {report.task.traits.sums} per question and "
         + ("class, and the label it gives" if report.attributes is None else "attribute, and the labels they give")
     )
-    size = ("about how many records all agents hold together",) if report.task.traits.is_reverse else ()
-    return (opened, *size, "how many agents took part", "the settings of the task, with its class names", "the price")
+    also = report.task.traits.told_beside
+    return (opened, *also, "how many agents took part", "the settings of the task, with its class names", "the price")
 
 
 def all_warnings(report: JobReport) -> tuple[str, ...]:
