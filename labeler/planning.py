@@ -523,7 +523,7 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
         none = math.inf
         reason = (
             NO_BOUND
-            if "ballot_radius" in task.traits.takes
+            if task.traits.searched == "questions"
             else NO_BOUND.replace("ballot_radius, or max_agent_records,", "max_agent_records")
         )
         reason = reason if task.lifetime_budget is None else NO_BOUND_FOR_LIFE

@@ -126,12 +126,9 @@ def most_canaries(task: Task) -> int:
     """Return how many canaries can each have separate numbers of the sum."""
     if task.traits.searched is None:
         return 1
-    rows, k = task.max_queries, min(task.k, task.max_queries)
-    most = max(1, rows // k) if task.traits.searched == "questions" else rows
-        max(1, task.max_queries // min(task.k, task.max_queries))
-        if task.traits.searched == "questions"
-        else task.max_queries
-    )
+    most = task.max_queries
+    if task.traits.searched == "questions":
+        most = max(1, most // min(task.k, most))
     return min(most, 20 if task.release == "winner" and task.traits.searched == "questions" else 200)
 
 

@@ -8,13 +8,15 @@ A new method needs such a module, a page docs/math/NAME.md, and a row in `METHOD
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import AfterValidator, WithJsonSchema
 
+from labeler.errors import PrivacyRefusal
 from labeler.methods import aux_distill, blind_average, ensemble, evaluate, federated, knn, reverse_knn
 from labeler.methods.aux_distill import NEGATIVES_EVERY
-from labeler.methods.sensitivity import Method, ReleaseKind
+from labeler.methods.sensitivity import BoundedNumbers, CountedVotes, Method, ReleaseKind
 from labeler.settings import nearest
 
 if TYPE_CHECKING:
@@ -52,6 +54,21 @@ MethodName = Annotated[str, AfterValidator(_known), WithJsonSchema({"type": "str
 def attacked_methods() -> list[str]:
     """Return the methods for which `labeler audit` has adversaries, by name."""
     return sorted(name for name, method in METHODS.items() if method.is_attacked)
+
+
+def proof_of(method: str) -> tuple[str, str]:
+    """Return the function whose docstring proves a method's sensitivity, and the method's paper.
+
+    The paper is in the first line of the docstring of the function's module.
+
+    Raises:
+        PrivacyRefusal: no sensitivity is stated, so there can be no evidence of it.
+    """
+    match METHODS[method].stated:
+        case CountedVotes(squared=function) | BoundedNumbers(answer_sum=function):
+            words = inspect.getdoc(inspect.getmodule(function)) or ""
+            return f"{function.__module__}.{function.__qualname__}", words.partition("\n")[0]
+    raise PrivacyRefusal(f"method {method!r} has no stated sensitivity, so nothing can be evidence of its guarantee")
 
 
 def check(task: Task) -> None:
@@ -163,12 +180,6 @@ def _methods_that_take(field: str) -> str:
 
 
 __all__ = [
-    "DEFAULT_METHOD",
-    "DEFAULT_RELEASE",
-    "METHODS",
-    "Method",
-    "MethodName",
-    "ReleaseKind",
-    "attacked_methods",
-    "check",
-]
+    "DEFAULT_METHOD", "DEFAULT_RELEASE", "METHODS", "Method", "MethodName", "ReleaseKind", "attacked_methods", "check",
+    "proof_of",
+]  # fmt: skip

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import PrivacyRefusal, UnsafeGrid
-from labeler.methods.sensitivity import BoundedNumbers, most_votes_in_a_sum, most_votes_per_cell
+from labeler.methods.sensitivity import BoundedNumbers, counted_votes, most_votes_in_a_sum
 from labeler.noise import (
     DEFAULT_SHARE_SIGMA_GRID,
     MAX_COMPARISON_BITS,
@@ -187,7 +187,7 @@ def check_answer(ballots: NDArray[np.int64], task: Task) -> None:
     if isinstance(task.traits.stated, BoundedNumbers):
         task.traits.stated.check(ballots, task)
         return
-    most = most_votes_per_cell(task)
+    most = counted_votes(task).per_cell(task)
     # Entries first: only bounded entries can be summed without wrapping around.
     if ballots.min() < 0 or ballots.max() > most:
         raise PrivacyRefusal(f"a ballot holds a count outside 0 to {most}, which the price of this task does not cover")

@@ -135,20 +135,12 @@ def records_of_a_person(task: Task) -> int:
     return task.records_per_person
 
 
-def most_votes_per_cell(task: Task) -> int:
-    """Return the most votes one agent may cast for one class at one query, before its count is clipped.
-
-    For methods that count votes.
-    """
-    return counted_votes(task).per_cell(task)
-
-
 def most_votes_in_a_sum(task: Task) -> int:
     """Return the most that one agent adds to one sum, in votes: its count, or the radius of the ballots' ball.
 
     For methods that count votes.
     """
-    most = most_votes_per_cell(task)
+    most = counted_votes(task).per_cell(task)
     return most if task.ballot_radius is None else min(most, task.ballot_radius)
 
 
@@ -386,11 +378,6 @@ def share_of_a_row(task: Task) -> ShareKind:
     return "running" if task.release == "winner" else "each"
 
 
-def share_of_the_job(task: Task) -> ShareKind:  # noqa: ARG001  # one function per method, whatever its task
-    """Return the kind of share where the price is of the whole job, however many questions it has."""
-    return "shared"
-
-
 @dataclass(frozen=True)
 class CountedVotes:
     """The proved bounds of a method whose agents count votes, at every level.
@@ -498,7 +485,7 @@ class Method:
     searched: Literal["records", "questions"] | None = None
     votes: Callable[[Task, int, int], float] = lambda task, *_: float(task.agents * task.k)
     evaluates: bool = False
-    share_kind: Callable[[Task], ShareKind] = share_of_the_job
+    share_kind: Callable[[Task], ShareKind] = lambda _: "shared"
     is_attacked: bool = False
     check_room: Callable[[Task, int], None] = _accepts
     check_questions: Callable[[Task, QueryBatch, Learner], None] = _accepts

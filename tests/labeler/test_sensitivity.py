@@ -22,9 +22,9 @@ from labeler.methods.knn import knn_ballots
 from labeler.methods.reverse_knn import reverse_knn_ballots
 from labeler.methods.sensitivity import (
     answer_sum,
+    counted_votes,
     integer_event,
     largest_change,
-    most_votes_per_cell,
     squared_sensitivity,
 )
 from labeler.planning import price
@@ -214,7 +214,7 @@ def test_what_is_charged_is_what_the_table_says(
     method: Method, caps: dict[str, int], squared: tuple[int | None, ...], largest: tuple[int | None, ...], cell: int
 ) -> None:
     asked = _task(method, k=1 if method == "ensemble" else 3, **caps)
-    assert most_votes_per_cell(asked) == cell
+    assert counted_votes(asked).per_cell(asked) == cell
     for level, votes, change in zip(("instance", "person", "agent"), squared, largest, strict=True):
         if level == "person" and "records_per_person" not in caps:
             for step in (lambda: squared_sensitivity(asked, "person", 6), lambda: largest_change(asked, "person")):
