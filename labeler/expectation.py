@@ -125,7 +125,7 @@ def expect(task: Task, *, queries: int | None = None, records: int | None = None
 
 
 def _expect(task: Task, asked: int, records: int | None) -> Expectation:
-    if task.traits.evaluates:
+    if task.traits.labels is None:
         return _of_evaluation(task, records)
     if task.training is not None:
         return Expectation(None, None, f"nobody has stated how noise moves the labels of method {task.method}")

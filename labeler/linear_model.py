@@ -111,7 +111,7 @@ def released_model(task: Task, releases: Sequence[Release], asked: NDArray[np.in
     Raises:
         InvalidSetting: the task or the release is of another kind.
     """
-    if not task.traits.asks_for_a_model or len(releases) != task.steps or (noisy := releases[0].noisy_votes) is None:
+    if task.traits.labels != "images" or len(releases) != task.steps or (noisy := releases[0].noisy_votes) is None:
         raise InvalidSetting(f"a task of method {task.method} releases no model, or not all its rounds are opened")
     if task.sampled is not None:
         # The mean of the models after the last half of the steps: their noise averages out, at no price.

@@ -56,7 +56,8 @@ from labeler.accounting.lifetime import vote_nano
 from labeler.budget import say_epsilon
 from labeler.errors import InvalidSetting
 from labeler.methods import DEFAULT_METHOD, METHODS, MethodName
-from labeler.methods.sensitivity import integer_event, squared_in_sigma_units, summed_votes
+from labeler.methods.grid import squared_in_sigma_units
+from labeler.methods.sensitivity import integer_event, summed_votes
 from labeler.noise import NoiseBy, sampler_distance
 from labeler.task import Level, StatedLevel, Task
 

@@ -183,19 +183,20 @@ def test_no_module_needs_itself_by_way_of_others() -> None:
     TopologicalSorter(needs).prepare()  # raises CycleError, with the circle
 
 
-READ_OUTSIDE: dict[str, int] = {}
-"""Properties of methods that other code still branches on, and how often; a number may only fall."""
+READ_OUTSIDE = {"labels": 40, "searched": 25}
+"""Facts of methods that other code still compares, and how often; a number may only fall."""
 
 
 def test_no_flag_of_a_method_is_read_outside_its_package() -> None:
     """A method brings its behavior (`labeler.methods.sensitivity.Method`): callers ask it a question."""
-    flags = {name for name, kind in Method.__annotations__.items() if kind == "bool"} | {"takes", "stated", "row_total"}
-    flags |= {name for name, one in vars(Method).items() if isinstance(one, property)} - {"releases"}
+    kinds = Method.__annotations__ | {
+        name: one.fget.__annotations__["return"] for name, one in vars(Method).items() if isinstance(one, property)
+    }
+    flags = {name for name, kind in kinds.items() if kind == "bool" or "Literal" in kind}
+    flags |= {"takes", "stated", "row_total"}
     found: Counter[str] = Counter()
     for path in (one for package in PACKAGES for one in sorted((ROOT / package).rglob("*.py"))):
-        if "labeler/methods" in path.as_posix():
-            continue
-        for one in ast.walk(ast.parse(path.read_text())):
+        for one in ast.walk(ast.parse(path.read_text())) if path.parent != ROOT / "labeler" / "methods" else ():
             if isinstance(one, ast.Attribute) and one.attr in flags:
                 whose = ast.unparse(one.value)
                 if whose in ("traits", "method") or whose.endswith(".traits") or "METHODS" in whose:

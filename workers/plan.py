@@ -494,7 +494,7 @@ def with_radius(request: PlanRequest, public: Path | None) -> PlanRequest:
 
 def _advised(task: Task, request: PlanRequest, images: _PublicShard | None) -> int | None:
     """Return the number of clusters to ask about; None if the task asks for a model or evaluates one."""
-    if task.traits.asks_for_a_model or task.traits.evaluates:
+    if task.traits.labels != "questions":
         return None
     return questions_for(task, public_images=_count(images), records=request.records)
 

@@ -156,7 +156,7 @@ def job_model(job_id: str, *, stores: Stores, config: CoordinatorConfig) -> byte
     opened = [one for one in releases if one is not None]
     if job.state != "completed" or not opened:
         raise NotReady(f"job {job_id} is {job.state}, so there is no model to fetch")
-    if not task.traits.asks_for_a_model:
+    if task.traits.labels != "images":
         raise NotFound(
             f"job {job.job_id} asked for labels (method {task.method}), so there is no model of the agents; train a "
             "student on its labels"

@@ -151,11 +151,11 @@ def natural(around: Surroundings, *, chosen: bool) -> Scene:
     canary, private, public = order[:1], order[1 : 1 + each * task.agents], order[1 + each * task.agents :]
     copies = 1 if around.level == "instance" else 4 * (task.records_per_person or 1)
     agents = [LabeledRecords(features[rows], labels[rows]) for rows in np.array_split(private, task.agents)]
-    if task.traits.asks_for_a_model:
+    if task.traits.labels == "images":
         queries = model_queries(features.shape[1])
     else:
         queries = features[rng.choice(public, size=task.max_queries, replace=len(public) < task.max_queries)]
-    if chosen and not task.traits.asks_for_a_model:
+    if chosen and task.traits.labels != "images":
         about = min(task.k, task.max_queries) if task.traits.searched == "questions" else task.max_queries
         place = np.setdiff1d(np.arange(about), task.traits.negatives(task))
         queries[place] = features[canary[0]]
@@ -178,7 +178,7 @@ def fitted(around: Surroundings) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
 def _poisoned(around: Surroundings) -> Scene:
     task = around.task
     queries = None
-    if not task.traits.asks_for_a_model:
+    if task.traits.labels != "images":
         features, _ = fitted(around)
         queries = features[
             around.rng(3).choice(len(features), size=task.max_queries, replace=len(features) < task.max_queries)
@@ -410,7 +410,7 @@ def read_task(
     file = read_task_file(path)
     asked = queries or file.queries.count
     if asked is None:
-        asked = DIMENSION + 1 if METHODS[file.task.method].asks_for_a_model else QUERIES
+        asked = DIMENSION + 1 if METHODS[file.task.method].labels == "images" else QUERIES
     return file.resolve(
         classes=classes,
         agents=agents or AGENTS,

@@ -62,7 +62,7 @@ Directions = NDArray[np.float64]
 
 def dimension_of(task: Task) -> int:
     """Return the number of components of this task's features; any will do, except for methods that say."""
-    if task.traits.asks_for_a_model:
+    if task.traits.labels == "images":
         return task.rows - 1
     # One component more than heads look at, for questions that lie almost elsewhere.
     return max(DIMENSION, training_of(task).dimension + 1) if task.training is not None else DIMENSION
@@ -85,7 +85,7 @@ def poisoned(
     if task.training is not None and not sums_means(task):
         return _of_models(task, level, dimension, rng, queries)
     directions = _directions(canaries, dimension, rng)
-    if task.traits.asks_for_a_model:
+    if task.traits.labels == "images":
         queries = model_queries(dimension)
     elif queries is None:
         queries = _chosen(task, directions, rng)
@@ -162,7 +162,7 @@ def _of_models(
     task: Task, level: StatedLevel, dimension: int, rng: np.random.Generator, queries: NDArray[np.int16] | None
 ) -> Scene:
     """Poison the first agent's model by `worst_sets`; the others' models are known, whatever they are."""
-    if task.traits.asks_for_a_model:
+    if task.traits.labels == "images":
         queries = model_queries(dimension)
     elif queries is None:
         queries = _questions_of_heads(task, dimension, rng)
@@ -331,7 +331,7 @@ def worst_sets(
 
 
 def _measure(task: Task, queries: NDArray[np.int16]) -> Measure:
-    if task.traits.asks_for_a_model:
+    if task.traits.labels == "images":
         terms = linear_terms(task)
         return lambda records: train_rows(_rows(records), terms=terms).ravel() / (terms.sensitivity * task.sigma_votes)
     heads = head_terms(task)
@@ -351,7 +351,7 @@ def _candidates(
 ) -> Iterator[tuple[LabeledRecords, list[LabeledRecords]]]:
     """Yield sets of records, each with canaries to try next to it; for an agent, whole agents."""
     training, most = training_of(task), kept_bound(task)
-    reach = dimension if task.traits.asks_for_a_model else training.dimension
+    reach = dimension if task.traits.labels == "images" else training.dimension
     nobody = _of(np.zeros((0, dimension)), [])
     room = MOST_RECORDS if most is None else min(MOST_RECORDS, most)
     if level == "agent":

@@ -475,7 +475,7 @@ METHOD: Final = Method(
     ),
     takes=frozenset({"training", "training.axes"}),
     single_round=True,
-    asks_for_a_model=True,
+    labels="images",
     check_room=check_dimension,
     most_rows=lambda task, _: most_trained(task),
     is_attacked=True,

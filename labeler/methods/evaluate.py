@@ -273,7 +273,7 @@ METHOD: Final = Method(
     stated=CountedVotes(squared, reverse_knn.largest, reverse_knn.per_cell),
     takes=frozenset({"max_agent_records"}),
     single_round=True,
-    evaluates=True,
+    labels=None,
     check_questions=check_questions,
     most_rows=lambda task, _: task.max_agent_records,
 )

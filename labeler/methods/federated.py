@@ -342,7 +342,7 @@ METHOD: Final = Method(
     ),
     takes=frozenset({"training", "training.axes", "training.sampled"}),
     single_round=True,
-    asks_for_a_model=True,
+    labels="images",
     check_room=check_dimension,
     check_questions=check_questions,
     is_attacked=True,

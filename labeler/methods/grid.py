@@ -7,6 +7,7 @@ leaves its range. It follows from the task's fields alone, so every party finds 
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,7 @@ from labeler.noise import (
 )
 
 if TYPE_CHECKING:
+    from labeler.accounting.events import IntegerSum
     from labeler.sharing import WinnerTerms
     from labeler.task import Task
 
@@ -82,9 +84,7 @@ def _default_scale(task: Task, per_share: float) -> int:
         scale = vector_scale(dimension=entries, sensitivity=moved, share_sigma=per_share)
     if task.release == "histogram":
         return scale
-    # Noise shares in the room of one agent: its own, or its part of the talliers' shares, rounded up.
-    shares = 1 if task.noise_by == "agents" else -(-task.talliers // task.agents)
-    room = MAX_WINNER_WIDTH // task.agents
+    shares, room = _shares_in_a_room(task), MAX_WINNER_WIDTH // task.agents
     if task.traits.searched == "questions":
         # Half of the range is for votes. So an agent's cell is clipped at no less than 25 sigma of a noise share.
         votes = _signs(task)
@@ -123,6 +123,11 @@ def _check_winner_fits(task: Task, scale: int, per_share: float) -> None:
         )
 
 
+def _shares_in_a_room(task: Task) -> int:
+    """Return the noise shares in the room of one agent: its own, or its part of the talliers' shares, rounded up."""
+    return 1 if task.noise_by == "agents" else -(-task.talliers // task.agents)
+
+
 def _signs(task: Task) -> int:
     """Return the number of sides of zero on which an agent's votes lie: two if ballots are centered, else one."""
     return 1 if task.ballot_radius is None else 2
@@ -132,9 +137,9 @@ def vote_clip(task: Task) -> int | None:
     """Return the limit of each count of an agent, in votes; None if none is needed (`Task.vote_clip`)."""
     if task.release != "winner" or task.traits.searched != "questions":
         return None
-    # Noise shares in the room of one agent, as in `_default_scale`.
-    shares = 1 if task.noise_by == "agents" else -(-task.talliers // task.agents)
-    fits = (MAX_WINNER_WIDTH // task.agents - shares * 2 * task.noise_reach) // (_signs(task) * task.scale)
+    fits = (MAX_WINNER_WIDTH // task.agents - _shares_in_a_room(task) * 2 * task.noise_reach) // (
+        _signs(task) * task.scale
+    )
     return min([fits, *(cap for cap in (task.max_agent_records, task.ballot_radius) if cap is not None)])
 
 
@@ -179,11 +184,7 @@ def most_on_grid(task: Task) -> int:
 
 
 def check_answer(ballots: NDArray[np.int64], task: Task) -> None:
-    """Refuse one agent's answer beyond what the task's price was computed for (`labeler.release.check_ballots`).
-
-    Raises:
-        PrivacyRefusal: an entry, a query or the batch exceeds its bound.
-    """
+    """Refuse one agent's answer beyond what the task's price was computed for (`labeler.release.check_ballots`)."""
     if isinstance(task.traits.stated, BoundedNumbers):
         task.traits.stated.check(ballots, task)
         return
@@ -204,3 +205,15 @@ def check_answer(ballots: NDArray[np.int64], task: Task) -> None:
                 f"the ballots cast more than {most_in_batch} votes in one batch "
                 f"({task.max_agent_records} records with {task.k} votes each); let fewer records vote"
             )
+
+
+def squared_in_sigma_units(task: Task, event: IntegerSum) -> Fraction:
+    """Return the squared sensitivity of a task's event, in the unit of `sigma_votes`."""
+    if event.is_sampled:
+        # For a sampled sum state the Gaussian of its pair.
+        return event.mu_squared * Fraction(task.sigma_votes) ** 2
+    squared = Fraction(event.squared_sensitivity)
+    if task.traits.counts:
+        return squared
+    # In units of one record's change, of which sigma_votes is the noise; the event is in grid units.
+    return squared * (Fraction(task.sigma_votes) * event.grid_scale) ** 2 / event.variance_grid

@@ -68,7 +68,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -289,18 +289,6 @@ def largest_distance(task: Task, level: StatedLevel, queries: int) -> float | No
     return spec.group_distance(records) * task.sigma_votes / spec.sigma
 
 
-def squared_in_sigma_units(task: Task, event: IntegerSum) -> Fraction:
-    """Return the squared sensitivity of a task's event, in the unit of `sigma_votes`."""
-    if event.is_sampled:
-        # For a sampled sum state the Gaussian of its pair.
-        return event.mu_squared * Fraction(task.sigma_votes) ** 2
-    squared = Fraction(event.squared_sensitivity)
-    if task.traits.counts:
-        return squared
-    # In units of one record's change, of which sigma_votes is the noise; the event is in grid units.
-    return squared * (Fraction(task.sigma_votes) * event.grid_scale) ** 2 / event.variance_grid
-
-
 def counted_votes(task: Task) -> CountedVotes:
     """Return what is proved of the task's method, for one that counts votes.
 
@@ -360,6 +348,8 @@ def _as_winners(task: Task, queries: int, sums: IntegerSum, *, one: IntegerSum |
     )
     return winners if math.isfinite(epsilon_bound(winners, task.delta)) else sums
 
+
+S = TypeVar("S", bound=str)
 
 MOST_NEIGHBORS = 1_000_000
 """The largest k of a task."""
@@ -449,15 +439,14 @@ class Method:
         single_round: all queries of a task, or of a step, are one composition, asked in one round.
         row_total: (task): the sum of the rows of a ballot with the votes not cast, which talliers check
             (`labeler.tally`); None if rows have no total.
-        asks_for_a_model: the sum is a model's weights; its rows are not queries, and the public images are labeled with
-            it afterwards.
+        labels: what gets a label: the "questions"; or all public "images", by the model whose weights are the sum, and
+            whose rows are asked about; or nothing, where agents score a public model (`labeler.methods.evaluate`).
         has_local_noise: each agent's answer already contains its noise, enough for its own price. Then no share of
             noise is added to the sum, and no collusion weakens the guarantee.
         searched: what an answer is found in: each query looks for its k nearest "records", or each record for its k
             nearest "questions". Then k is at most the number of queries, and any number of votes of one agent may meet
             in a cell. The sum of the counts reveals approximately how many records there are. None: it has no k.
         votes: (task, queries, records of all agents): M, the number of votes in one question if all agents answer.
-        evaluates: agents score a public model (`labeler.methods.evaluate`); no image gets a label.
         share_kind: (task): what one question's share of the job's charge is.
         is_attacked: `labeler audit` has adversaries made for it. Without them, adversaries of another method would
             prove nothing and make it look safe, so its audit is refused.
@@ -480,11 +469,10 @@ class Method:
     takes: frozenset[str] = frozenset()
     single_round: bool = False
     row_total: Callable[[Task], int] | None = None
-    asks_for_a_model: bool = False
+    labels: Literal["questions", "images"] | None = "questions"
     has_local_noise: bool = False
     searched: Literal["records", "questions"] | None = None
     votes: Callable[[Task, int, int], float] = lambda task, *_: float(task.agents * task.k)
-    evaluates: bool = False
     share_kind: Callable[[Task], ShareKind] = lambda _: "shared"
     is_attacked: bool = False
     check_room: Callable[[Task, int], None] = _accepts
@@ -502,7 +490,7 @@ class Method:
     @property
     def releases(self) -> tuple[ReleaseKind, ...]:
         """Return what may be opened: a winner only if a row of the sum counts votes."""
-        return ("histogram", "winner") if self.counts and not self.evaluates else ("histogram",)
+        return ("histogram", "winner") if self.counts and self.labels else ("histogram",)
 
     @property
     def sigma_name(self) -> str:
@@ -553,6 +541,12 @@ class Method:
     def grid_units(self, task: Task) -> int:
         """Return the grid units of a ballot's one: those of a vote; 1 if its numbers are on the grid already."""
         return task.scale if self.counts else 1
+
+    def selection(
+        self, strategy: S, count: int | None, *, axes: int | None
+    ) -> tuple[S | Literal["weights"], int | None]:
+        """Return how the questions are chosen, and how many: as the requester says, or the rows of a model."""
+        return ("weights", axes) if self.labels == "images" else (strategy, count)
 
     def round_sizes(self, task: Task, queries: int, most: int) -> tuple[int, ...]:
         """Return the queries of each round of a job: at most so many, or all of a step that is one composition."""

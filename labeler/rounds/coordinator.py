@@ -287,7 +287,7 @@ class _Turn:
         """
         # With a model's rows, agents judge themselves whether they have enough, so they are asked first.
         # Such a job is only admitted once its images are decoded.
-        is_first_heard = self.job.task.traits.asks_for_a_model
+        is_first_heard = self.job.task.traits.labels == "images"
         if not self.job.is_admitted:
             self._effects.append(fx.RequestSlot())
             if is_first_heard:

@@ -168,7 +168,7 @@ def run(
             f"For new answers, at their own price, give another --out than {escaped(str(out))}.",
             err=True,
         )
-    if METHODS[job.file.task.method].evaluates:
+    if METHODS[job.file.task.method].labels is None:
         from workers.commands.evaluation import tell_evaluation
 
         tell_evaluation(summary, out, as_json=as_json)
@@ -439,7 +439,7 @@ def _labeled(images: dict[str, Any], method: str) -> str:
     if "accuracy" in images:
         checked = "" if images["checked"] == images["labelled"] else f" the {images['checked']:,} whose truth is known"
         said += f", {images['accuracy']:.1%} of {checked.strip() or 'them'} right{_balanced(images)}"
-    if METHODS[method].asks_for_a_model:  # its own confidence claims nothing
+    if METHODS[method].labels == "images":  # its own confidence claims nothing
         return said
     return f"{said}; they state a confidence of {images['mean_confidence']:.1%} on average"
 

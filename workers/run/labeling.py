@@ -113,7 +113,7 @@ def run_in_folder(
         has_curve: the report shows accuracy against epsilon, for which twenty more students are trained.
     """
     with clock.stage("read and check"):
-        evaluates = METHODS[job.file.task.method].evaluates
+        evaluates = METHODS[job.file.task.method].labels is None
         prepared = prepare_evaluation(job, folder) if evaluates else prepare(job, folder, progress=progress, warn=warn)
         # From public facts: a warning must not reveal the number of records.
         expected = expect(prepared.task)

@@ -102,7 +102,7 @@ def publish(
     with clock.stage("write pseudo-labels"):
         card = privacy_card(task, prepared.price, is_seeded=is_seeded, not_covered=public.shard.not_covered)
         replace_file(folder.out / "privacy_card.md", card_in_words(card).encode())
-        if task.traits.asks_for_a_model:
+        if task.traits.labels == "images":
             model = released_model(task, releases, queries.features)
             file = public.model_file(model.arrays, kind=LINEAR, task=task, card=card, job_id=prepared.job_id)
             replace_file(folder.out / "model.safetensors", file)
@@ -165,7 +165,7 @@ def publish(
                 attributes = _attribute_report(prepared, said)
             progress("Student", 2, 2)
     with clock.stage("report"):
-        is_about_a_model = task.traits.asks_for_a_model
+        is_about_a_model = task.traits.labels == "images"
         files = [
             (
                 "pseudo_labels.parquet",

@@ -70,7 +70,7 @@ def headline(report: JobReport) -> str:
         return f"A student trained on the answers is right on {say_percent(unseen)} of unseen images."
     if images is not None:
         labeled = f"{count(len(images), 'public image')} labeled"
-        if report.task.traits.asks_for_a_model:  # the confidence of a model in itself proves nothing
+        if report.task.traits.labels == "images":  # the confidence of a model in itself proves nothing
             return f"{labeled} by the released model."
         return f"{labeled}, half of them with a confidence of {say_percent(images.median_confidence)} or more."
     if report.label_accuracy is not None:
@@ -161,11 +161,6 @@ def _person(report: JobReport) -> tuple[str, ...]:
     )
 
 
-def neighbors(task: Task) -> str:
-    """Return the number of neighbors that vote; empty if the method has none."""
-    return "" if task.traits.searched is None else f", k = {task.k:,}"
-
-
 def talliers(task: Task) -> str:
     """Return the number of talliers, and what they add."""
     if task.dishonest_talliers is None:
@@ -248,7 +243,7 @@ def was_released(report: JobReport) -> tuple[str, ...]:
         else "each step of training a linear model under noise, hence the model itself and the labels it gives"
         if report.task.sampled is not None
         else "a linear model: the mean of the agents' models under noise, and the labels it gives"
-        if report.task.traits.asks_for_a_model
+        if report.task.traits.labels == "images"
         else f"one noisy sum of {report.task.traits.sums} per question and "
         + ("class, and the label it gives" if report.attributes is None else "attribute, and the labels they give")
     )

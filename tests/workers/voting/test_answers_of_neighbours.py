@@ -135,10 +135,10 @@ def task_of(**fields: Any) -> Task:
 
 
 def batch_of(task: Task) -> QueryBatch:
-    if task.traits.evaluates:
+    if task.traits.labels is None:
         return QueryBatch(MODEL)
     model = np.full((DIMENSION + 1, len(CLASSES)), 0.25) if task.sampled is not None else None
-    return QueryBatch(model_rows(DIMENSION) if task.traits.asks_for_a_model else PUBLIC, model=model)
+    return QueryBatch(model_rows(DIMENSION) if task.traits.labels == "images" else PUBLIC, model=model)
 
 
 def labels_for(task: Task, labels: NDArray[np.int16]) -> NDArray[np.int16]:
