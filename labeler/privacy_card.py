@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from labeler.budget import short_epsilon
-from labeler.methods.sensitivity import contribution_in_words, sums_means
+from labeler.methods.sensitivity import contribution_in_words, sums_means, unit_in_words
 from labeler.planning import METHOD, Price, finite
 from labeler.task import Task
 
@@ -59,7 +59,7 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool, not_covered: str 
         "system": task.traits.system,
         "method": task.method,
         "contribution": contribution_in_words(task),
-        task.traits.sigma_name: task.sigma_votes,
+        "sigma_votes" if unit_in_words(task) == "votes" else "noise_multiplier": task.sigma_votes,
         "agents": task.agents,
         "colluding_agents": task.colluding_agents,
         "max_dropouts": task.max_dropouts,

@@ -27,7 +27,7 @@ and, if a record votes for t attributes, w = min(2 t, C) for knn's 2 and t Q k^2
 m = `records_per_person` and g = min(m, n). A cap is either of n and m. On a ball of `ballot_radius` R
 (`labeler.methods.reverse_knn`) an agent of reverse-knn changes at most R^2, a record the table's number and rounding.
 Each method's module holds its proof. A winner is computed from the histogram, so these bounds hold for it, too;
-`_as_winners` says when a smaller one is proved.
+`_as_winners` says when a smaller one is proved (`labeler.accounting.winner`).
 
 A method whose traits state nothing has no price: it is refused, never charged as another.
 
@@ -54,8 +54,6 @@ as with one sharing, so the same bounds hold. The column of votes not cast is in
 A guarantee at instance level is about one record. A person with several records is protected as a group of that size,
 and without `records_per_person` nothing bounds that size. A person with records at two agents changes the ballots of
 both: the norms of the two changes add up, and so do their mus. The same holds if one person has two ids.
-
-`_as_winners` decides which winners have a separate price (`labeler.accounting.winner`).
 
 `Method` describes a method: its properties, its proofs, and how an agent answers. Every system of the papers is one sum
 of bounded contributions. They differ in the meaning of a row of the sum, in the parties that add the noise, and in
@@ -491,11 +489,6 @@ class Method:
     def releases(self) -> tuple[ReleaseKind, ...]:
         """Return what may be opened: a winner only if a row of the sum counts votes."""
         return ("histogram", "winner") if self.counts and self.labels else ("histogram",)
-
-    @property
-    def sigma_name(self) -> str:
-        """Return the name of `sigma_votes` on a privacy card."""
-        return "sigma_votes" if self.counts else "noise_multiplier"
 
     @property
     def secret(self) -> str:
