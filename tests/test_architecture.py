@@ -183,7 +183,7 @@ def test_no_module_needs_itself_by_way_of_others() -> None:
     TopologicalSorter(needs).prepare()  # raises CycleError, with the circle
 
 
-READ_OUTSIDE = {"labels": 40, "searched": 25}
+READ_OUTSIDE = {"labels": 41, "searched": 25}
 """Facts of methods that other code still compares, and how often; a number may only fall."""
 
 
@@ -195,8 +195,12 @@ def test_no_flag_of_a_method_is_read_outside_its_package() -> None:
     flags = {name for name, kind in kinds.items() if kind == "bool" or "Literal" in kind}
     flags |= {"takes", "stated", "row_total"}
     found: Counter[str] = Counter()
-    for path in (one for package in PACKAGES for one in sorted((ROOT / package).rglob("*.py"))):
-        for one in ast.walk(ast.parse(path.read_text())) if path.parent != ROOT / "labeler" / "methods" else ():
+    for path in (one for package in PACKAGES for one in sorted((ROOT / package).rglob("*"))):
+        if path.suffix == ".j2":
+            found.update(one for one in re.findall(r"\btraits\.(\w+)", path.read_text()) if one in flags)
+        if path.suffix != ".py" or path.parent == ROOT / "labeler" / "methods":
+            continue
+        for one in ast.walk(ast.parse(path.read_text())):
             if isinstance(one, ast.Attribute) and one.attr in flags:
                 whose = ast.unparse(one.value)
                 if whose in ("traits", "method") or whose.endswith(".traits") or "METHODS" in whose:
