@@ -46,7 +46,6 @@ def round_sizes(task: Task, queries: int, *, batch_queries: int = BATCH_QUERIES)
     Args:
         task: says how agents vote.
         queries: at least 1.
-        queries: at least 1.
         batch_queries: most queries of one round, at least 1.
 
     Raises:
@@ -54,13 +53,9 @@ def round_sizes(task: Task, queries: int, *, batch_queries: int = BATCH_QUERIES)
     """
     if queries < 1 or batch_queries < 1:
         raise InvalidSetting(f"a job has at least 1 query per round, found {min(queries, batch_queries)}")
-    if task.traits.single_round:
-        each, rest = divmod(queries, task.steps)
-        return (each,) * task.steps if each and not rest else (queries,)
     words = words_per_query(task.winner_terms, num_classes=task.num_classes, agents=task.agents)
     most = max(1, min(batch_queries, MAX_ROUND_ENTRIES // words))
-    full, rest = divmod(queries, most)
-    return (most,) * full + ((rest,) if rest else ())
+    return task.traits.round_sizes(task, queries, most)
 
 
 def batch_queries_of(task: Task, dimension: int | None) -> int:
@@ -87,8 +82,8 @@ def check_round_fits(task: Task, queries: int) -> None:
     Raises:
         InvalidTask: the one round of such a job has more than `MAX_ROUND_ENTRIES` entries.
     """
-    entries = queries // task.steps * task.num_classes
-    if task.traits.single_round and entries > MAX_ROUND_ENTRIES:
+    entries = max(round_sizes(task, queries)) * task.num_classes
+    if entries > MAX_ROUND_ENTRIES:
         raise InvalidTask(
             f"a {task.method} job is asked in one round, and {queries // task.steps} queries of "
             f"{task.num_classes} classes are "
@@ -123,7 +118,7 @@ def round_charges(task: Task, queries: int, *, answered: int = 0) -> dict[Level,
 
 def due(task: Task, charges: Mapping[Level, int], *, answered: int) -> dict[Level, int]:
     """Return the remaining charge for a round of this price, after `answered` queries of its task were charged."""
-    if task.traits.is_sampled and answered:
+    if task.sampled is not None and answered:
         return dict.fromkeys(charges, LATER_STEP_NANO)
     return dict(charges)
 
@@ -140,7 +135,7 @@ def person_charge(task: Task, queries: int) -> int | None:
 @lru_cache(maxsize=4096)
 def _person_charge(one: OfKind, queries: int) -> int | None:
     task = one.task
-    if task.records_per_person is None or task.lifetime_budget is not None or task.traits.is_sampled:
+    if task.records_per_person is None or task.lifetime_budget is not None or task.sampled is not None:
         return None
     event = integer_event(task, "person", queries) if has_finite_price(task, "person") else None
     return None if event is None or event.round_nano >= UNBOUNDED_NANO else event.round_nano

@@ -125,14 +125,13 @@ def expect(task: Task, *, queries: int | None = None, records: int | None = None
 
 
 def _expect(task: Task, asked: int, records: int | None) -> Expectation:
-    traits = task.traits
-    if traits.evaluates:
+    if task.traits.labels is None:
         return _of_evaluation(task, records)
-    if not traits.counts:
+    if task.training is not None:
         return Expectation(None, None, f"nobody has stated how noise moves the labels of method {task.method}")
     if task.attributes_per_record is not None:
         return Expectation(None, None, NOTHING_OF_ATTRIBUTES)
-    assumed = assumed_records(task, records) if traits.is_reverse else None
+    assumed = voting_records(task, records)
     low = _right(task, asked, assumed, share=UNLIKE, pooled=False, sigma=task.total_sigma_votes)
     high = _right(task, asked, assumed, share=ALIKE, pooled=True, sigma=task.total_sigma_votes)
     warning = ""
@@ -163,16 +162,9 @@ def assumed_records(task: Task, records: int | None = None) -> int:
     return told if task.max_agent_records is None else min(told, task.max_agent_records * task.agents)
 
 
-def votes_per_question(task: Task, queries: int, records: int | None) -> float:
-    """Return M, the number of votes in one question; of all agents, who all answer."""
-    if task.traits.is_reverse:
-        cast = (records or 0) * min(task.k, queries) / queries
-        if task.ballot_radius is None:
-            return cast
-        # A centered ballot of length R with one class at each question is of R sqrt(Q / (1 - 1/C)) votes at most.
-        each = task.ballot_radius / math.sqrt(queries * (1 - 1 / task.num_classes))
-        return min(cast, task.agents * each)
-    return float(task.agents * (task.k if task.traits.has_k else 1))
+def voting_records(task: Task, records: int | None = None) -> int | None:
+    """Return `assumed_records` where they choose the questions at which they vote; None where all get equally many."""
+    return assumed_records(task, records) if task.traits.searched == "questions" else None
 
 
 @lru_cache(maxsize=4096)
@@ -198,7 +190,7 @@ def _stands_out(task: Task, queries: int, records: int | None, sigma: float) -> 
 
 def _chance(task: Task, queries: int, records: int | None, *, share: float, pooled: bool, sigma: float) -> float:
     classes = task.num_classes
-    lead = votes_per_question(task, queries, records) * (share - (1 - share) / (classes - 1))
+    lead = task.traits.votes(task, queries, records or 0) * (share - (1 - share) / (classes - 1))
     together = math.sqrt(max(1.0, queries / classes)) if pooled else 1.0
     return winning_chance(min(lead * together / sigma, 2 * _REACH), classes)
 
@@ -213,7 +205,7 @@ def _right(task: Task, queries: int, records: int | None, *, share: float, poole
 
 
 def _warning(task: Task, queries: int, records: int | None, *, is_told: bool, most: bool) -> str:
-    votes = votes_per_question(task, queries, records)
+    votes = task.traits.votes(task, queries, records or 0)
     said = (
         f"the noise drowns the votes: each count carries noise of {_number(task.total_sigma_votes)}, and about "
         f"{_number(votes)} votes meet in a question"
@@ -285,7 +277,7 @@ def questions_for(task: Task, *, public_images: int | None = None, records: int 
     """
     classes = task.num_classes
     wanted = 2 * classes
-    if task.traits.is_reverse:
-        rho = assumed_records(task, records) * task.k / classes / task.total_sigma_votes
+    if (voting := voting_records(task, records)) is not None:
+        rho = voting * task.k / classes / task.total_sigma_votes
         wanted = classes if rho < FEW else round(2 * classes * max(1.0, math.sqrt(rho / _TWICE)))
     return wanted if public_images is None else min(wanted, max(classes, public_images // FEWEST_IMAGES))

@@ -111,9 +111,9 @@ def released_model(task: Task, releases: Sequence[Release], asked: NDArray[np.in
     Raises:
         InvalidSetting: the task or the release is of another kind.
     """
-    if not task.traits.asks_for_a_model or len(releases) != task.steps or (noisy := releases[0].noisy_votes) is None:
+    if task.traits.labels != "images" or len(releases) != task.steps or (noisy := releases[0].noisy_votes) is None:
         raise InvalidSetting(f"a task of method {task.method} releases no model, or not all its rounds are opened")
-    if task.traits.is_sampled:
+    if task.sampled is not None:
         # The mean of the models after the last half of the steps: their noise averages out, at no price.
         return LinearModel(_trajectory(task, releases)[1], step_terms(task), axes_of(task, asked))
     terms = model_terms(task)
@@ -140,7 +140,7 @@ def model_before(task: Task, releases: Sequence[Release]) -> NDArray[np.float64]
 
 def _trajectory(task: Task, releases: Sequence[Release]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     training, terms = training_of(task), step_terms(task)
-    sampled = training.sampled
+    sampled = task.sampled
     if sampled is None:
         raise InvalidSetting(f"a task of method {task.method} is not trained in steps")
     theta = np.zeros((task.rows, task.num_classes))

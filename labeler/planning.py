@@ -54,8 +54,9 @@ from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import epsilon_bound, papers_epsilon
 from labeler.accounting.lifetime import vote_nano
 from labeler.budget import say_epsilon
-from labeler.errors import InvalidSetting, InvalidTask
+from labeler.errors import InvalidSetting
 from labeler.methods import DEFAULT_METHOD, METHODS, MethodName
+from labeler.methods.grid import squared_in_sigma_units
 from labeler.methods.sensitivity import integer_event, summed_votes
 from labeler.noise import NoiseBy, sampler_distance
 from labeler.task import Level, StatedLevel, Task
@@ -89,17 +90,7 @@ def resolve_colluding_agents(
         return given
     if dishonest_talliers is not None:
         return max(0, agents - 1)
-    usual = 1 if agents >= 2 else 0
-    if usual == 0 or max_dropouts != agents - 1:
-        return usual
-    if METHODS[method].has_local_noise:
-        return 0
-    raise InvalidTask(
-        f"of {agents} agents {max_dropouts} may be missing, and unless the task says otherwise one participant may "
-        "know its own noise, because it reads the release or colludes: that leaves nobody whose noise is unknown. "
-        f"Let more agents take part, lower max_dropouts to {agents - 2}, or say colluding_agents = 0: a single agent "
-        "may then be all that answers, so each adds all the noise that the price counts on"
-    )
+    return METHODS[method].colluders_counted_on(agents, max_dropouts)
 
 
 def holds_against(
@@ -131,7 +122,7 @@ def holds_against(
 
 def _of_talliers_noise(task: Task, dishonest: int, two_talliers_epsilon: float | None) -> str:
     many = "one of the three talliers" if dishonest == 1 else "two of the three talliers"
-    bare = "the votes" if task.traits.counts else f"every agent's {task.traits.sums}"
+    bare = task.traits.bare
     worse = "there is no bound" if two_talliers_epsilon is None else f"epsilon is {say_epsilon(two_talliers_epsilon)}"
     return (
         f"Holds against whoever reads the release, together with all other participants and {many}, who add the noise: "
@@ -509,9 +500,7 @@ def price_of_paper_shares(
 
 
 def _noise_factors(task: Task) -> NoiseFactors:
-    if task.traits.has_local_noise:
-        return NoiseFactors(1.0, 1.0, 1.0)
-    if task.noise_by == "talliers":
+    if not task.agents_add_shares:
         every = task.total_sigma_votes / task.sigma_votes
         return NoiseFactors(total=every, collusion=every, dropouts=1.0)
     honest = task.agents - task.colluding_agents
@@ -535,25 +524,20 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
         none = math.inf
         reason = (
             NO_BOUND
-            if "ballot_radius" in task.traits.takes
+            if task.traits.searched == "questions"
             else NO_BOUND.replace("ballot_radius, or max_agent_records,", "max_agent_records")
         )
         reason = reason if task.lifetime_budget is None else NO_BOUND_FOR_LIFE
         return PrivacyStatement(level, none, none, none, none, none, None, none, None, reason)
-    squared = Fraction(event.squared_sensitivity)
-    if not task.traits.counts:
-        # In units of one record's change, of which sigma_votes is the noise; the event is in grid units.
-        squared *= (Fraction(task.sigma_votes) * event.grid_scale) ** 2 / event.variance_grid
-    if event.is_sampled:
-        # For a sampled sum state the Gaussian of its pair, in the same unit.
-        squared = event.mu_squared * Fraction(task.sigma_votes) ** 2
+    squared = squared_in_sigma_units(task, event)
     continuous = GaussianSum(squared, task.sigma_votes, level)
     mu = math.sqrt(continuous.mu_squared)
     exact = epsilon_of_delta(task.delta, mu)
     certified = _certified(event, task.delta)
-    is_shared = not task.traits.has_local_noise and task.noise_by == "agents"
     # The fewest shares that one participant who reads does not know; see the module for the proof.
-    left = min(event.noise_contributors, max(1, task.quorum - 1)) if is_shared else event.noise_contributors
+    left = (
+        min(event.noise_contributors, max(1, task.quorum - 1)) if task.agents_add_shares else event.noise_contributors
+    )
     method = METHOD_OF_SAMPLES if event.is_sampled else METHOD
     if not event.opens_sums:
         method = METHOD_OF_WINNERS
@@ -573,7 +557,7 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
             colluding_agents=task.colluding_agents,
             max_dropouts=task.max_dropouts,
         )
-        if is_shared
+        if task.agents_add_shares
         else exact,
         participant_epsilon=certified
         if left == event.noise_contributors

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from labeler.budget import short_epsilon
-from labeler.methods.sensitivity import contribution_in_words, sums_means
+from labeler.methods.sensitivity import contribution_in_words, sums_means, unit_in_words
 from labeler.planning import METHOD, Price, finite
 from labeler.task import Task
 
@@ -45,7 +45,7 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool, not_covered: str 
         for statement in price.stated
     }
     says_what_a_record_moves = task.training is not None and (
-        task.training.max_records is not None or task.traits.is_sampled or sums_means(task)
+        task.training.max_records is not None or task.sampled is not None or sums_means(task)
     )
     return {
         "version": CARD_VERSION,
@@ -55,11 +55,11 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool, not_covered: str 
         "guarantees": guarantees,
         "holds_against": price.holds_against,
         **({"not_covered": not_covered} if not_covered else {}),
-        "accounting": METHOD if task.lifetime_budget is None and not task.traits.is_sampled else price.instance.method,
+        "accounting": METHOD if task.lifetime_budget is None and task.sampled is None else price.instance.method,
         "system": task.traits.system,
         "method": task.method,
         "contribution": contribution_in_words(task),
-        "noise_multiplier" if not task.traits.counts else "sigma_votes": task.sigma_votes,
+        "sigma_votes" if unit_in_words(task) == "votes" else "noise_multiplier": task.sigma_votes,
         "agents": task.agents,
         "colluding_agents": task.colluding_agents,
         "max_dropouts": task.max_dropouts,

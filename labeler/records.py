@@ -29,7 +29,7 @@ square root of a sum of squares and a division remain, off by (rows + 3) 2^-53 a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -38,9 +38,13 @@ from numpy.typing import NDArray
 
 from labeler.descent import BLOCK_ROWS, LEAST_BLOCK_ROWS
 from labeler.errors import BadData
+from labeler.randomness import ByteSource, os_source
 
 if TYPE_CHECKING:
-    from labeler.randomness import ByteSource
+    from labeler.methods.aux_distill import LocalHeadTerms
+    from labeler.methods.blind_average import LinearTerms, MeanTerms
+    from labeler.methods.federated import StepTerms
+    from labeler.setting import Training
     from labeler.task import Task
 
 _MANY_NEIGHBORS = 2**12
@@ -374,3 +378,66 @@ def axes_of(task: Task, asked: NDArray[np.int16] | None) -> PublicAxes | None:
     if asked is None or len(asked) != task.rows:
         raise BadData(f"the model looks along {task.training.axes} public axes, and the rows of them are missing")
     return PublicAxes(asked)
+
+
+class Learner(Protocol):
+    """Fits models to an agent's records; computes what `labeler.methods` proves (`workers.learning`)."""
+
+    def head(self, records: Rows, *, num_classes: int) -> NDArray[np.int64]:
+        """Fit a classifier as integers, shape (dimension + 1, num_classes)."""
+
+    def predictions(self, head: NDArray[np.int64], questions: NDArray[np.int16]) -> NDArray[np.int64]:
+        """Return the class that a head gives to each question, shape (num_queries,)."""
+
+    def weights(self, records: Rows, *, terms: LinearTerms, axes: PublicAxes | None) -> NDArray[np.float64]:
+        """Fit the linear model of these terms, shape (rows of the model, num_classes)."""
+
+    def class_sums(self, records: Rows, *, terms: MeanTerms, axes: PublicAxes) -> NDArray[np.float64]:
+        """Sum records by class, shape (axes + 1, num_classes)."""
+
+    def soft_votes(
+        self, records: Rows, questions: NDArray[np.int16], *, terms: LocalHeadTerms, source: ByteSource
+    ) -> NDArray[np.float64]:
+        """Fit two heads, add their noise, and return soft votes, shape (num_queries, num_classes)."""
+
+    def check_negatives(self, questions: NDArray[np.int16], terms: LocalHeadTerms) -> None:
+        """Refuse questions from which no public map can be made, by public numbers alone."""
+
+    def step(
+        self,
+        records: Rows,
+        model: NDArray[np.float64],
+        *,
+        terms: StepTerms,
+        axes: PublicAxes | None,
+        training: Training,
+        source: ByteSource,
+    ) -> NDArray[np.float64]:
+        """Return what an agent adds to one step of training, shape (rows, num_classes)."""
+
+    def check_model(self, model: bytes, *, classes: Sequence[str], fingerprint: str, dimension: int) -> None:
+        """Refuse a file that is not a model of these classes and this backbone, by public facts alone."""
+
+    def opinions(self, model: bytes, features: NDArray[np.int16]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the class a model gives to each feature, and its confidence: row by row, and never raise."""
+
+
+@dataclass(frozen=True)
+class RunnerContext:
+    """An agent's index, learner and source of chance, with which a method finds its ballots.
+
+    Attributes:
+        indexes: finds neighbors among records and questions.
+        models: cache of models while a round is open.
+        local_noise: returns the agent's secret source of chance for this batch, at its beginning: for noise, or
+            for who takes part in a step.
+        learner: fits models.
+        order: returns the secret source of the order in which public questions are searched, for this batch. A
+            requester chooses the questions, and could else choose an order in which one record takes long to search.
+    """
+
+    indexes: Indexes = field(repr=False)
+    models: ModelStore = field(repr=False)
+    local_noise: Callable[[], ByteSource] = field(repr=False)
+    learner: Learner = field(repr=False)
+    order: Callable[[], ByteSource] = field(default=os_source, repr=False)

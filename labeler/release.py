@@ -45,8 +45,8 @@ from labeler.errors import (
     WrongDigest,
 )
 from labeler.methods import ReleaseKind
+from labeler.methods.grid import check_answer, most_on_grid
 from labeler.methods.reverse_knn import project
-from labeler.methods.sensitivity import bounded_numbers, most_votes_in_a_sum, most_votes_per_cell
 from labeler.noise import DiscreteGaussian, noise_share
 from labeler.randomness import ByteSource, os_source
 from labeler.sharing import ABSTAINED, ShareVector, Winner, WinnerTerms, split, unshard
@@ -360,12 +360,8 @@ def release_from_bytes(data: bytes) -> Release:
 
 def largest_sum(task: Task, num_contributors: int) -> int:
     """Return the largest magnitude, in grid units, that a noisy sum of valid contributions can have in a histogram."""
-    traits = task.traits
-    most = most_votes_in_a_sum(task) * task.scale if traits.counts else bounded_numbers(task).longest(task)
-    if traits.has_local_noise:
-        return num_contributors * most
-    shares = num_contributors if task.noise_by == "agents" else task.talliers
-    return num_contributors * most + shares * DiscreteGaussian(task.share_sigma_grid).reach
+    most, shares = most_on_grid(task), task.traits.noise_shares(task, num_contributors)
+    return num_contributors * most + (shares and shares * DiscreteGaussian(task.share_sigma_grid).reach)
 
 
 def check_ballots(ballots: NDArray[np.int64], task: Task) -> None:
@@ -390,30 +386,11 @@ def check_ballots(ballots: NDArray[np.int64], task: Task) -> None:
         )
     if not 1 <= len(ballots) <= task.max_queries:
         raise InvalidSetting(f"a batch of this task has 1 to {task.max_queries} queries, found {len(ballots)}")
-    if not task.traits.counts:
-        bounded_numbers(task).check(ballots, task)
-        return
-    most = most_votes_per_cell(task)
-    # Entries first: only bounded entries can be summed without wrapping around.
-    if ballots.min() < 0 or ballots.max() > most:
-        raise PrivacyRefusal(f"a ballot holds a count outside 0 to {most}, which the price of this task does not cover")
-    per_query = ballots.sum(axis=1)
-    most *= task.votes_of_a_record
-    if per_query.max() > most:
-        raise PrivacyRefusal(
-            f"a ballot casts more than {most} votes at one query, which this task's price does not cover"
-        )
-    if task.max_agent_records is not None:
-        most_in_batch = task.max_agent_records * task.k
-        if sum(per_query.tolist()) > most_in_batch:
-            raise PrivacyRefusal(
-                f"the ballots cast more than {most_in_batch} votes in one batch "
-                f"({task.max_agent_records} records with {task.k} votes each); let fewer records vote"
-            )
+    check_answer(ballots, task)
 
 
 def on_grid(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
-    """Return checked counts in grid units, projected or clipped if the task says so.
+    """Return checked ballots in grid units, projected or clipped if the task says so; numbers are on the grid already.
 
     If the task has a ball, counts are projected onto it (labeler.methods.reverse_knn).
 
@@ -426,7 +403,8 @@ def on_grid(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
     """
     clip, radius = task.vote_clip, task.ballot_radius
     if radius is None:
-        return (ballots if clip is None else np.minimum(ballots, np.int64(clip))) * np.int64(task.scale)
+        votes = ballots if clip is None else np.minimum(ballots, np.int64(clip))
+        return votes * np.int64(task.traits.grid_units(task))
     drawn = project(ballots, radius=radius, scale=task.scale)
     return drawn if clip is None else np.clip(drawn, -clip * task.scale, clip * task.scale)
 
@@ -454,10 +432,8 @@ def contribution(ballots: NDArray[np.int64], task: Task, *, source: ByteSource) 
         PrivacyRefusal: ballots beyond the task's bounds.
     """
     check_ballots(ballots, task)
-    if task.traits.has_local_noise:
-        return ballots
-    numbers = on_grid(ballots, task) if task.traits.counts else ballots
-    return numbers if task.noise_by == "talliers" else numbers + noise_share(task, source, len(ballots))
+    numbers = on_grid(ballots, task)
+    return numbers + noise_share(task, source, len(ballots)) if task.agents_add_shares else numbers
 
 
 def input_shares(
@@ -492,7 +468,7 @@ def input_shares(
     else:
         check_ballots(ballots, task)
         # If the talliers add the noise, the agent shares zeros in its place.
-        noise = np.zeros_like(ballots) if task.noise_by == "talliers" else noise_share(task, source, len(ballots))
+        noise = noise_share(task, source, len(ballots)) if task.agents_add_shares else np.zeros_like(ballots)
         total, field = terms.row_total, terms.field
         shares = [*split_ballots(ballots, noise, row_total=total, num_talliers=among, source=source, field=field)]
     return tuple(InputShare(agent_id, tallier, round.digest, share) for tallier, share in enumerate(shares))

@@ -31,7 +31,7 @@ from labeler.batching import round_sizes, total_charges
 from labeler.budget import UNBOUNDED_NANO, epsilon_left, say_epsilon_left
 from labeler.errors import InvalidSetting, InvalidTask, UnsafeGrid
 from labeler.methods import DEFAULT_METHOD, DEFAULT_RELEASE, METHODS, MethodName, ReleaseKind
-from labeler.methods.sensitivity import largest_distance, squared_sensitivity
+from labeler.methods.sensitivity import largest_distance
 from labeler.noise import TALLIERS, NoiseBy
 from labeler.planning import NO_BOUND, PrivacyStatement, price, statement
 from labeler.setting import DEFAULT_DELTA, MOST_LIFE_NANO
@@ -39,7 +39,6 @@ from labeler.settings import PlainNumbers, describe_validation
 from labeler.task import MOST_CLASSES, Level, PositiveFinite, Printable, Sigma, StatedLevel, Task, Training, parse_task
 
 MOST_QUERIES = 100_000_000
-MOST_NEIGHBORS = 1_000_000
 
 
 def solve_sigma(task: Task, epsilon: float, *, level: StatedLevel = "instance", queries: int | None = None) -> float:
@@ -57,17 +56,13 @@ def solve_sigma(task: Task, epsilon: float, *, level: StatedLevel = "instance", 
     """
     _check_target(epsilon)
     asked = task.max_queries if queries is None else queries
-    if task.traits.counts:
-        squared = squared_sensitivity(task, level, asked)
-        if squared is None:
-            raise InvalidSetting(f"no sigma_votes gives epsilon {epsilon:g} at {level} level: {NO_BOUND}")
-        if task.ballot_radius is not None:
-            # The rounding error depends on the grid, which depends on the noise: use an estimate of the noise.
-            nearly = math.sqrt(squared) / mu_of_epsilon(epsilon, task.delta)
-            squared = squared_sensitivity(_changed(task, sigma_votes=nearly), level, asked) or squared
-        distance = math.sqrt(squared)
-    else:
-        distance = largest_distance(task, level)
+    distance = largest_distance(task, level, asked)
+    if distance is None:
+        raise InvalidSetting(f"no sigma_votes gives epsilon {epsilon:g} at {level} level: {NO_BOUND}")
+    if task.ballot_radius is not None:
+        # The rounding error depends on the grid, which depends on the noise: use an estimate of the noise.
+        nearly = distance / mu_of_epsilon(epsilon, task.delta)
+        distance = largest_distance(_changed(task, sigma_votes=nearly), level, asked) or distance
     start = distance / mu_of_epsilon(epsilon, task.delta)
     exponent = math.floor(math.log10(start)) - 5
 
@@ -111,15 +106,7 @@ def solve_k(task: Task, epsilon: float, *, level: StatedLevel = "agent", queries
     """
     _check_target(epsilon)
     asked = task.max_queries if queries is None else queries
-    if not task.traits.has_k:
-        raise InvalidSetting(f"method {task.method} has no k, because no neighbours vote")
-    if not task.traits.is_reverse and level == "instance":
-        raise InvalidSetting(
-            f"k does not change the instance-level price of {task.method}: one record moves one vote per query "
-            "whatever k is. Solve for sigma or queries, or choose the agent level"
-        )
-
-    most = min(MOST_NEIGHBORS, asked) if task.traits.is_reverse else MOST_NEIGHBORS
+    most = task.traits.most_k(task, level, asked)
     return _largest(lambda k: statement(_changed(task, k=k), level, asked), most, task, epsilon, level, "k")
 
 
@@ -135,7 +122,7 @@ def epsilon_within(task: Task, queries: int, *, level: StatedLevel, left_nano: i
     """
     if task.lifetime_budget is not None or left_nano <= 0:
         return None
-    if task.release == "winner" or task.traits.is_sampled:
+    if task.release == "winner" or task.sampled is not None:
         return _certified_within(task, queries, level, left_nano)
     sizes = round_sizes(task, queries)
     instance = total_charges(task, sizes).get("instance")
@@ -181,7 +168,7 @@ def queries_that_fit(task: Task, queries: int, *, level: Level, left_nano: int) 
     def charge(count: int) -> int:
         return total_charges(task, round_sizes(task, count)).get(level, UNBOUNDED_NANO)
 
-    if task.traits.single_round or charge(1) > left_nano:
+    if task.traits.least_asked(task) > 1 or charge(1) > left_nano:
         return 0
     fits, too_many = 1, queries
     while too_many - fits > 1:
@@ -344,7 +331,7 @@ def hint(task: Task) -> str:
     It assumes two honest talliers, unless the task says otherwise. It says nothing about winners, whose price depends
     on the party that adds the noise: `noise_choices` compares those.
     """
-    if task.release == "winner" or task.traits.has_local_noise or task.talliers != TALLIERS or task.dishonest_talliers:
+    if task.release == "winner" or not task.agents_add_shares or task.talliers != TALLIERS:
         return ""
     now, then = task.agents / task.noise_contributors, TALLIERS / (TALLIERS - 1)
     if now <= then:

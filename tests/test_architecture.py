@@ -7,11 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import grimp
 import pytest
+
+from labeler.methods import Method
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("labeler", "feature_store", "api", "workers", "checks", "benchmarks")
@@ -174,8 +177,32 @@ def test_no_two_public_classes_have_one_name() -> None:
 
 
 def test_no_module_needs_itself_by_way_of_others() -> None:
-    """Also not inside a function, but for an index over Ray, which is built of what its workers build."""
+    """Also not inside a function; only imports for type checking alone may."""
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
     needs = {one: graph.find_modules_directly_imported_by(one) - {one} for one in graph.modules}
-    needs["feature_store.index.build"] = needs["feature_store.index.build"] - {"feature_store.cluster.search"}
     TopologicalSorter(needs).prepare()  # raises CycleError, with the circle
+
+
+READ_OUTSIDE = {"labels": 41, "searched": 25}
+"""Facts of methods that other code still compares, and how often; a number may only fall."""
+
+
+def test_no_flag_of_a_method_is_read_outside_its_package() -> None:
+    """A method brings its behavior (`labeler.methods.sensitivity.Method`): callers ask it a question."""
+    kinds = Method.__annotations__ | {
+        name: one.fget.__annotations__["return"] for name, one in vars(Method).items() if isinstance(one, property)
+    }
+    flags = {name for name, kind in kinds.items() if kind == "bool" or "Literal" in kind}
+    flags |= {"takes", "stated", "row_total"}
+    found: Counter[str] = Counter()
+    for path in (one for package in PACKAGES for one in sorted((ROOT / package).rglob("*"))):
+        if path.suffix == ".j2":
+            found.update(one for one in re.findall(r"\btraits\.(\w+)", path.read_text()) if one in flags)
+        if path.suffix != ".py" or path.parent == ROOT / "labeler" / "methods":
+            continue
+        for one in ast.walk(ast.parse(path.read_text())):
+            if isinstance(one, ast.Attribute) and one.attr in flags:
+                whose = ast.unparse(one.value)
+                if whose in ("traits", "method") or whose.endswith(".traits") or "METHODS" in whose:
+                    found[one.attr] += 1
+    assert found == READ_OUTSIDE

@@ -35,6 +35,7 @@ from labeler.expectation import (
     assumed_records,
     expect,
     questions_for,
+    voting_records,
 )
 from labeler.methods import METHODS
 from labeler.methods.sensitivity import unit_in_words
@@ -175,7 +176,7 @@ def make_plan(
         "agents": task.agents,
         "max_dropouts": task.max_dropouts,
         **({} if task.ballot_radius is None else {"ballot_radius": task.ballot_radius}),
-        **({"unit": unit_in_words(task)} if task.traits.is_sampled else {}),
+        **({} if task.sampled is None else {"unit": unit_in_words(task)}),
         **({} if images is None or images.labeled is None else {"rehearsed_on": images.labeled.known}),
         "expected_accuracy": expected.to_json(),
         "warning": expected.warning,
@@ -334,7 +335,7 @@ def _at(request: PlanRequest, epsilon: float, images: _PublicShard | None) -> Ta
         )
     one = replace(request, accuracy=None, epsilon=epsilon, solve="sigma", task=task)
     found = solve_request(one)
-    if given is not None or not found.traits.is_reverse:
+    if given is not None or voting_records(found) is None:
         return found
     advised = questions_for(found, public_images=_count(images), records=request.records)
     return solve_request(replace(one, task={**task, "max_queries": advised}))
@@ -391,8 +392,7 @@ def _reasons(task: Task, request: PlanRequest, images: _PublicShard | None) -> d
     """Return sentences on what a range assumes, what keeps it wide and what narrows it."""
     labeled = None if images is None else images.labeled
     votes, told = "", ""
-    if task.traits.is_reverse:
-        records = assumed_records(task, request.records)
+    if (records := voting_records(task, request.records)) is not None:
         votes = f"{records:,} private images vote in all"
         if request.records is None:
             votes += f" ({RECORDS_EACH:,} at each of {task.agents} agents)"
@@ -460,7 +460,7 @@ def _rehearsed(
 
 def _holds_more(task: Task, request: PlanRequest, labeled: RehearsalImages) -> bool:
     """Return whether agents hold more records than a rehearsal gives them, where it draws each only once."""
-    return not task.traits.is_reverse and assumed_records(task, request.records) > labeled.known // 2
+    return voting_records(task) is None and assumed_records(task, request.records) > labeled.known // 2
 
 
 def _count(images: _PublicShard | None) -> int | None:
@@ -494,7 +494,7 @@ def with_radius(request: PlanRequest, public: Path | None) -> PlanRequest:
 
 def _advised(task: Task, request: PlanRequest, images: _PublicShard | None) -> int | None:
     """Return the number of clusters to ask about; None if the task asks for a model or evaluates one."""
-    if task.traits.asks_for_a_model or task.traits.evaluates:
+    if task.traits.labels != "questions":
         return None
     return questions_for(task, public_images=_count(images), records=request.records)
 

@@ -41,11 +41,10 @@ from feature_store.query_selection import QuerySet, select_queries
 from feature_store.students import Learners, NoisyAnswers
 from feature_store.students.labeling import label_probabilities
 from labeler.errors import InvalidSetting
-from labeler.expectation import assumed_records
+from labeler.expectation import voting_records
 from labeler.methods.reverse_knn import project
-from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import seeded_source
-from labeler.records import ModelStore, Records
+from labeler.records import ModelStore, Records, RunnerContext
 from labeler.tally import QueryBatch
 from labeler.task import Task
 from workers.learning.learner import Trainer
@@ -195,9 +194,10 @@ def _votes(
     rng: np.random.Generator,
 ) -> NDArray[np.float64]:
     """Return the sum of all agents' ballots without noise, in votes, shape (questions, classes)."""
-    wanted = assumed_records(task, records) if task.traits.is_reverse else len(private)
+    voting = voting_records(task, records)
+    wanted = len(private) if voting is None else voting
     drawn = min(wanted, MOST_RECORDS)
-    rows = rng.choice(private, drawn) if task.traits.is_reverse else rng.permutation(private)
+    rows = rng.permutation(private) if voting is None else rng.choice(private, drawn)
     features, labels = public[rows], classes[rows].astype(np.int16)
     batch = QueryBatch(questions)
     total = np.zeros((len(questions), task.num_classes))

@@ -12,8 +12,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.cluster.search import ClusterIndex, build_index_of
 from feature_store.index import NeighborIndex, build_index
-from feature_store.index.build import is_cluster, load_engine, local_engine
+from feature_store.index.build import is_cluster, load_engine
 from feature_store.index.exact_index import rows_under_limit
 from feature_store.shard import Shard
 from labeler.accounting.lifetime import life_of, may_vote, vote_nano
@@ -133,9 +134,7 @@ class NeighborIndexes:
         Raises:
             Unavailable: see feature_store.cluster.search.ClusterIndex.ready.
         """
-        if task.traits.has_k and not task.traits.is_reverse and is_cluster(self._engine):
-            from feature_store.cluster.search import ClusterIndex
-
+        if task.traits.searched == "records" and is_cluster(self._engine):
             index = self.of_records(select())
             if isinstance(index, ClusterIndex):
                 index.ready()
@@ -146,10 +145,10 @@ class NeighborIndexes:
             limit, whole = self._memory_limit_bytes, (records.version, None)
             # The old ones go first; under a limit all of them, since two might not fit.
             self._indexes = {of: kept for of, kept in self._indexes.items() if limit is None and of == whole}
-            self._indexes[records.selection] = build_index(
+            self._indexes[records.selection] = build_index_of(
+                self._engine,
                 records.all_features,
                 records.all_record_ids,
-                engine=self._engine,
                 memory_limit_bytes=limit,
                 max_records=records.max_records,
                 removed=records.absent_ids(),
@@ -169,7 +168,7 @@ class NeighborIndexes:
         return build_index(
             questions[numbers],
             numbers,
-            engine=local_engine(self._engine),
+            engine=self._engine,
             memory_limit_bytes=self._memory_limit_bytes,
             max_records=len(questions),
             in_this_order=True,

@@ -29,7 +29,8 @@ from api.limits import Slots
 from api.schema import EstimateRequest, EstimateView
 from labeler.accounting.losses import NotCertified, only_certified
 from labeler.errors import Unavailable
-from labeler.methods import METHODS, MethodName, ReleaseKind
+from labeler.solving import WantedTask
+from labeler.task import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,9 +114,9 @@ class Prices:
         self._long.stop(wait_s=0)
 
 
-def takes_long(method: MethodName, release: ReleaseKind) -> bool:
+def takes_long(task: Task | WantedTask) -> bool:
     """Return whether such a task's price needs a certified computation rather than a closed form."""
-    return release == "winner" or METHODS[method].is_sampled
+    return task.release == "winner" or (task.training is not None and task.training.sampled is not None)
 
 
 class Estimates:

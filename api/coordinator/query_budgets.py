@@ -304,7 +304,7 @@ class QueryBudgetPages:
                 abstained = release_from_bytes(stored).labels == ABSTAINED_LABEL
                 statuses += np.where(abstained, AnswerStatus.ABSTAINED, AnswerStatus.ANSWERED).tolist()
         count = _rows(job)
-        if task.traits.asks_for_a_model:
+        if task.traits.labels == "images":
             answered = job.state == "completed"
             statuses = [AnswerStatus.ANSWERED if answered else AnswerStatus.FAILED_QUORUM] * count
         return {"query_id": [_generic(number) for number in range(count)], "source": [None] * count, "status": statuses}

@@ -165,7 +165,7 @@ class Results:
         if found.job.state != "completed" or not found.opened:
             raise NotReady(f"job {job_id} is {found.job.state}, so there is no model to fetch")
         task = found.task
-        if not task.traits.asks_for_a_model:
+        if task.traits.labels != "images":
             raise NotFound(
                 f"job {job_id} asked for labels (method {task.method}), so there is no model of the agents; train a "
                 "student on its labels"

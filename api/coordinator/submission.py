@@ -127,7 +127,7 @@ class Submissions:
         num_queries = _num_queries(request, upload, task)
         _check_backbone(request, upload, record, self.config)
         _check_dimension(upload, record, self.stores.parties)
-        if task.traits.evaluates:
+        if task.traits.labels is None:
             _check_model(upload, task)
         _check_probe(request, upload, record, self.stores.parties)
         if num_queries > task.max_queries:
@@ -135,7 +135,7 @@ class Submissions:
                 f"{num_queries} queries are more than the {task.max_queries} of the task; send fewer images, "
                 "ask about some of them (selection.count of POST /v1/jobs), or make a larger task"
             )
-        if task.traits.single_round and num_queries != task.max_queries:
+        if num_queries < task.traits.least_asked(task):
             most = task.max_queries
             ways = f"choose {most} (selection.count)" if upload.count >= most else f"send {most} images or vectors"
             if task.method == "reverse-knn":
@@ -144,6 +144,8 @@ class Submissions:
                 f"a {task.method} task is asked all its {most} queries at once, because its price is for all of them "
                 f"together; this job has {num_queries}. Make a task with max_queries = {num_queries}, or {ways}"
             )
+        axes, chosen = task.training.axes if task.training else None, request.selection
+        strategy, count = task.traits.selection(chosen.strategy, chosen.count, axes=axes)
         now = self.stores.clock()
         deadline_s = self.config.timing.job_deadline_s if request.deadline_s is None else request.deadline_s
         job = JobRecord(
@@ -154,11 +156,9 @@ class Submissions:
             images=upload.count,
             num_queries=num_queries,
             first_query=0,
-            strategy="weights" if task.traits.asks_for_a_model else request.selection.strategy,
-            count=(task.training.axes if task.training else None)
-            if task.traits.asks_for_a_model
-            else request.selection.count,
-            seed=request.selection.seed,
+            strategy=strategy,
+            count=count,
+            seed=chosen.seed,
             source=upload.source,
             created_at=now,
             updated_at=now,
@@ -265,7 +265,7 @@ def _only_upload(request: JobRequest, upload: Upload | None, config: Coordinator
 
 def _num_queries(request: JobRequest, upload: Upload, task: Task) -> int:
     selection = request.selection
-    if task.traits.asks_for_a_model:
+    if task.traits.labels == "images":
         if selection != Selection():
             raise InvalidSetting(
                 f"leave selection out for method {task.method}: agents are asked for a model, which labels every image"
@@ -360,7 +360,7 @@ def _check_probe(request: JobRequest, upload: Upload, record: TaskRecord, partie
         return
     dimension = upload.dimension or next((facts.dimension for facts in told.values() if facts.dimension), 1)
     probes = [(f"agent {name!r}", facts.probe or "") for name, facts in told.items()]
-    if request.probe is not None or not record.task.traits.evaluates:
+    if request.probe is not None or record.task.traits.labels is not None:
         probes.insert(0, ("the request", request.probe or ""))
     # Else it asks about a model, which each agent compares with its own.
     try:

@@ -48,7 +48,7 @@ def _job_view(
         task_id=job.task_digest,
         name=job.name,
         task_name=task.task.name,
-        evaluates=task.task.traits.evaluates,
+        evaluates=task.task.traits.labels is None,
         state=job.state,
         stage=_stage(job, rounds, views, task, answers),
         queries=job.num_queries,

@@ -505,7 +505,7 @@ def task_routes(coordinator: Coordinator) -> APIRouter:
         response: Response,
         who: Who,
     ) -> TaskView:
-        is_long = takes_long(request.method, request.release)
+        is_long = takes_long(request)
         make = partial(coordinator.create_task, request, by=who.token_id)
         view = await coordinator.prices.run(who.token_id, make, is_long=is_long)
         response.headers["Location"] = f"/v1/tasks/{view.task_id}"

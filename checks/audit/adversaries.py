@@ -46,7 +46,7 @@ from labeler.accounting.events import NANO
 from labeler.errors import InvalidSetting, InvalidTask
 from labeler.ledger.database import open_database
 from labeler.ledger.lifetimes import LifetimeSpends
-from labeler.methods import METHODS
+from labeler.methods import METHODS, attacked_methods
 from labeler.randomness import os_source, seeded_source
 from labeler.release import contribution
 from labeler.setting import StatedLevel
@@ -124,9 +124,9 @@ class SceneAttack:
         task, canary = self.scene.task, self.scene.canaries[0]
         worlds = [self.worlds.with_canaries(present) for present in ((), (0,))]
         if self._around.view == "release":
-            if task.traits.is_sampled:
+            if task.sampled is not None:
                 return StepVotes(task, canary, self.scene.batch)
-            if task.traits.has_local_noise:
+            if not task.noise_parties:
                 most = task.records_per_person
                 return heard_heads(
                     task, self.scene.batch, *(select_records(one.shards[0], records_per_person=most) for one in worlds)
@@ -151,15 +151,13 @@ def natural(around: Surroundings, *, chosen: bool) -> Scene:
     canary, private, public = order[:1], order[1 : 1 + each * task.agents], order[1 + each * task.agents :]
     copies = 1 if around.level == "instance" else 4 * (task.records_per_person or 1)
     agents = [LabeledRecords(features[rows], labels[rows]) for rows in np.array_split(private, task.agents)]
-    if task.traits.asks_for_a_model:
+    if task.traits.labels == "images":
         queries = model_queries(features.shape[1])
     else:
         queries = features[rng.choice(public, size=task.max_queries, replace=len(public) < task.max_queries)]
-    if chosen and not task.traits.asks_for_a_model:
-        about = min(task.k, task.max_queries) if task.traits.is_reverse else task.max_queries
-        place = np.arange(task.max_queries)[:about]
-        if task.traits.learns_from_queries:
-            place = place[place % 5 != 0]
+    if chosen and task.traits.labels != "images":
+        about = min(task.k, task.max_queries) if task.traits.searched == "questions" else task.max_queries
+        place = np.setdiff1d(np.arange(about), task.traits.negatives(task))
         queries[place] = features[canary[0]]
     unit = LabeledRecords(np.repeat(features[canary], copies, axis=0), np.repeat(labels[canary], copies))
     if around.level == "agent":
@@ -180,7 +178,7 @@ def fitted(around: Surroundings) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
 def _poisoned(around: Surroundings) -> Scene:
     task = around.task
     queries = None
-    if not task.traits.asks_for_a_model:
+    if task.traits.labels != "images":
         features, _ = fitted(around)
         queries = features[
             around.rng(3).choice(len(features), size=task.max_queries, replace=len(features) < task.max_queries)
@@ -341,18 +339,17 @@ def check_attackable(task: Task, level: StatedLevel, view: View) -> None:
     Raises:
         InvalidSetting: the method is not known here, or no attack on a whole agent of it, or on a student, is.
     """
-    if not task.traits.is_attacked:
-        attacked = sorted(name for name, method in METHODS.items() if method.is_attacked)
+    if task.method not in (attacked := attacked_methods()):
         raise InvalidSetting(
             f"no adversary of an audit was made for method {task.method}, so what it proved would say nothing; add one "
             f"to checks.audit, or audit a task of {', '.join(attacked)}"
         )
-    if level == "agent" and task.traits.has_local_noise:
+    if level == "agent" and not task.noise_parties:
         raise InvalidSetting(
             "an agent whose noise is in what it answers cannot be silenced under that noise, so no attack on a whole "
             f"agent is known for method {task.method}; audit it at level instance or person"
         )
-    sampled = None if task.training is None else task.training.sampled
+    sampled = task.sampled
     if sampled is not None and (level != "instance" or view != "release" or sampled.unit != "record"):
         raise InvalidSetting(
             "of training in steps an audit attacks one record in the release of steps that sample records (unit = "
@@ -413,7 +410,7 @@ def read_task(
     file = read_task_file(path)
     asked = queries or file.queries.count
     if asked is None:
-        asked = DIMENSION + 1 if METHODS[file.task.method].asks_for_a_model else QUERIES
+        asked = DIMENSION + 1 if METHODS[file.task.method].labels == "images" else QUERIES
     return file.resolve(
         classes=classes,
         agents=agents or AGENTS,

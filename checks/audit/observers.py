@@ -45,7 +45,7 @@ from feature_store.rows import FEATURE_SCALE
 from feature_store.students.answers import NoisyAnswers
 from feature_store.students.student import fit_student
 from labeler.linear_model import model_before
-from labeler.methods.aux_distill import head_terms
+from labeler.methods.aux_distill import NEGATIVES_EVERY, head_terms
 from labeler.methods.federated import step_terms
 from labeler.methods.sensitivity import most_trained
 from labeler.randomness import seeded_source
@@ -54,7 +54,7 @@ from labeler.records import Rows, axes_of
 from labeler.release import Release
 from labeler.sharing import ABSTAINED
 from labeler.tally import QueryBatch
-from labeler.task import NEGATIVES_EVERY, Task
+from labeler.task import Task
 from workers.learning.learner import HEAD_SHARPNESS, SCORE_SHARPNESS
 from workers.learning.linear import rows_on_grid, sampled_gradients
 from workers.learning.private_heads import FittedHeads, PrivateHeads, fit_rows, public_maps

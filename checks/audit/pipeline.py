@@ -276,7 +276,7 @@ class Pipeline:
         steps = [QueryBatch(self._batch.features, len(self._batch) * step) for step in range(self._task.steps)]
         seen = self._job(agents, keys, steps, is_seeded=seed is not None)
         asked = steps
-        if self._task.traits.is_sampled:
+        if self._task.sampled is not None:
             # Colluders give their answers to the same questions that the job asked.
             asked = [replace(one, model=model_before(self._task, seen[:step])) for step, one in enumerate(steps)]
         for batch in self._beyond(agents):
@@ -311,8 +311,7 @@ class Pipeline:
         agents = self.agents(world, is_seeded=True)
         task = self._task
         sums = sum(
-            on_grid(one, task) if task.traits.counts else one
-            for one in (agent.ballots(task, self._batch, bytes(KEY_BYTES)) for agent in agents)
+            on_grid(one, task) for one in (agent.ballots(task, self._batch, bytes(KEY_BYTES)) for agent in agents)
         )
         return np.asarray(sums, dtype=np.float64) / task.scale
 
@@ -320,7 +319,7 @@ class Pipeline:
         """Return the task's questions again, as often as the agents accept a charge for them: they must refuse."""
         features = self._batch.features
         found: list[QueryBatch] = []
-        if self._task.traits.is_sampled:
+        if self._task.sampled is not None:
             return found  # a step is asked with a model that only the job before it can make
         for place in range(min(_MORE_LIVES, features.shape[1])):
             again = features.copy()
@@ -360,7 +359,7 @@ class Pipeline:
     def _known_noise(self, agents: Sequence[Agent], keys: dict[str, bytes], batch: QueryBatch) -> NDArray[np.float64]:
         task = self._task
         known = np.zeros((len(batch), task.num_classes))
-        if task.traits.has_local_noise:
+        if not task.noise_parties:
             # No agent's noise protects another, so all others may collude: what they answered is known.
             others = (agent.ballots(task, batch, keys[agent.agent_id]) for agent in agents[1:])
             return known + sum(others, np.zeros_like(known)) / task.scale
@@ -375,7 +374,7 @@ class Pipeline:
             shares = [one.share for one in shares_of(agent.agent_id, round_of(task, batch), bodies)]
             field = None if task.winner_terms is None else task.winner_terms.field
             own = agent.ballots(task, batch, keys[agent.agent_id])
-            own = on_grid(own, task) if task.traits.counts else own
+            own = on_grid(own, task)
             apart = [one for one in shares if isinstance(one, BallotShare)]
             if apart:
                 votes = unshard([one.ballots.expand() for one in apart], field=field)[:, :-1]

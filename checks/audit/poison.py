@@ -37,12 +37,12 @@ from numpy.typing import ArrayLike, NDArray
 from checks.audit.pipeline import LabeledRecords, Scene
 from feature_store.rows import FEATURE_SCALE, quantize
 from labeler.errors import InvalidSetting
-from labeler.methods.aux_distill import head_terms
+from labeler.methods.aux_distill import NEGATIVES_EVERY, head_terms
 from labeler.methods.blind_average import linear_terms
 from labeler.methods.sensitivity import kept_bound, records_of_a_person, sums_means, training_of
 from labeler.records import Rows
 from labeler.setting import StatedLevel
-from labeler.task import NEGATIVES_EVERY, Task
+from labeler.task import Task
 from workers.learning.linear import train_rows
 from workers.learning.private_heads import fit_rows, public_maps
 
@@ -62,7 +62,7 @@ Directions = NDArray[np.float64]
 
 def dimension_of(task: Task) -> int:
     """Return the number of components of this task's features; any will do, except for methods that say."""
-    if task.traits.asks_for_a_model:
+    if task.traits.labels == "images":
         return task.rows - 1
     # One component more than heads look at, for questions that lie almost elsewhere.
     return max(DIMENSION, training_of(task).dimension + 1) if task.training is not None else DIMENSION
@@ -80,20 +80,20 @@ def poisoned(
         queries: those that are asked anyway; None lets the adversary choose them.
     """
     dimension = dimension_of(task)
-    if task.traits.is_sampled:
+    if task.sampled is not None:
         return _of_steps(task, dimension)
-    if not task.traits.counts and not sums_means(task):
+    if task.training is not None and not sums_means(task):
         return _of_models(task, level, dimension, rng, queries)
     directions = _directions(canaries, dimension, rng)
-    if task.traits.asks_for_a_model:
+    if task.traits.labels == "images":
         queries = model_queries(dimension)
     elif queries is None:
         queries = _chosen(task, directions, rng)
-    elif not task.traits.is_reverse and canaries == 1:
+    elif task.traits.searched != "questions" and canaries == 1:
         # Nearer to all queries than anything on the other side is.
         mean = queries.astype(np.float64).mean(axis=0)
         directions = mean[None, :] / (np.linalg.norm(mean) or 1.0)
-    elif task.traits.is_reverse:
+    elif task.traits.searched == "questions":
         own = rng.choice(len(queries), size=canaries, replace=len(queries) < canaries)
         directions = queries[own] / np.linalg.norm(queries[own].astype(np.float64), axis=1, keepdims=True)
     units = tuple(
@@ -124,10 +124,12 @@ def model_queries(dimension: int) -> NDArray[np.int16]:
 
 def most_canaries(task: Task) -> int:
     """Return how many canaries can each have separate numbers of the sum."""
-    if not task.traits.has_k:
+    if task.traits.searched is None:
         return 1
-    most = max(1, task.max_queries // min(task.k, task.max_queries)) if task.traits.is_reverse else task.max_queries
-    return min(most, 20 if task.release == "winner" and task.traits.is_reverse else 200)
+    most = task.max_queries
+    if task.traits.searched == "questions":
+        most = max(1, most // min(task.k, most))
+    return min(most, 20 if task.release == "winner" and task.traits.searched == "questions" else 200)
 
 
 def _records_of(task: Task, level: StatedLevel) -> int:
@@ -147,7 +149,7 @@ def _records_of_an_agent(task: Task) -> int:
     """
     if task.training is not None:
         most: float = kept_bound(task) or training_of(task).radius
-    elif task.traits.is_reverse:
+    elif task.traits.searched == "questions":
         # Each votes at k questions, so this many reach the edge of the ball.
         ball = math.inf if task.ballot_radius is None else task.ballot_radius / math.sqrt(task.k) + 1
         most = 4 * min(task.max_agent_records or math.inf, ball)
@@ -160,7 +162,7 @@ def _of_models(
     task: Task, level: StatedLevel, dimension: int, rng: np.random.Generator, queries: NDArray[np.int16] | None
 ) -> Scene:
     """Poison the first agent's model by `worst_sets`; the others' models are known, whatever they are."""
-    if task.traits.asks_for_a_model:
+    if task.traits.labels == "images":
         queries = model_queries(dimension)
     elif queries is None:
         queries = _questions_of_heads(task, dimension, rng)
@@ -207,24 +209,21 @@ def _directions(count: int, dimension: int, rng: np.random.Generator) -> Directi
 def _chosen(task: Task, directions: Directions, rng: np.random.Generator) -> NDArray[np.int16]:
     """Return as many questions near each canary as it can answer, and the rest elsewhere."""
     count, asked = len(directions), task.max_queries
-    if task.traits.is_reverse:
+    if task.traits.searched == "questions":
         each = min(task.k, asked // count)
         elsewhere = -np.abs(rng.normal(size=(asked - count * each, directions.shape[1])))
         rows = np.concatenate([np.repeat(directions, each, axis=0), elsewhere])
     else:
         rows = directions[np.arange(asked) % count]
-        if task.traits.learns_from_queries:
-            rows = rows.copy()
-            rows[::NEGATIVES_EVERY] = rng.normal(size=rows[::NEGATIVES_EVERY].shape)
     return quantize(rows)
 
 
 def _background(task: Task, agent: int, directions: Directions, rng: np.random.Generator) -> LabeledRecords:
-    if task.traits.is_reverse:
+    if task.traits.searched == "questions":
         return _level_counts(task, agent, directions)
-    if task.traits.has_k:
+    if task.traits.searched:
         return _neighbours(task, agent, directions, rng)
-    if task.traits.counts:
+    if task.training is None:
         return _one_sided(agent, directions)
     return LabeledRecords(quantize(directions[:1]), _labels(1, 0))
 
@@ -252,8 +251,7 @@ def _colluders_level(task: Task) -> bool:
     """True where colluders can keep classes level: winners of knn, where two other agents vote against each other."""
     return (
         task.release == "winner"
-        and task.traits.has_k
-        and not task.traits.is_reverse
+        and task.traits.searched == "records"
         and task.noise_by == "agents"
         and task.quorum - task.colluding_agents >= 2
     )
@@ -333,7 +331,7 @@ def worst_sets(
 
 
 def _measure(task: Task, queries: NDArray[np.int16]) -> Measure:
-    if task.traits.asks_for_a_model:
+    if task.traits.labels == "images":
         terms = linear_terms(task)
         return lambda records: train_rows(_rows(records), terms=terms).ravel() / (terms.sensitivity * task.sigma_votes)
     heads = head_terms(task)
@@ -353,7 +351,7 @@ def _candidates(
 ) -> Iterator[tuple[LabeledRecords, list[LabeledRecords]]]:
     """Yield sets of records, each with canaries to try next to it; for an agent, whole agents."""
     training, most = training_of(task), kept_bound(task)
-    reach = dimension if task.traits.asks_for_a_model else training.dimension
+    reach = dimension if task.traits.labels == "images" else training.dimension
     nobody = _of(np.zeros((0, dimension)), [])
     room = MOST_RECORDS if most is None else min(MOST_RECORDS, most)
     if level == "agent":

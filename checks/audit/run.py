@@ -114,7 +114,7 @@ class Audit:
 def applicable(task: Task, names: Sequence[str], level: StatedLevel = "instance") -> tuple[str, ...]:
     """Return those of these adversaries that have an attack on the task at this level."""
     fits = {name for name, one in ADVERSARIES.items() if one.takes(task)}
-    if task.traits.has_k and task.lifetime_budget is None and level != "agent" and most_canaries(task) > 1:
+    if task.lifetime_budget is None and level != "agent" and most_canaries(task) > 1:
         fits.add(ONE_RUN)
     return tuple(name for name in names if name in fits)
 

@@ -39,6 +39,7 @@ from PIL import Image
 from checks.doctor.checkup import CheckFinding, look, well, wrong
 from feature_store.backbones import load_backbone
 from feature_store.backbones.backbone import decode_for, prepare_image
+from feature_store.cluster.search import build_index_of
 from feature_store.index import ENGINES, NeighborIndex, Neighbors, build_index, nearest_by_definition
 from feature_store.index.build import is_cluster
 from feature_store.rows import quantize
@@ -265,7 +266,7 @@ def _tried(engine: str, judged: list[Case], counts: tuple[int, ...]) -> tuple[li
         for k in counts:
             searches += 1
             try:
-                index = index or build_index(case.features, case.record_ids, engine=engine)
+                index = index or build_index_of(engine, case.features, case.record_ids)
                 found = index.search(case.queries, k)
             except UnsafeIndex:
                 refusals.append(f"{case.name}, k {k}")

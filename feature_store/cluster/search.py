@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.cluster.driver import Driver, cluster_here, ray_module, shared_driver
-from feature_store.index.build import build_index
+from feature_store.index.build import build_index, is_cluster, load_engine
 from feature_store.index.definition import NeighborIndex, Neighbors, check_count, check_features, check_record_ids
 from feature_store.index.exact_index import NO_IDS, remove_records
 from labeler.errors import LabelerError, Unavailable
@@ -92,6 +92,28 @@ def _index(
     """The index over some records, in this process: the fastest engine, on the GPU that Ray gives if it gives one."""
     gone = np.asarray(ids)[np.isin(ids, gone)]
     return build_index(features, np.ascontiguousarray(ids), memory_limit_bytes=limit, removed=gone)
+
+
+def build_index_of(
+    engine: str,
+    features: NDArray[np.int16],
+    record_ids: NDArray[np.int64],
+    *,
+    memory_limit_bytes: int | None = None,
+    max_records: int | None = None,
+    removed: NDArray[np.int64] = NO_IDS,
+) -> NeighborIndex:
+    """Build the index of any engine: of a cluster that this process starts ("ray"), of the party's cluster there
+    ("ray:HOST:PORT"), or of this process (see `feature_store.index.build_index`, also for arguments and errors).
+    """
+    limit = memory_limit_bytes
+    if not is_cluster(engine):
+        return build_index(
+            features, record_ids, engine=engine, memory_limit_bytes=limit, max_records=max_records, removed=removed
+        )
+    load_engine(engine)
+    address = engine.partition(":")[2] or None
+    return ClusterIndex(features, record_ids, address=address, memory_limit_bytes=limit, removed=removed)
 
 
 class ClusterIndex:

@@ -90,22 +90,21 @@ def build_index(
     removed: NDArray[np.int64] = NO_IDS,
     in_this_order: bool = False,
 ) -> NeighborIndex:
-    """Build an index over an agent's records.
+    """Build an index over an agent's records, in this process (of a cluster: `feature_store.cluster.search`).
 
     All engines return equal neighbors, bit for bit; they differ in speed. The search is exact.
 
     Args:
         features: int16 (n, d) made by quantize; in memory or memory-mapped. Kept by reference: must not change.
         record_ids: int64 (n,), unique, 0 or more. They break ties, so they must be random, not meaningful.
-        engine: "auto" (see the module), "faiss", "faiss-gpu", "numpy", "torch-gpu", "ray" (a cluster that this
-            process starts) or "ray:HOST:PORT" (the party's cluster there).
+        engine: "auto" (see the module), "faiss", "faiss-gpu", "numpy" or "torch-gpu". A cluster's name means auto here.
         memory_limit_bytes: most memory that building and searching may add (see `exact_index` for what counts).
             Features that do not fit as float32 are read block by block at each search. No number of records
             is refused, only a dimension.
         max_records: a public bound on n; sizes follow from it, or from a fixed number where there is none.
         removed: ids of records that are not there, as if they were removed at once.
-        in_this_order: an engine of this process meets the records in this order, and not in that of their ids. Ties
-            are settled by ids all the same, so neighbors are equal.
+        in_this_order: the engine meets the records in this order, and not in that of their ids. Ties are settled by
+            ids all the same, so neighbors are equal.
 
     Returns:
         The index, ready to search.
@@ -116,21 +115,10 @@ def build_index(
             are not there.
         UnsafeIndex: a kind of index that depends on other records.
     """
-    loaded = load_engine(engine)
-    if is_cluster(engine):
-        from feature_store.cluster.search import ClusterIndex
-
-        return ClusterIndex(
-            features,
-            record_ids,
-            address=engine.partition(":")[2] or None,
-            memory_limit_bytes=memory_limit_bytes,
-            removed=removed,
-        )
     return ExactIndex(
         features,
         record_ids,
-        loaded,
+        load_engine(engine),
         memory_limit_bytes=memory_limit_bytes,
         max_records=max_records,
         removed=removed,

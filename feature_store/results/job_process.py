@@ -270,7 +270,7 @@ def label_job(order: LabelingOrder) -> None:
     except (OSError, pa.ArrowException, KeyError):
         raise BadData("what the job asked and got cannot be read; restore its folder from a backup") from None
     task = task_of(table)[0]
-    if task.traits.evaluates:
+    if task.traits.labels is None:
         _write_evaluation(folder, order, task, questions.features, table)
         return
     is_several = task.attributes_per_record is not None

@@ -120,7 +120,7 @@ def label_table(
     votes = None if task.release == "winner" else np.full((count, task.num_classes), np.nan)
     statuses = [AnswerStatus.FAILED_QUORUM] * count
     sequence = np.zeros(count, dtype=np.int64)
-    if task.traits.asks_for_a_model and rounds[0].release is not None:
+    if task.traits.labels == "images" and rounds[0].release is not None:
         if images is None:
             raise BadData(f"the images of job {stamp.job_id} cannot be read; restore its folder in jobs/ from a backup")
         opened = [one.release for one in rounds if one.release is not None]
@@ -349,7 +349,7 @@ def answers_of(
     """
     task, _ = task_of(table)
     votes = None
-    if task.release == "histogram" and not task.traits.asks_for_a_model:
+    if task.release == "histogram" and task.traits.labels != "images":
         nothing = [float("nan")] * task.num_classes  # for a question that was not opened
         votes = np.array([row or nothing for row in table["noisy_votes"].to_pylist()], dtype=np.float64)
     return NoisyAnswers.of(
@@ -397,7 +397,7 @@ def label_released(
     if task.attributes_per_record is not None:
         votes = [row or [0.0] * task.num_classes for row in table["noisy_votes"].to_pylist()]
         return attributes_of(task, votes, contributors, questions, images, rows=rows, seed=seed)
-    is_model = task.traits.asks_for_a_model
+    is_model = task.traits.labels == "images"
     answers = answers_of(
         table,
         features=images if is_model else questions,

@@ -55,7 +55,6 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
 from labeler.errors import BadData, InvalidSetting, NotReady
-from labeler.methods import DEFAULT_METHOD, METHODS, MethodName
 from labeler.steady import IMPOSSIBLE, powers, steady
 from labeler.task import Task
 
@@ -83,7 +82,8 @@ class NoisyAnswers:
             winners were released.
         total_sigma_votes: standard deviation of the noise in one coordinate of noisy_votes, in votes.
         num_classes: C.
-        k: neighbors that voted.
+        most_votes: the most votes that one class of a question can have; infinite where records choose.
+        is_counted: noisy_votes are counts with noise around them, and not sums of what agents said under noise.
         assignment: integers, shape (num_images,), the query that stands for each public image. None
             lets every image look for the query it is most similar to.
 
@@ -97,15 +97,14 @@ class NoisyAnswers:
     total_sigma_votes: float
     num_classes: int
     noisy_votes: NDArray[np.float64] | None = None
-    k: int = 1
-    agents: int = 1
-    method: MethodName = DEFAULT_METHOD
+    most_votes: float = math.inf
+    is_counted: bool = True
     assignment: NDArray[np.integer] | None = None
 
     def __post_init__(self) -> None:
         num_queries = len(self.features)
-        if self.num_classes < 2 or self.k < 1 or self.agents < 1:
-            raise InvalidSetting("answers need at least two classes, one neighbour and one agent")
+        if self.num_classes < 2 or self.most_votes < 1:
+            raise InvalidSetting("answers need at least two classes and one vote")
         if not 0 <= self.total_sigma_votes < math.inf:
             raise InvalidSetting(f"total_sigma_votes must be finite and not negative, found {self.total_sigma_votes}")
         check_features(self.features, "query")
@@ -149,11 +148,10 @@ class NoisyAnswers:
             labels=labels,
             noisy_votes=noisy_votes,
             # Noise of the agents' own is in what they say, not around it.
-            total_sigma_votes=0.0 if task.traits.has_local_noise else noise,
+            total_sigma_votes=noise if task.noise_parties else 0.0,
             num_classes=task.num_classes,
-            k=task.k,
-            agents=task.agents,
-            method=task.method,
+            most_votes=task.traits.most_votes(task),
+            is_counted=task.noise_parties > 0,
             assignment=assignment,
         )
 
@@ -221,8 +219,7 @@ def soft_labels(answers: NoisyAnswers) -> NDArray[np.float64]:
     if answers.noisy_votes is None:
         soft[answered] = np.eye(num_classes)[answers.labels[answered]]
         return soft
-    most = answers.k * answers.agents if not METHODS[answers.method].is_reverse else math.inf
-    votes = denoise(answers.noisy_votes[answered], answers.total_sigma_votes, most_votes=most)
+    votes = denoise(answers.noisy_votes[answered], answers.total_sigma_votes, most_votes=answers.most_votes)
     columns = votes.sum(axis=0)
     votes = votes / np.maximum(columns, max(_LEAST_CLASS_SHARE * columns.mean(), np.finfo(float).tiny))
     totals = votes.sum(axis=1, keepdims=True)
@@ -394,7 +391,7 @@ def fit_temperature(
         answers: the release.
         assignment: shape (num_images,), the answer that stands for each image.
     """
-    if answers.noisy_votes is None or not METHODS[answers.method].counts:
+    if answers.noisy_votes is None or not answers.is_counted:
         return 1.0
     queries, classes = answers.noisy_votes.shape
     sizes = np.bincount(assignment, minlength=queries)

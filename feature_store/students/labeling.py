@@ -72,8 +72,7 @@ from feature_store.students.answers import (
 )
 from feature_store.students.student import DRAWS, Learners, Student, assignment_of, fit_and_say
 from labeler.errors import InvalidSetting
-from labeler.expectation import ALIKE, UNLIKE, Expectation, assumed_records, expect, votes_per_question, winning_chance
-from labeler.methods import METHODS
+from labeler.expectation import ALIKE, UNLIKE, Expectation, expect, voting_records, winning_chance
 from labeler.methods.reverse_knn import reverse_knn_ballots
 from labeler.rounds.effects import Strategy
 from labeler.task import Task
@@ -142,7 +141,7 @@ def label_images(
         asked[rows[(rows >= 0) & answers.answered]] = True
     assignment = assignment_of(answers, public_features)
     probabilities = _say(said, answers, assignment, rows)
-    if answers.noisy_votes is None or not METHODS[answers.method].counts:
+    if answers.noisy_votes is None or not answers.is_counted:
         progress(LABELING, most, most)
         return LabeledImages(student, probabilities, asked, answers)
 
@@ -179,7 +178,7 @@ def _say(
 ) -> NDArray[np.float64]:
     """Return a student's probabilities of every image, together with the answers about images themselves."""
     own = np.zeros(0, dtype=np.int64) if rows is None else np.flatnonzero((rows >= 0) & answers.answered)
-    if rows is not None and answers.noisy_votes is not None and METHODS[answers.method].counts and len(own):
+    if rows is not None and answers.noisy_votes is not None and answers.is_counted and len(own):
         images, counts = rows[own], answers.noisy_votes[own]
         trust = vote_agreement(probabilities.argmax(axis=1), answers, assignment)
         agreement = max(trust, majority_share(counts, answers.total_sigma_votes))
@@ -326,11 +325,11 @@ def _rehearse(
     """The share of images that a student puts into their own group."""
     cells = np.zeros((len(questions), task.num_classes))
     np.add.at(cells, (questions.assignment, groups), 1.0)
-    assumed = assumed_records(task, records) if task.traits.is_reverse else None
-    each = votes_per_question(task, len(questions), assumed)
+    assumed = voting_records(task, records)
+    each = task.traits.votes(task, len(questions), assumed or 0)
     sizes = np.maximum(cells.sum(axis=1, keepdims=True), 1.0)
     # Where records choose, more of them meet where more images lie; else each question gets its votes.
-    votes = each * (cells / sizes) * (sizes / sizes.mean() if task.traits.is_reverse else 1.0)
+    votes = each * (cells / sizes) * (1.0 if assumed is None else sizes / sizes.mean())
     smeared = share * votes + (1 - share) * votes.sum(axis=1, keepdims=True) / task.num_classes
     noisy = rng.poisson(smeared) + rng.normal(0.0, task.total_sigma_votes, smeared.shape)
     answers = NoisyAnswers.of(

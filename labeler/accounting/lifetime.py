@@ -102,7 +102,7 @@ def vote_nano(task: Task) -> int:
 def job_nano(task: Task) -> int:
     """Return the most that one job of a task can take of any record's B: k votes, or one per query if those are fewer.
 
-    Public: it follows from the task alone. A job is one round (`Method.single_round`).
+    Public: it follows from the task alone. A job is one round (`Method.round_sizes`).
     """
     return min(task.k, task.max_queries) * vote_nano(task)
 

@@ -149,7 +149,7 @@ class Loader:
             opened = {
                 one: self._opened(records[one], rounds[one], connection)
                 for one in ids
-                if tasks[records[one].task_digest].task.traits.is_sampled
+                if tasks[records[one].task_digest].task.steps > 1
             }
         found = {}
         for job_id, record in records.items():

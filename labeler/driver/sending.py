@@ -255,7 +255,7 @@ def batch_of(features: NDArray[np.int16], job: JobRun, one: RoundRun) -> QueryBa
         BadData: it is a step of training, and an earlier step is not opened.
     """
     # Steps of training ask about the same rows again, with the model of that moment.
-    start = 0 if job.task.traits.is_sampled else one.first_query - job.rounds[0].first_query
+    start = (one.first_query - job.rounds[0].first_query) % job.task.rows
     return QueryBatch(features[start : start + one.num_queries], one.first_query, job.model_asked(one))
 
 

@@ -74,7 +74,7 @@ class Stepper:
             case fx.WaitUntil():
                 plan.looks[job_id] = effect.steady_s
             case fx.RequestSlot():
-                if run.task.traits.asks_for_a_model:
+                if run.task.traits.labels == "images":
                     try:
                         if not self._questions.has_features(job.record, run.task):
                             return []
@@ -128,7 +128,7 @@ class Stepper:
             if len(features) != run.num_queries // run.task.steps:
                 advice = (
                     f"make a task with max_queries = {len(features)}, one more than a feature has numbers"
-                    if run.task.traits.asks_for_a_model
+                    if run.task.traits.labels == "images"
                     else "submit again"
                 )
                 raise BadData(f"{len(features)} questions were prepared, {run.num_queries} were paid for; {advice}")

@@ -12,7 +12,6 @@ that differs is named by its place.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -22,7 +21,7 @@ from typing import Any, Final
 from labeler.auditing import findings_of
 from labeler.batching import person_spent, round_charges
 from labeler.budget import UNBOUNDED_NANO, epsilon_spent
-from labeler.errors import LabelerError, PrivacyRefusal
+from labeler.errors import LabelerError
 from labeler.evidence.document import (
     AccountFindings,
     AuditFinding,
@@ -39,8 +38,8 @@ from labeler.evidence.document import (
     TaskFindings,
     Unit,
 )
-from labeler.methods import METHODS
-from labeler.methods.sensitivity import BoundedNumbers, CountedVotes, Method, contribution_in_words, unit_in_words
+from labeler.methods import METHODS, proof_of
+from labeler.methods.sensitivity import contribution_in_words, unit_in_words
 from labeler.planning import METHOD, METHOD_OF_SAMPLES, Price, price
 from labeler.setting import LEVELS
 from labeler.task import Level, StatedLevel, Task, parse_task
@@ -224,21 +223,6 @@ def task_of(facts: TaskFacts) -> Task | None:
     return task if task.digest == facts.digest else None
 
 
-def proof_of(method: str, traits: Method) -> tuple[str, str]:
-    """Return the function whose docstring proves a method's sensitivity, and the method's paper.
-
-    The paper is in the first line of the docstring of the function's module.
-
-    Raises:
-        PrivacyRefusal: no sensitivity is stated, so there can be no evidence of it.
-    """
-    match traits.stated:
-        case CountedVotes(squared=function) | BoundedNumbers(answer_sum=function):
-            words = inspect.getdoc(inspect.getmodule(function)) or ""
-            return f"{function.__module__}.{function.__qualname__}", words.partition("\n")[0]
-    raise PrivacyRefusal(f"method {method!r} has no stated sensitivity, so nothing can be evidence of its guarantee")
-
-
 def _charged_rounds(task: TaskFacts) -> list[RoundFacts]:
     """Return the rounds whose charge is final, in order of jobs."""
     return [one for job in task.jobs for one in job.rounds if one.charge == "posted"]
@@ -299,22 +283,21 @@ def _findings(facts: TaskFacts, delta: float, *, states_persons: bool) -> TaskFi
 
 def _mechanism(task: Task, stated: Price) -> Mechanism:
     traits = METHODS[task.method]
-    unit = "votes" if traits.counts else unit_in_words(task)
-    whose = "each agent's own" if traits.has_local_noise else "a share of each agent's"
+    whose = "a share of each agent's" if task.noise_parties else "each agent's own"
     if task.dishonest_talliers is not None:
         whose = f"a share of each of the three talliers', of whom {task.dishonest_talliers} may be dishonest"
-    proof, source = proof_of(task.method, traits)
+    proof, source = proof_of(task.method)
     return Mechanism(
         system=traits.system,
         source=source,
         contribution=contribution_in_words(task),
         release="the winning class of each question" if task.release == "winner" else f"the noisy sum of {traits.sums}",
         noise=(
-            f"discrete Gaussian, {whose}; a standard deviation of {task.sigma_votes:.12g} {unit} per number that "
-            f"nobody can subtract, on a grid of {task.scale} units"
+            f"discrete Gaussian, {whose}; a standard deviation of {task.sigma_votes:.12g} {unit_in_words(task)} per "
+            f"number that nobody can subtract, on a grid of {task.scale} units"
         ),
         proof=proof,
-        accounting=ACCOUNTING_OF_SAMPLES if traits.is_sampled else ACCOUNTING,
+        accounting=ACCOUNTING if task.sampled is None else ACCOUNTING_OF_SAMPLES,
         colluding_agents=task.colluding_agents,
         talliers=task.talliers,
         quorum=task.quorum,

@@ -39,7 +39,7 @@ def registry_record(document: Evidence) -> Section:
         )
     [facts], [found] = document.facts.tasks, document.tasks
     task = facts.task or {}
-    is_model = METHODS[task["method"]].asks_for_a_model
+    is_model = METHODS[task["method"]].labels == "images"
     stated = next((one for one in found.promised if one.unit == "image"), found.promised[0])
     cadence = found.cadence
     record: Section = {

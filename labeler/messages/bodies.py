@@ -405,7 +405,7 @@ class Ask(Body):
                 f"the batch holds queries {self.batch.first_query} to {last - 1}, the task pays for queries "
                 f"0 to {self.task.max_queries - 1}"
             )
-        if (self.batch.model is None) == self.task.traits.is_sampled:
+        if (self.batch.model is None) != (self.task.sampled is None):
             raise ProtocolViolation(
                 "an ask carries a public model where its task trains one in steps, and nowhere else"
             )

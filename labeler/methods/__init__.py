@@ -8,13 +8,19 @@ A new method needs such a module, a page docs/math/NAME.md, and a row in `METHOD
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+import inspect
+from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import AfterValidator, WithJsonSchema
 
+from labeler.errors import PrivacyRefusal
 from labeler.methods import aux_distill, blind_average, ensemble, evaluate, federated, knn, reverse_knn
-from labeler.methods.sensitivity import Method, ReleaseKind
+from labeler.methods.aux_distill import NEGATIVES_EVERY
+from labeler.methods.sensitivity import BoundedNumbers, CountedVotes, Method, ReleaseKind
 from labeler.settings import nearest
+
+if TYPE_CHECKING:
+    from labeler.task import Task
 
 DEFAULT_METHOD: Final = "reverse-knn"
 """The method of a task that names none: over REST, in task files, in notebooks and on the command line."""
@@ -44,4 +50,136 @@ def _known(name: str) -> str:
 MethodName = Annotated[str, AfterValidator(_known), WithJsonSchema({"type": "string", "enum": list(METHODS)})]
 """A name in METHODS, as models of pydantic read it."""
 
-__all__ = ["DEFAULT_METHOD", "DEFAULT_RELEASE", "METHODS", "Method", "MethodName", "ReleaseKind"]
+
+def attacked_methods() -> list[str]:
+    """Return the methods for which `labeler audit` has adversaries, by name."""
+    return sorted(name for name, method in METHODS.items() if method.is_attacked)
+
+
+def proof_of(method: str) -> tuple[str, str]:
+    """Return the function whose docstring proves a method's sensitivity, and the method's paper.
+
+    The paper is in the first line of the docstring of the function's module.
+
+    Raises:
+        PrivacyRefusal: no sensitivity is stated, so there can be no evidence of it.
+    """
+    match METHODS[method].stated:
+        case CountedVotes(squared=function) | BoundedNumbers(answer_sum=function):
+            words = inspect.getdoc(inspect.getmodule(function)) or ""
+            return f"{function.__module__}.{function.__qualname__}", words.partition("\n")[0]
+    raise PrivacyRefusal(f"method {method!r} has no stated sensitivity, so nothing can be evidence of its guarantee")
+
+
+def check(task: Task) -> None:
+    """Refuse a task with fields that mean nothing for its method, or without those that its method needs.
+
+    Raises:
+        ValueError: the first such field.
+    """
+    if "k" not in task.traits.takes and task.k != 1:
+        raise ValueError(f"k must be 1 for method {task.method}, which has no neighbours; found {task.k}")
+    if task.release not in task.traits.releases:
+        raise ValueError(
+            f"release must be {' or '.join(task.traits.releases)} for method {task.method}: the largest of a row "
+            "of its sums is not what was asked for"
+        )
+    if ("training" in task.traits.takes) != (task.training is not None):
+        raise ValueError(
+            f"training must be given for method {task.method}: it says how agents train (docs/task-training.md)"
+            if task.training is None
+            else f"training must not be given for method {task.method}; take it out"
+        )
+    negatives = len(task.traits.negatives(task))
+    if negatives and task.training and task.training.dimension >= negatives:
+        raise ValueError(
+            f"training.dimension must be below the {negatives} public negatives, which are every "
+            f"{NEGATIVES_EVERY}th query; found {task.training.dimension}"
+        )
+    _check_sampled(task)
+    if task.training is not None and task.training.axes is not None and "training.axes" not in task.traits.takes:
+        raise ValueError(
+            f"training.axes only means something for method {_methods_that_take('training.axes')}, found {task.method}"
+        )
+    if task.grid_scale is not None and not task.traits.counts:
+        raise ValueError(f"grid_scale follows from the other fields for method {task.method}; leave it out")
+    for name in ("max_agent_records", "ballot_radius"):
+        if getattr(task, name) is not None and name not in task.traits.takes:
+            raise ValueError(f"{name} only means something for method {_methods_that_take(name)}")
+    if task.lifetime_budget is not None:
+        _check_life(task)
+    if task.attributes_per_record is not None:
+        _check_attributes(task)
+    if task.dishonest_talliers is not None and task.traits.has_local_noise:
+        raise ValueError(
+            f"dishonest_talliers must not be given for method {task.method}: its noise is in the model from "
+            "which each agent answers, before there is anything to sum, and no noise on the sum stands in for "
+            "it; leave it out, so that the agents add it"
+        )
+
+
+def _check_attributes(task: Task) -> None:
+    if "attributes_per_record" not in task.traits.takes:
+        raise ValueError(
+            f"attributes_per_record only means something for method {_methods_that_take('attributes_per_record')}: "
+            f"of {task.method} nobody has stated what a record with several attributes changes, and how its sums "
+            "are read"
+        )
+    if task.release != "histogram":
+        raise ValueError(
+            "release must be histogram with attributes_per_record: a winner is the one class with most votes, and "
+            "of attributes any number may hold at once"
+        )
+
+
+def _check_sampled(task: Task) -> None:
+    sampled = task.sampled
+    if (sampled is not None) != ("training.sampled" in task.traits.takes):
+        raise ValueError(
+            f"training.sampled must {'' if sampled is None else 'not '}be given for method {task.method}: it says "
+            "how a model is trained in steps over secret samples"
+        )
+    if sampled is None:
+        return
+    if task.max_queries % task.steps or task.rows < 2:
+        raise ValueError(
+            f"max_queries must be as many rows for each of the {task.steps} steps (training.iterations), at least "
+            f"2; found {task.max_queries}"
+        )
+    if task.records_per_person is not None:
+        raise ValueError(
+            "records_per_person goes with no sampled training: under a cap one record replaces another, and the "
+            "price is proved for a record that comes or goes"
+        )
+
+
+def _check_life(task: Task) -> None:
+    if "lifetime_budget" not in task.traits.takes:
+        raise ValueError(
+            f"lifetime_budget only means something for method {_methods_that_take('lifetime_budget')}: of "
+            f"{task.method} nobody has proved what a record costs that has spent its budget and falls silent"
+        )
+    if task.a_record_may_be_replaced:
+        raise ValueError(
+            "lifetime_budget goes with neither max_agent_records nor records_per_person: under a cap a record that "
+            "leaves lets another in, which has a budget of its own to spend"
+        )
+    budget = task.lifetime_budget
+    asked = () if budget is None or budget.asked_classes is None else budget.asked_classes
+    if len(set(asked)) != len(asked) or not set(asked) <= set(task.classes):
+        raise ValueError("lifetime_budget.asked_classes must be different classes of the task")
+    if task.ballot_radius is not None:
+        raise ValueError(
+            "lifetime_budget does not go with ballot_radius: drawn onto a ball, every count of an agent moves with "
+            "each record, and a record pays for its own votes alone"
+        )
+
+
+def _methods_that_take(field: str) -> str:
+    return " or ".join(name for name, method in METHODS.items() if field in method.takes)
+
+
+__all__ = [
+    "DEFAULT_METHOD", "DEFAULT_RELEASE", "METHODS", "Method", "MethodName", "ReleaseKind", "attacked_methods", "check",
+    "proof_of",
+]  # fmt: skip

@@ -78,10 +78,18 @@ from labeler.randomness import ByteSource
 from labeler.setting import Level
 
 if TYPE_CHECKING:
-    from labeler.methods.sensitivity import Learner, RunnerContext
-    from labeler.records import Records
+    from labeler.records import Learner, Records, RunnerContext
     from labeler.tally import QueryBatch
     from labeler.task import Task
+
+
+NEGATIVES_EVERY = 5
+"""One query in five is a public negative example of the certainty scores, as in the paper of FedAUXfdp."""
+
+
+def negatives(task: Task) -> range:
+    """Return the task's queries that are public negative examples."""
+    return range(0, task.max_queries, NEGATIVES_EVERY)
 
 
 def head_terms(task: Task) -> LocalHeadTerms:
@@ -95,7 +103,7 @@ def head_terms(task: Task) -> LocalHeadTerms:
         head_dimension=training.dimension + 1,
         score_dimension=training.dimension + 1,
         min_records=training.min_records,
-        num_negatives=task.num_negatives,
+        num_negatives=len(negatives(task)),
         sigma_head=task.sigma_votes / math.sqrt(1 - training.score_share),
         sigma_scores=task.sigma_votes / math.sqrt(training.score_share),
         head_regularisation=training.regularisation,
@@ -360,6 +368,7 @@ METHOD: Final = Method(
     takes=frozenset({"training", "training.dimension"}),
     single_round=True,
     has_local_noise=True,
+    negatives=negatives,
     check_room=check_dimension,
     check_questions=check_negatives,
     most_rows=lambda task, _: most_trained(task),

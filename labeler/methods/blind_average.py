@@ -99,8 +99,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from labeler.methods.sensitivity import RunnerContext
-    from labeler.records import Records
+    from labeler.records import Records, RunnerContext
     from labeler.tally import QueryBatch
     from labeler.task import Task
 
@@ -476,7 +475,7 @@ METHOD: Final = Method(
     ),
     takes=frozenset({"training", "training.axes"}),
     single_round=True,
-    asks_for_a_model=True,
+    labels="images",
     check_room=check_dimension,
     most_rows=lambda task, _: most_trained(task),
     is_attacked=True,

@@ -20,8 +20,7 @@ from labeler.records import ModelStore
 from labeler.setting import StatedLevel
 
 if TYPE_CHECKING:
-    from labeler.methods.sensitivity import Learner, RunnerContext
-    from labeler.records import Records
+    from labeler.records import Learner, Records, RunnerContext
     from labeler.tally import QueryBatch
     from labeler.task import Task
 

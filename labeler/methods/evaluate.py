@@ -42,8 +42,7 @@ from labeler.methods.sensitivity import CountedVotes, Method, check_labels
 from labeler.setting import LEAST, StatedLevel
 
 if TYPE_CHECKING:
-    from labeler.methods.sensitivity import Learner, RunnerContext
-    from labeler.records import Records
+    from labeler.records import Learner, Records, RunnerContext
     from labeler.tally import QueryBatch
     from labeler.task import Task
 
@@ -274,7 +273,7 @@ METHOD: Final = Method(
     stated=CountedVotes(squared, reverse_knn.largest, reverse_knn.per_cell),
     takes=frozenset({"max_agent_records"}),
     single_round=True,
-    evaluates=True,
+    labels=None,
     check_questions=check_questions,
     most_rows=lambda task, _: task.max_agent_records,
 )

@@ -93,8 +93,7 @@ from labeler.setting import StatedLevel
 
 if TYPE_CHECKING:
     from labeler.accounting.events import IntegerSum
-    from labeler.methods.sensitivity import Learner, RunnerContext
-    from labeler.records import Records
+    from labeler.records import Learner, Records, RunnerContext
     from labeler.tally import QueryBatch
     from labeler.task import Task
 
@@ -343,7 +342,7 @@ METHOD: Final = Method(
     ),
     takes=frozenset({"training", "training.axes", "training.sampled"}),
     single_round=True,
-    asks_for_a_model=True,
+    labels="images",
     check_room=check_dimension,
     check_questions=check_questions,
     is_attacked=True,

@@ -20,8 +20,7 @@ from labeler.methods.sensitivity import CountedVotes, Method, check_labels, reco
 from labeler.setting import StatedLevel
 
 if TYPE_CHECKING:
-    from labeler.methods.sensitivity import RunnerContext
-    from labeler.records import Records
+    from labeler.records import Records, RunnerContext
     from labeler.tally import QueryBatch
     from labeler.task import Task
 
@@ -197,6 +196,7 @@ METHOD: Final = Method(
     ballots=ballots,
     stated=CountedVotes(squared, largest, per_cell),
     takes=frozenset({"k", "attributes_per_record"}),
+    searched="records",
     row_total=lambda task: task.k,
     share_kind=share_of_a_row,
     is_attacked=True,

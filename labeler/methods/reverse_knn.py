@@ -45,7 +45,7 @@ References:
 from __future__ import annotations
 
 from fractions import Fraction
-from math import isqrt
+from math import isqrt, sqrt
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -56,8 +56,7 @@ from labeler.methods.sensitivity import CountedVotes, Method, check_labels, reco
 from labeler.setting import StatedLevel
 
 if TYPE_CHECKING:
-    from labeler.methods.sensitivity import RunnerContext
-    from labeler.records import Records
+    from labeler.records import Records, RunnerContext
     from labeler.tally import QueryBatch
     from labeler.task import Task
 
@@ -265,6 +264,15 @@ def records_at_once(dimension: int, k: int, cells: int) -> int:
     return max(1, min(max(NEIGHBORS_AT_ONCE, cells) // k, NUMBERS_AT_ONCE // dimension))
 
 
+def votes(task: Task, queries: int, records: int) -> float:
+    """Return the number of votes in one question, if the records of all agents are spread over the questions evenly."""
+    cast = records * min(task.k, queries) / queries
+    if task.ballot_radius is None:
+        return cast
+    # A centered ballot of length R with one class at each question is of R sqrt(Q / (1 - 1/C)) votes at most.
+    return min(cast, task.agents * task.ballot_radius / sqrt(queries * (1 - 1 / task.num_classes)))
+
+
 def one_record(task: Task) -> str:
     """Return what one record changes, in words."""
     k = min(task.k, task.max_queries)
@@ -281,7 +289,8 @@ METHOD: Final = Method(
     stated=CountedVotes(squared, largest, per_cell),
     takes=frozenset({"k", "max_agent_records", "ballot_radius", "lifetime_budget"}),
     single_round=True,
-    is_reverse=True,
+    searched="questions",
+    votes=votes,
     share_kind=lambda task: "shared" if task.lifetime_budget is None else "life",
     most_rows=lambda task, _: task.max_agent_records,
     is_attacked=True,

@@ -27,7 +27,7 @@ and, if a record votes for t attributes, w = min(2 t, C) for knn's 2 and t Q k^2
 m = `records_per_person` and g = min(m, n). A cap is either of n and m. On a ball of `ballot_radius` R
 (`labeler.methods.reverse_knn`) an agent of reverse-knn changes at most R^2, a record the table's number and rounding.
 Each method's module holds its proof. A winner is computed from the histogram, so these bounds hold for it, too;
-`_as_winners` says when a smaller one is proved.
+`_as_winners` says when a smaller one is proved (`labeler.accounting.winner`).
 
 A method whose traits state nothing has no price: it is refused, never charged as another.
 
@@ -55,8 +55,6 @@ A guarantee at instance level is about one record. A person with several records
 and without `records_per_person` nothing bounds that size. A person with records at two agents changes the ballots of
 both: the norms of the two changes add up, and so do their mus. The same holds if one person has two ids.
 
-`_as_winners` decides which winners have a separate price (`labeler.accounting.winner`).
-
 `Method` describes a method: its properties, its proofs, and how an agent answers. Every system of the papers is one sum
 of bounded contributions. They differ in the meaning of a row of the sum, in the parties that add the noise, and in
 whether a job can be cut into rounds. Outside their modules no code has to know more.
@@ -65,10 +63,10 @@ whether a job can be cut into rounds. Outside their modules no code has to know 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,15 +77,11 @@ from labeler.accounting.lifetime import lifetime_event
 from labeler.accounting.winner import ONE_BIT, SWAP, IntegerWinner
 from labeler.budget import LEAST_DELTA_OF_WINNERS
 from labeler.descent import MOST_RECORDS
-from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.randomness import ByteSource, os_source
-from labeler.records import Indexes, ModelStore, PublicAxes, Records, Rows
+from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal
+from labeler.records import Learner, Records, RunnerContext
 from labeler.setting import StatedLevel, Training
 
 if TYPE_CHECKING:
-    from labeler.methods.aux_distill import LocalHeadTerms
-    from labeler.methods.blind_average import LinearTerms, MeanTerms
-    from labeler.methods.federated import StepTerms
     from labeler.noise import VectorSum
     from labeler.tally import QueryBatch
     from labeler.task import Task
@@ -139,20 +133,12 @@ def records_of_a_person(task: Task) -> int:
     return task.records_per_person
 
 
-def most_votes_per_cell(task: Task) -> int:
-    """Return the most votes one agent may cast for one class at one query, before its count is clipped.
-
-    For methods that count votes.
-    """
-    return counted_votes(task).per_cell(task)
-
-
 def most_votes_in_a_sum(task: Task) -> int:
     """Return the most that one agent adds to one sum, in votes: its count, or the radius of the ballots' ball.
 
     For methods that count votes.
     """
-    most = most_votes_per_cell(task)
+    most = counted_votes(task).per_cell(task)
     return most if task.ballot_radius is None else min(most, task.ballot_radius)
 
 
@@ -193,15 +179,16 @@ def sums_means(task: Task) -> bool:
 
 
 def unit_in_words(task: Task) -> str:
-    """Return the unit of `sigma_votes`, for people, if it is not votes."""
-    sampled = None if task.training is None else task.training.sampled
-    return f"times what one {'record' if sampled is None else sampled.unit} can change"
+    """Return the unit of `sigma_votes`, for people."""
+    if task.traits.counts:
+        return "votes"
+    return f"times what one {'record' if task.sampled is None else task.sampled.unit} can change"
 
 
 def contribution_in_words(task: Task) -> str:
     """Return what an agent contributes, for people."""
-    if task.training is not None and task.training.sampled is not None:
-        if task.training.sampled.unit == "record":
+    if task.sampled is not None:
+        if task.sampled.unit == "record":
             return "in each step the clipped gradients of a secret sample of its records"
         return "in each step its clipped update of the model, or zero where its secret coin said no"
     if task.attributes_per_record is not None:
@@ -243,7 +230,7 @@ def least_delta(task: Task) -> float:
     (`labeler.accounting.losses`). Below this delta the rest may exceed the part that is held back (`labeler.budget`).
     So an account that has paid for one is never stated at a smaller delta.
     """
-    return LEAST_DELTA_OF_WINNERS if task.release == "winner" or task.traits.is_sampled else 0.0
+    return LEAST_DELTA_OF_WINNERS if task.release == "winner" or task.sampled is not None else 0.0
 
 
 def integer_event(task: Task, level: StatedLevel, queries: int) -> IntegerSum | None:
@@ -286,8 +273,13 @@ def summed_votes(task: Task, level: StatedLevel, queries: int) -> IntegerSum | N
     )
 
 
-def largest_distance(task: Task, level: StatedLevel) -> float:
-    """Return how far neighboring data move `answer_sum` before rounding, in units of `sigma_votes`; for real noise."""
+def largest_distance(task: Task, level: StatedLevel, queries: int) -> float | None:
+    """Return how far neighboring data move the sums of a batch before rounding, in units of `sigma_votes`; for real
+    noise. None if there is no bound.
+    """
+    if task.traits.counts:
+        squared = squared_sensitivity(task, level, queries)
+        return None if squared is None else math.sqrt(squared)
     spec = answer_sum(task)
     if level == "agent":
         return spec.largest_norm * task.sigma_votes / spec.sigma
@@ -355,6 +347,12 @@ def _as_winners(task: Task, queries: int, sums: IntegerSum, *, one: IntegerSum |
     return winners if math.isfinite(epsilon_bound(winners, task.delta)) else sums
 
 
+S = TypeVar("S", bound=str)
+
+MOST_NEIGHBORS = 1_000_000
+"""The largest k of a task."""
+
+
 ReleaseKind = Literal["histogram", "winner"]
 """The opened part of a sum: all of it, or the largest of each row."""
 
@@ -366,11 +364,6 @@ ShareKind = Literal["each", "running", "shared", "life"]
 def share_of_a_row(task: Task) -> ShareKind:
     """Return the kind of share of a question whose sums are released: a winner's price grows with the number asked."""
     return "running" if task.release == "winner" else "each"
-
-
-def share_of_the_job(task: Task) -> ShareKind:  # noqa: ARG001  # one function per method, whatever its task
-    """Return the kind of share where the price is of the whole job, however many questions it has."""
-    return "shared"
 
 
 @dataclass(frozen=True)
@@ -422,69 +415,6 @@ class BoundedNumbers:
         )
 
 
-class Learner(Protocol):
-    """Fits models to an agent's records; computes what `labeler.methods` proves (`workers.learning`)."""
-
-    def head(self, records: Rows, *, num_classes: int) -> NDArray[np.int64]:
-        """Fit a classifier as integers, shape (dimension + 1, num_classes)."""
-
-    def predictions(self, head: NDArray[np.int64], questions: NDArray[np.int16]) -> NDArray[np.int64]:
-        """Return the class that a head gives to each question, shape (num_queries,)."""
-
-    def weights(self, records: Rows, *, terms: LinearTerms, axes: PublicAxes | None) -> NDArray[np.float64]:
-        """Fit the linear model of these terms, shape (rows of the model, num_classes)."""
-
-    def class_sums(self, records: Rows, *, terms: MeanTerms, axes: PublicAxes) -> NDArray[np.float64]:
-        """Sum records by class, shape (axes + 1, num_classes)."""
-
-    def soft_votes(
-        self, records: Rows, questions: NDArray[np.int16], *, terms: LocalHeadTerms, source: ByteSource
-    ) -> NDArray[np.float64]:
-        """Fit two heads, add their noise, and return soft votes, shape (num_queries, num_classes)."""
-
-    def check_negatives(self, questions: NDArray[np.int16], terms: LocalHeadTerms) -> None:
-        """Refuse questions from which no public map can be made, by public numbers alone."""
-
-    def step(
-        self,
-        records: Rows,
-        model: NDArray[np.float64],
-        *,
-        terms: StepTerms,
-        axes: PublicAxes | None,
-        training: Training,
-        source: ByteSource,
-    ) -> NDArray[np.float64]:
-        """Return what an agent adds to one step of training, shape (rows, num_classes)."""
-
-    def check_model(self, model: bytes, *, classes: Sequence[str], fingerprint: str, dimension: int) -> None:
-        """Refuse a file that is not a model of these classes and this backbone, by public facts alone."""
-
-    def opinions(self, model: bytes, features: NDArray[np.int16]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the class a model gives to each feature, and its confidence: row by row, and never raise."""
-
-
-@dataclass(frozen=True)
-class RunnerContext:
-    """An agent's index, learner and source of chance, with which a method finds its ballots.
-
-    Attributes:
-        indexes: finds neighbors among records and questions.
-        models: cache of models while a round is open.
-        local_noise: returns the agent's secret source of chance for this batch, at its beginning: for noise, or
-            for who takes part in a step.
-        learner: fits models.
-        order: returns the secret source of the order in which public questions are searched, for this batch. A
-            requester chooses the questions, and could else choose an order in which one record takes long to search.
-    """
-
-    indexes: Indexes = field(repr=False)
-    models: ModelStore = field(repr=False)
-    local_noise: Callable[[], ByteSource] = field(repr=False)
-    learner: Learner = field(repr=False)
-    order: Callable[[], ByteSource] = field(default=os_source, repr=False)
-
-
 def _unanswered(*_: object) -> NDArray[np.int64]:
     raise InvalidSetting("this method says nothing of how agents answer; give it ballots")
 
@@ -507,14 +437,14 @@ class Method:
         single_round: all queries of a task, or of a step, are one composition, asked in one round.
         row_total: (task): the sum of the rows of a ballot with the votes not cast, which talliers check
             (`labeler.tally`); None if rows have no total.
-        asks_for_a_model: the sum is a model's weights; its rows are not queries, and the public images are labeled with
-            it afterwards.
+        labels: what gets a label: the "questions"; or all public "images", by the model whose weights are the sum, and
+            whose rows are asked about; or nothing, where agents score a public model (`labeler.methods.evaluate`).
         has_local_noise: each agent's answer already contains its noise, enough for its own price. Then no share of
             noise is added to the sum, and no collusion weakens the guarantee.
-        is_reverse: each record looks for its k nearest queries, rather than each query for its k nearest records. Then
-            k is at most the number of queries, and any number of votes of one agent may meet in a cell. The sum of the
-            counts reveals approximately how many records there are.
-        evaluates: agents score a public model (`labeler.methods.evaluate`); no image gets a label.
+        searched: what an answer is found in: each query looks for its k nearest "records", or each record for its k
+            nearest "questions". Then k is at most the number of queries, and any number of votes of one agent may meet
+            in a cell. The sum of the counts reveals approximately how many records there are. None: it has no k.
+        votes: (task, queries, records of all agents): M, the number of votes in one question if all agents answer.
         share_kind: (task): what one question's share of the job's charge is.
         is_attacked: `labeler audit` has adversaries made for it. Without them, adversaries of another method would
             prove nothing and make it look safe, so its audit is refused.
@@ -523,6 +453,7 @@ class Method:
         check_questions: (task, batch, learner): refuse questions that it cannot be asked, likewise.
         most_rows: (task, dimension of features): the most records that take part in an agent's answer, by public
             facts; None for all of them.
+        negatives: (task): its queries that are public negative examples, which agents learn from.
         default_k: k of a task that names none.
         one_record: (task): what one record of an agent changes in its answer, a sentence for people; None where no
             short one is true.
@@ -536,15 +467,16 @@ class Method:
     takes: frozenset[str] = frozenset()
     single_round: bool = False
     row_total: Callable[[Task], int] | None = None
-    asks_for_a_model: bool = False
+    labels: Literal["questions", "images"] | None = "questions"
     has_local_noise: bool = False
-    is_reverse: bool = False
-    evaluates: bool = False
-    share_kind: Callable[[Task], ShareKind] = share_of_the_job
+    searched: Literal["records", "questions"] | None = None
+    votes: Callable[[Task, int, int], float] = lambda task, *_: float(task.agents * task.k)
+    share_kind: Callable[[Task], ShareKind] = lambda _: "shared"
     is_attacked: bool = False
     check_room: Callable[[Task, int], None] = _accepts
     check_questions: Callable[[Task, QueryBatch, Learner], None] = _accepts
     most_rows: Callable[[Task, int], int | None] = _accepts
+    negatives: Callable[[Task], range] = lambda _: range(0)  # one line says it
     default_k: int = 1
     one_record: Callable[[Task], str | None] = _accepts
 
@@ -554,24 +486,107 @@ class Method:
         return not isinstance(self.stated, BoundedNumbers)
 
     @property
-    def has_k(self) -> bool:
-        """Return whether k neighbors vote; else k is 1."""
-        return "k" in self.takes
-
-    @property
-    def is_sampled(self) -> bool:
-        """Return whether a public model is trained in steps over secret samples: all steps are one composition."""
-        return "training.sampled" in self.takes
-
-    @property
-    def learns_from_queries(self) -> bool:
-        """Return whether every NEGATIVES_EVERY-th query is a public negative example that agents learn from."""
-        return "training.dimension" in self.takes
-
-    @property
     def releases(self) -> tuple[ReleaseKind, ...]:
         """Return what may be opened: a winner only if a row of the sum counts votes."""
-        return ("histogram", "winner") if self.counts and not self.evaluates else ("histogram",)
+        return ("histogram", "winner") if self.counts and self.labels else ("histogram",)
+
+    @property
+    def secret(self) -> str:
+        """Return what of an agent is never revealed, in words."""
+        return "how any agent voted on any question" if self.counts else "what any agent learned, without noise"
+
+    @property
+    def bare(self) -> str:
+        """Return what three talliers read if all of them pool what they know, in words."""
+        return "the votes" if self.counts else f"every agent's {self.sums}"
+
+    @property
+    def told_beside(self) -> tuple[str, ...]:
+        """Return what a release reveals besides what was asked, in words."""
+        return ("about how many records all agents hold together",) if self.searched == "questions" else ()
+
+    def most_k(self, task: Task, level: StatedLevel, queries: int) -> int:
+        """Return the largest k that a price may be solved for.
+
+        Raises:
+            InvalidSetting: k does not change this price.
+        """
+        if self.searched is None:
+            raise InvalidSetting(f"method {task.method} has no k, because no neighbours vote")
+        if self.searched == "records" and level == "instance":
+            raise InvalidSetting(
+                f"k does not change the instance-level price of {task.method}: one record moves one vote per query "
+                "whatever k is. Solve for sigma or queries, or choose the agent level"
+            )
+        return MOST_NEIGHBORS if self.searched == "records" else min(MOST_NEIGHBORS, queries)
+
+    def noise_of(self, plan: Mapping[str, Any]) -> str:
+        """Return the noise of a plan (`labeler plan --json`), in words."""
+        unit = "votes" if self.counts else plan.get("unit", "times what one record can change")
+        added = (
+            "each agent adds all of it to what it learnt"
+            if self.has_local_noise
+            else f"each {plan['noise_by'].removesuffix('s')} adds noise of {plan['noise_share_sigma']:.4g}"
+            f"{' votes' * self.counts}, the sum carries {plan['total_sigma_votes']:.4g}"
+        )
+        return f"sigma {plan['sigma_votes']:.6g} {unit}, delta {plan['delta']:g}; {added}"
+
+    def grid_units(self, task: Task) -> int:
+        """Return the grid units of a ballot's one: those of a vote; 1 if its numbers are on the grid already."""
+        return task.scale if self.counts else 1
+
+    def selection(
+        self, strategy: S, count: int | None, *, axes: int | None
+    ) -> tuple[S | Literal["weights"], int | None]:
+        """Return how the questions are chosen, and how many: as the requester says, or the rows of a model."""
+        return ("weights", axes) if self.labels == "images" else (strategy, count)
+
+    def round_sizes(self, task: Task, queries: int, most: int) -> tuple[int, ...]:
+        """Return the queries of each round of a job: at most so many, or all of a step that is one composition."""
+        each, rest = divmod(queries, task.steps if self.single_round else most)
+        if self.single_round:
+            return (each,) * task.steps if each and not rest else (queries,)
+        return (most,) * each + ((rest,) if rest else ())
+
+    def least_asked(self, task: Task) -> int:
+        """Return the fewest queries that a job may have: 1, or all of a task whose price is for all together."""
+        return task.max_queries if self.single_round else 1
+
+    def check_sizes(self, task: Task, sizes: Sequence[int]) -> None:
+        """Refuse rounds of these numbers of queries if each would cost the whole price without being all of a step."""
+        if self.single_round and any(size != task.rows for size in sizes):
+            raise PrivacyRefusal(
+                f"a {task.method} task is answered in one batch of all its {task.rows} queries; every batch costs the "
+                f"whole price, and this one has {sizes[0]}"
+            )
+
+    def colluders_counted_on(self, agents: int, max_dropouts: int) -> int:
+        """Return how many agents may know noise that they added, where nobody says: the one who reads the release.
+
+        Raises:
+            InvalidTask: that leaves no agent whose noise is unknown.
+        """
+        usual = 1 if agents >= 2 else 0
+        if usual == 0 or max_dropouts != agents - 1:
+            return usual
+        if self.has_local_noise:
+            return 0
+        raise InvalidTask(
+            f"of {agents} agents {max_dropouts} may be missing, and unless the task says otherwise one participant may "
+            "know its own noise, because it reads the release or colludes: that leaves nobody whose noise is unknown. "
+            f"Let more agents take part, lower max_dropouts to {agents - 2}, or say colluding_agents = 0: a single "
+            "agent may then be all that answers, so each adds all the noise that the price counts on"
+        )
+
+    def most_votes(self, task: Task) -> float:
+        """Return the most votes of all agents for one class of a question; infinite where records choose it."""
+        return math.inf if self.searched == "questions" else task.k * task.agents
+
+    def noise_shares(self, task: Task, contributors: int) -> int:
+        """Return the number of noise shares in a sum over some agents; 0 if each agent's noise is in its answer."""
+        if self.has_local_noise:
+            return 0
+        return contributors if task.noise_by == "agents" else task.talliers
 
 
 def check_labels(labels: NDArray[np.integer], num_classes: int, *, least: int) -> None:

@@ -287,7 +287,7 @@ class _Turn:
         """
         # With a model's rows, agents judge themselves whether they have enough, so they are asked first.
         # Such a job is only admitted once its images are decoded.
-        is_first_heard = self.job.task.traits.asks_for_a_model
+        is_first_heard = self.job.task.traits.labels == "images"
         if not self.job.is_admitted:
             self._effects.append(fx.RequestSlot())
             if is_first_heard:
@@ -503,7 +503,7 @@ class _Turn:
         current = self.job.current
         if current is None or self.job.state not in UNFINISHED or self.job.is_storing or current.state != "posted":
             return
-        if not self.job.looks_ahead or self.job.task.traits.is_sampled:
+        if not self.job.looks_ahead or self.job.task.steps > 1:
             # A training step asks about what the one before it opens.
             return
         talliers = self._talliers()
@@ -543,7 +543,7 @@ class _Turn:
             return
         is_last = all(other.state == "opened" for other in job.rounds if other.number != one.number)
         following: fx.JobState = "completed" if is_last else "collecting"
-        self._change_round(one, state="opened", sums={}, opened=release if job.task.traits.is_sampled else None)
+        self._change_round(one, state="opened", sums={}, opened=release if job.task.steps > 1 else None)
         others = {other.round_digest for other in self.job.rounds if other.state == "asked"}
         asked_at_s = {what: at_s for what, at_s in self.job.asked_at_s.items() if what[1] in others}
         self.job = replace(self.job, state=following, asked_at_s=asked_at_s)

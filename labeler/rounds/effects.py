@@ -675,7 +675,7 @@ class JobRun:
         model, which is known only when the earlier steps are opened.
         """
         current = () if self.current is None else (self.current,)
-        wanted = current if self.task.traits.is_sampled else self.rounds
+        wanted = current if self.task.steps > 1 else self.rounds
         return tuple(one.number for one in wanted if not one.round_digest)
 
     @property
@@ -695,7 +695,7 @@ class JobRun:
         Raises:
             BadData: an earlier round is not opened, or not a step of training.
         """
-        if not self.task.traits.is_sampled:
+        if self.task.sampled is None:
             return None
         before = [other.opened for other in self.rounds[: one.number]]
         opened = [release for release in before if release is not None]

@@ -42,9 +42,8 @@ from feature_store.shard import Shard
 from labeler.budget import Account
 from labeler.errors import InvalidSetting, LabelerError
 from labeler.methods import METHODS
-from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import ByteSource, derive_key, keyed_source
-from labeler.records import ModelStore, Records
+from labeler.records import ModelStore, Records, RunnerContext
 from labeler.release import open_histogram
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task

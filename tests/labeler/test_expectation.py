@@ -20,7 +20,6 @@ from labeler.expectation import (
     expect,
     questions_for,
     say_expected,
-    votes_per_question,
     winning_chance,
 )
 from labeler.solving import solve_sigma
@@ -126,9 +125,9 @@ def test_of_models_nothing_is_said_beforehand() -> None:
 def test_ballots_on_a_ball_bring_no_more_votes_to_a_question_than_their_radius_allows() -> None:
     """Three agents, length 9, 20 pure questions of 10 classes: 3 * 9 / sqrt(20 * 0.9) votes each, of 3,000 records."""
     ball = task(ballot_radius=9)
-    assert votes_per_question(ball, 20, 3000) == pytest.approx(3 * 9 / math.sqrt(18))
-    assert votes_per_question(ball, 20, 60) == votes_per_question(task(), 20, 60) == 3
-    assert votes_per_question(task(), 20, 3000) == 150
+    assert ball.traits.votes(ball, 20, 3000) == pytest.approx(3 * 9 / math.sqrt(18))
+    assert ball.traits.votes(ball, 20, 60) == task().traits.votes(task(), 20, 60) == 3
+    assert task().traits.votes(task(), 20, 3000) == 150
 
 
 def test_of_an_evaluation_it_is_said_how_far_noise_leaves_its_accuracy_open() -> None:

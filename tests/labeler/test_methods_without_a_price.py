@@ -15,16 +15,9 @@ from labeler import methods, task
 from labeler.batching import round_charges, total_charges
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods import METHODS, Method
-from labeler.methods.sensitivity import (
-    CountedVotes,
-    RunnerContext,
-    answer_sum,
-    largest_change,
-    largest_distance,
-    squared_sensitivity,
-)
+from labeler.methods.sensitivity import CountedVotes, answer_sum, largest_change, largest_distance, squared_sensitivity
 from labeler.planning import has_finite_price, integer_event, price
-from labeler.records import Records
+from labeler.records import Records, RunnerContext
 from labeler.release import check_ballots
 from labeler.solving import solve_queries, solve_sigma
 from labeler.tally import QueryBatch
@@ -83,7 +76,7 @@ def test_no_bound_is_borrowed_from_another_method(monkeypatch: pytest.MonkeyPatc
         lambda: squared_sensitivity(asked, "instance", 5),
         lambda: largest_change(asked, "person"),
         lambda: check_ballots(np.zeros((5, 3), dtype=np.int64), asked),
-        lambda: largest_distance(asked, "instance"),
+        lambda: largest_distance(asked, "instance", asked.max_queries),
         lambda: answer_sum(asked),
     ):
         with pytest.raises(PrivacyRefusal, match="method 'sixth' has no stated sensitivity"):
@@ -147,6 +140,6 @@ def test_every_method_that_there_is_has_one() -> None:
     for name, traits in METHODS.items():
         asked = Task(
             name="t", classes=("a", "b"), method=name, sigma_votes=30.0, delta=1e-5, max_queries=10, agents=3,
-            **({} if traits.counts else steps if traits.is_sampled else training),
+            **({} if traits.counts else steps if "training.sampled" in traits.takes else training),
         )  # fmt: skip
         assert price(asked).instance.charge_nano

@@ -64,7 +64,7 @@ def charged_of(task: Task, fates: list[bool]) -> list[ChargedRounds]:
 @given(fates=st.lists(st.booleans(), min_size=1, max_size=5), images=st.integers(1, 40))
 def test_the_shares_of_a_job_add_up_to_its_charge_to_the_nano_unit(task: Task, fates: list[bool], images: int) -> None:
     charged = charged_of(task, fates)
-    rows = images if task.traits.asks_for_a_model else QUERIES
+    rows = images if task.traits.labels == "images" else QUERIES
     found = query_budgets(task, charged, rows=rows, prices=prices_of(task))
     assert found.kind in ("each", "running", "shared", "life")
     assert "instance" in found.shares

@@ -22,9 +22,9 @@ from labeler.methods.knn import knn_ballots
 from labeler.methods.reverse_knn import reverse_knn_ballots
 from labeler.methods.sensitivity import (
     answer_sum,
+    counted_votes,
     integer_event,
     largest_change,
-    most_votes_per_cell,
     squared_sensitivity,
 )
 from labeler.planning import price
@@ -214,7 +214,7 @@ def test_what_is_charged_is_what_the_table_says(
     method: Method, caps: dict[str, int], squared: tuple[int | None, ...], largest: tuple[int | None, ...], cell: int
 ) -> None:
     asked = _task(method, k=1 if method == "ensemble" else 3, **caps)
-    assert most_votes_per_cell(asked) == cell
+    assert counted_votes(asked).per_cell(asked) == cell
     for level, votes, change in zip(("instance", "person", "agent"), squared, largest, strict=True):
         if level == "person" and "records_per_person" not in caps:
             for step in (lambda: squared_sensitivity(asked, "person", 6), lambda: largest_change(asked, "person")):
@@ -278,7 +278,7 @@ def test_a_label_outside_the_task_is_refused_without_naming_it(label: int) -> No
 # The price of a person.
 
 
-@pytest.mark.parametrize("method", [name for name, traits in METHODS.items() if not traits.is_sampled])
+@pytest.mark.parametrize("method", [name for name, traits in METHODS.items() if "training.sampled" not in traits.takes])
 def test_a_person_is_stated_only_where_the_task_bounds_a_persons_records(method: Method) -> None:
     queries = 100
     without, with_bound = price(_task(method)), price(_task(method, records_per_person=2))

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labeler.errors import InvalidTask, UnsafeGrid
-from labeler.noise import MAX_COMPARISON_BITS, DiscreteGaussian
+from labeler.methods.grid import MAX_WINNER_WIDTH
+from labeler.noise import MAX_COMPARISON_BITS, MIN_SHARE_SIGMA_GRID, DiscreteGaussian
 from labeler.sharing import comparison_bits
-from labeler.task import MAX_WINNER_WIDTH, MIN_SHARE_SIGMA_GRID, Task, parse_task
+from labeler.task import Task, parse_task
 
 FIELDS: dict[str, object] = {
     "name": "digits",

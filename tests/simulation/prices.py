@@ -51,7 +51,7 @@ def wrongly_paid(task: Task, level: Level, paid: Sequence[Paid]) -> str:
     """
     for number, one in enumerate(paid):
         whole = price(task, level, one.queries)
-        wanted = LEAST if task.traits.is_sampled and number else whole
+        wanted = LEAST if task.sampled is not None and number else whole
         if whole is not None and one.amount != wanted:
             return f"paid {one.amount} for {one.name}, which costs {wanted}"
     return ""
@@ -69,7 +69,7 @@ def is_covered(task: Task, queries: int, charges: Mapping[str, Mapping[str, int]
         whole, of_rounds = price(task, level, queries), charges.get(level, {})
         if not of_rounds.get(name):
             return False
-        total = sum(of_rounds.values()) if task.traits.is_sampled else of_rounds[name]
+        total = sum(of_rounds.values()) if task.sampled is not None else of_rounds[name]
         if whole is not None and total < whole:
             return False
     return True

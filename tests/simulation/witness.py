@@ -409,7 +409,7 @@ class Witness:
     ) -> bool:
         """Return whether numbers are, to the last bit, what a version of an agent's records says, and its noise."""
         way = self._template.shape.way
-        if task.noise_by == "talliers" or task.traits.has_local_noise:
+        if not task.agents_add_shares:
             return is_same(way, sent, said)
         noise = noise_share(task, self._source(agent, NOISE, path, current, task), len(said))
         return is_same(way, sent, said + noise)
@@ -422,7 +422,7 @@ class Witness:
 
     def _model(self, current: RoundRecord, task: Task) -> bytes:
         """The public model that a step begins from, from what the steps before have opened; empty elsewhere."""
-        if not task.traits.is_sampled:
+        if task.sampled is None:
             return b""
         theta = np.zeros((ROWS, task.num_classes))
         for before in self._coordinator.rounds(current.job_id)[: current.number]:
@@ -597,7 +597,7 @@ class Witness:
                     task = self._task_of(current.job_id)
                     told = paid.get((f"{current.job_id}/{current.number}", f"agent:{agent}", level))
                     # Of a model's steps both have the same prices, by the check above, and each its own first step.
-                    has_own_first = task.traits.is_sampled and price(task, level, current.num_queries) is not None
+                    has_own_first = task.sampled is not None and price(task, level, current.num_queries) is not None
                     if told not in (None, amount) and not has_own_first:
                         raise Violation(
                             "charged once", f"{agent} has charged itself {amount} for what is {told} elsewhere"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import ByteSource, os_source
-from labeler.records import ModelStore, Records
+from labeler.records import ModelStore, Records, RunnerContext
 from labeler.tally import QueryBatch
 from labeler.task import Task
 from workers.learning.learner import Trainer

@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from feature_store.index import build
 from feature_store.shard import MARK_NAME, Shard, claim, deletions
 from feature_store.shard_writer import erase_deleted
 from labeler.errors import BadData, LabelerError, OutputInUse
@@ -26,7 +27,6 @@ from tests.operations import difference, operations
 from tests.processes import wait_until
 from tests.workers.agent_site import AGENT, Site
 from tests.workers.voting.test_answers_of_neighbours import PUBLIC, SETTINGS, records_of, shard_of, task_of
-from workers import voting
 from workers.agent import service
 from workers.agent.service import _Records
 from workers.party.home import AgentConfig
@@ -75,13 +75,13 @@ def test_the_index_is_built_when_the_agent_starts_and_when_records_change_and_ne
 ) -> None:
     """An engine of an earlier version starts, too. A task that bounds a person's records leaves the index as it is."""
     built: list[int] = []
-    build = voting.build_index
+    exact_index = build.ExactIndex
 
     def counts(features: Any, *given: Any, **named: Any) -> Any:
         built.append(len(features))
-        return build(features, *given, **named)
+        return exact_index(features, *given, **named)
 
-    monkeypatch.setattr(voting, "build_index", counts)
+    monkeypatch.setattr(build, "ExactIndex", counts)
     shard_of(tmp_path / "own", *records_of("any", 21))
     config = AgentConfig(agent_id="a", coordinator_url="http://127.0.0.1:1", shard="own", engine=engine)
     records = _Records(tmp_path, config, cast(LifetimeSpends, None), journal="1" * 64)

@@ -28,9 +28,8 @@ from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
 from labeler.ledger.lifetimes import CastVotes, LifetimeSpends
 from labeler.messages.bodies import share_from_bytes, share_to_bytes
 from labeler.methods.ensemble import head_of
-from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import ByteSource, derive_key, keyed_source
-from labeler.records import ModelStore, Records
+from labeler.records import ModelStore, Records, RunnerContext
 from labeler.release import input_shares
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, IN_PROCESS, Recipients
 from labeler.settings import same_names
@@ -307,11 +306,7 @@ class Agent:
                 f"agent {self.agent_id}: its shard was embedded by backbone {self._shard.fingerprint[:12]}, "
                 f"the task asks for {task.backbone_fingerprint[:12]}; embed it again with the task's backbone"
             )
-        if task.traits.single_round and any(size != task.rows for size in sizes):
-            raise PrivacyRefusal(
-                f"agent {self.agent_id}: a {task.method} task is answered in one batch of all its {task.rows} "
-                f"queries; every batch costs the whole price, and this one has {sizes[0]}"
-            )
+        task.traits.check_sizes(task, sizes)
         task.traits.check_room(task, self._shard.dimension)
         self._neighbors.check_ready(task, lambda: self._records(task))
 

@@ -246,8 +246,8 @@ class DrawnProbe:
         most = self._redrawn()
         key = (hashlib.sha256(ask.task.kind.encode()).digest(), ask.batch.digest)
         if key not in self._known:
-            within_s, traits = min(PROBE_S, ask.expires_at - self._now()), ask.task.traits
-            questions = len(ask.batch) if traits.has_k and not traits.single_round else 0
+            within_s = min(PROBE_S, ask.expires_at - self._now())
+            questions = len(ask.batch) if ask.task.traits.searched == "records" else 0
             found = self._timed(ask, most, within_s=within_s, questions=questions)
             self._known[key] = found + (most * LIFE_RECORD_S if ask.task.lifetime_budget is not None else 0.0)
             while len(self._known) > _MOST_TIMED:
@@ -283,7 +283,7 @@ class DrawnProbe:
         """
         end = self._clock() + within_s
         least, *more = sorted(self._agents)
-        whole, ways = 1, (False, True) if ask.task.traits.has_k else (False,)
+        whole, ways = 1, (False, True) if ask.task.traits.searched else (False,)
 
         def once(parts: int, rows: int, ways: tuple[bool, ...] = ways) -> float:
             nonlocal whole

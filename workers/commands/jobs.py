@@ -168,7 +168,7 @@ def run(
             f"For new answers, at their own price, give another --out than {escaped(str(out))}.",
             err=True,
         )
-    if METHODS[job.file.task.method].evaluates:
+    if METHODS[job.file.task.method].labels is None:
         from workers.commands.evaluation import tell_evaluation
 
         tell_evaluation(summary, out, as_json=as_json)
@@ -439,7 +439,7 @@ def _labeled(images: dict[str, Any], method: str) -> str:
     if "accuracy" in images:
         checked = "" if images["checked"] == images["labelled"] else f" the {images['checked']:,} whose truth is known"
         said += f", {images['accuracy']:.1%} of {checked.strip() or 'them'} right{_balanced(images)}"
-    if METHODS[method].asks_for_a_model:  # its own confidence claims nothing
+    if METHODS[method].labels == "images":  # its own confidence claims nothing
         return said
     return f"{said}; they state a confidence of {images['mean_confidence']:.1%} on average"
 
@@ -717,16 +717,7 @@ def _print_plan(result: dict[str, Any]) -> None:
     console = Console(highlight=False)
     console.print(table)
     traits = METHODS[result["method"]]
-    unit = "votes" if traits.counts else result.get("unit", "times what one record can change")
-    added = (
-        "each agent adds all of it to what it learnt"
-        if traits.has_local_noise
-        else f"each {result['noise_by'].removesuffix('s')} adds noise of {result['noise_share_sigma']:.4g}"
-        f"{' votes' * traits.counts}, the sum carries {result['total_sigma_votes']:.4g}"
-    )
-    console.print(
-        f"\n{result['queries']} queries, sigma {result['sigma_votes']:.6g} {unit}, delta {result['delta']:g}; {added}."
-    )
+    console.print(f"\n{result['queries']} queries, {traits.noise_of(result)}.")
     console.print(result["holds_against"])
     if "one_record" in result:
         said = result["one_record"]
@@ -758,7 +749,7 @@ def _print_plan(result: dict[str, Any]) -> None:
             console.print(f"Per {level}: {result[level]['reason']}")
     console.print(say_expected(result["expected_accuracy"]))
     if result["advised_queries"] is not None:
-        told = "; the price is the same for any number" if traits.is_reverse else ""
+        told = "; the price is the same for any number" if traits.searched == "questions" else ""
         console.print(
             f"Advised: ask about {result['advised_queries']} clusters of public images{told}. How answers are read "
             "(student planned) follows from public images and released answers, at no price."

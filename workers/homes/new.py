@@ -283,7 +283,7 @@ def commented_policy(
     )
     pinned = "\n".join(f"{mark}{name} = {toml_value(key)}" for name, key in named.items())
     # Only the way that costs least, until a person widens it.
-    methods = (DEFAULT_METHOD,) if is_open else tuple(name for name, method in METHODS.items() if method.has_k)
+    methods = (DEFAULT_METHOD,) if is_open else tuple(name for name, method in METHODS.items() if method.searched)
     return f"""# What this site allows its agent to answer. It belongs to the site alone; nobody else can widen it.
 # It is read again at every ask, and as long as it cannot be read, everything is refused. Every field: docs/policy.md.
 {how * is_open}

@@ -1,4 +1,4 @@
-"""An agent's learner: picks the arithmetic of this package for each model (`labeler.methods.sensitivity.Learner`).
+"""An agent's learner: picks the arithmetic of this package for each model (`labeler.records.Learner`).
 
 Modules are loaded on first use: most agents never train.
 """
@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from feature_store.results.models import StoredModel, model_of_bytes
 from feature_store.rows import refuse_other_probe
 from labeler.errors import BadData, InvalidSetting, MixedShards
-from labeler.methods.aux_distill import LocalHeadTerms
+from labeler.methods.aux_distill import NEGATIVES_EVERY, LocalHeadTerms
 from labeler.methods.blind_average import LinearTerms, MeanTerms
 from labeler.methods.federated import StepTerms
 from labeler.randomness import ByteSource
 from labeler.records import FEATURE_ONE, PublicAxes, Rows
 from labeler.setting import Training
-from labeler.task import NEGATIVES_EVERY
 
 if TYPE_CHECKING:
     from workers.learning.private_heads import PublicMap

@@ -114,7 +114,7 @@ def run_in_folder(
         has_curve: the report shows accuracy against epsilon, for which twenty more students are trained.
     """
     with clock.stage("read and check"):
-        evaluates = METHODS[job.file.task.method].evaluates
+        evaluates = METHODS[job.file.task.method].labels is None
         prepared = prepare_evaluation(job, folder) if evaluates else prepare(job, folder, progress=progress, warn=warn)
         # From public facts: a warning must not reveal the number of records.
         expected = expect(prepared.task)
@@ -147,8 +147,7 @@ def label(prepared: PricedJob, folder: JobFolder, *, progress: ProgressCallback 
             )
             for agent_id, shard in zip(names, prepared.shards, strict=True)
         ]
-        traits = prepared.task.traits
-        if traits.has_k and not traits.is_reverse and may_use_device(prepared.engine):
+        if prepared.task.traits.searched == "records" and may_use_device(prepared.engine):
             for agent in agents:  # what a device does to the process, it does before a charge
                 agent.build_index()
         winner_engine: WinnerEngine | None = None

@@ -177,7 +177,7 @@ class PricedJob:
     @property
     def engine(self) -> str:
         """The index engine of the agents: auto meets a device only where the job's public size is worth it."""
-        if not self.task.traits.has_k:
+        if self.task.traits.searched is None:
             return self.job.engine
         records = sum(shard.max_records or UNDECLARED_RECORDS for shard in self.shards)
         return engine_of_job(self.job.engine, records * self.asked.size)
@@ -241,7 +241,7 @@ class PreparedJob(PricedJob):
     @property
     def answered_features(self) -> NDArray[np.int16]:
         """The features that answers are about: the queries; or every image, where a model was asked for."""
-        return self.public.features if self.task.traits.asks_for_a_model else self.queries.features
+        return self.public.features if self.task.traits.labels == "images" else self.queries.features
 
 
 def prepare(
@@ -290,11 +290,12 @@ def prepare(
     test = PublicImages.labelled(scored[0], shards[0].classes) if scored else None
     if test is not None and not len(test):
         raise BadData(f"no image of {job.test} has a label of the task's classes, so no student can be scored on it")
-    selection, is_model = job.file.queries, METHODS[job.file.task.method].asks_for_a_model
+    selection, method = job.file.queries, METHODS[job.file.task.method]
+    strategy, count = method.selection(selection.strategy, selection.count, axes=job.file.axes)
     queries = select_queries(
         public.features,
-        strategy="weights" if is_model else selection.strategy,
-        count=job.file.axes if is_model else selection.count,
+        strategy=strategy,
+        count=count,
         seed=selection.seed,
         progress=progress,
     )
@@ -387,7 +388,7 @@ def open_shards(job: LabelingJob) -> tuple[tuple[Shard, ...], Shard | None, list
     asked = Shard.open(job.queries, verify=False) if (job.queries / "manifest.json").exists() else None
     scored = [] if job.test is None else [Shard.open(job.test, verify=False)]
     _check_together(job, shards, [*([] if asked is None else [asked]), *scored])
-    if asked is not None or METHODS[job.file.task.method].evaluates:
+    if asked is not None or METHODS[job.file.task.method].labels is None:
         return shards, asked, scored
     if not job.queries.exists() and not str(job.queries).startswith("torchvision:"):
         raise InvalidSetting(f"there is no shard, folder or file {job.queries} to take --images from")
@@ -442,7 +443,7 @@ def _check_source(job: LabelingJob, shard: Shard) -> None:
 def _questions(job: LabelingJob, shard: Shard, *, images: int | None) -> int | None:
     """Return the number of questions of each step; None if it depends on images that are not embedded yet."""
     chosen = job.file.queries
-    if METHODS[job.file.task.method].asks_for_a_model:
+    if METHODS[job.file.task.method].labels == "images":
         return (job.file.axes or shard.dimension) + 1
     if images is not None and chosen.strategy == "all" and chosen.count not in (None, images):
         raise InvalidSetting(
@@ -509,9 +510,10 @@ def job_charges(task: Task, batches: Sequence[QueryBatch]) -> dict[Level, int]:
 def _batches(task: Task, features: NDArray[np.int16]) -> tuple[QueryBatch, ...]:
     sizes = round_sizes(task, len(features) * task.steps, batch_queries=BATCH_QUERIES)
     starts = np.cumsum((0, *sizes)).tolist()
-    if task.traits.is_sampled:  # every step is about the same rows
-        return tuple(QueryBatch(features, first_query=start) for start in starts[:-1])
-    return tuple(QueryBatch(features[start:end], first_query=start) for start, end in pairwise(starts))
+    # Every step of a training is about the same rows.
+    return tuple(
+        QueryBatch(features[start % task.rows :][: end - start], first_query=start) for start, end in pairwise(starts)
+    )
 
 
 def _check_no_record_twice(job: LabelingJob, shards: Sequence[Shard]) -> None:
@@ -529,9 +531,9 @@ def _check_no_record_twice(job: LabelingJob, shards: Sequence[Shard]) -> None:
 
 
 def _check_k(job: LabelingJob, task: Task, shards: Sequence[Shard]) -> None:
-    if task.traits.is_reverse and task.k > task.max_queries:
+    if task.traits.searched == "questions" and task.k > task.max_queries:
         raise InvalidSetting(f"k is {task.k} queries per record, but only {task.max_queries} queries are asked")
-    if not task.traits.has_k or task.traits.is_reverse:
+    if task.traits.searched != "records":
         return
     small = [str(path) for path, shard in zip(job.shards, shards, strict=True) if shard.alive.sum() < task.k]
     if small and not job.allow_small_shards:

@@ -102,7 +102,7 @@ def publish(
     with clock.stage("write pseudo-labels"):
         card = privacy_card(task, prepared.price, is_seeded=is_seeded, not_covered=public.shard.not_covered)
         replace_file(folder.out / "privacy_card.md", card_in_words(card).encode())
-        if task.traits.asks_for_a_model:
+        if task.traits.labels == "images":
             model = released_model(task, releases, queries.features)
             file = public.model_file(model.arrays, kind=LINEAR, task=task, card=card, job_id=prepared.job_id)
             replace_file(folder.out / "model.safetensors", file)
@@ -165,7 +165,7 @@ def publish(
                 attributes = _attribute_report(prepared, said)
             progress("Student", 2, 2)
     with clock.stage("report"):
-        is_about_a_model = task.traits.asks_for_a_model
+        is_about_a_model = task.traits.labels == "images"
         files = [
             (
                 "pseudo_labels.parquet",
@@ -312,7 +312,7 @@ def _accuracy_against_epsilon(prepared: PreparedJob, said: LabeledImages) -> tup
     if (
         test is None
         or answers.noisy_votes is None
-        or not prepared.task.traits.counts
+        or not prepared.task.noise_parties
         or not math.isfinite(statement.epsilon)
     ):
         return ()
@@ -427,9 +427,8 @@ def _privacy(prepared: PreparedJob) -> Privacy:
 def _spending(prepared: PreparedJob) -> tuple[tuple[int, float], ...]:
     """Return the instance epsilon after each number of questions."""
     asked = prepared.task.max_queries
-    if prepared.task.traits.single_round:
-        return ((asked, prepared.price.instance.epsilon),)
-    counts = np.unique(np.linspace(1, asked, min(asked, POINTS_OF_SPENDING)).astype(int)).tolist()
+    least = prepared.task.traits.least_asked(prepared.task)
+    counts = np.unique(np.linspace(least, asked, min(asked, POINTS_OF_SPENDING)).astype(int)).tolist()
     return tuple((count, instance_epsilon(prepared.task, count)) for count in counts)
 
 

@@ -121,7 +121,7 @@ class TaskFile(_Table):
 
     @model_validator(mode="after")
     def _tables_go_with_the_method(self) -> TaskFile:
-        evaluates = METHODS[self.task.method].evaluates
+        evaluates = METHODS[self.task.method].labels is None
         if evaluates and (self.queries != QueriesTable() or self.student != StudentTable()):
             raise ValueError(
                 f"leave [queries] and [student] out for method {self.task.method}: the question is a released model, "
@@ -129,7 +129,7 @@ class TaskFile(_Table):
             )
         if not evaluates and self.evaluation != EvaluationTable():
             raise ValueError(f"[evaluation] is only for method evaluate; found {self.task.method}")
-        if METHODS[self.task.method].asks_for_a_model and self.queries != QueriesTable():
+        if METHODS[self.task.method].labels == "images" and self.queries != QueriesTable():
             raise ValueError(
                 f"leave [queries] out for method {self.task.method}: agents are asked for a model, which labels every "
                 "public image"
@@ -259,7 +259,7 @@ def make_task_file(
     tables: dict[str, Any] = {"task": table, "student": {} if student is None else {"kind": student}}
     try:
         file = TaskFile.model_validate({"task": table})
-        if not METHODS[file.task.method].asks_for_a_model:
+        if METHODS[file.task.method].labels != "images":
             count = _advised_questions(file, shards, images, out) if queries is None else queries
             tables["queries"] = {"strategy": "all"} if count is None else {"strategy": strategy, "count": count}
         return TaskFile.model_validate(tables)

@@ -359,7 +359,6 @@ class ProductVotes:
                 total_sigma_votes=total_sigma(world, epsilon, dimension=counts.size),
                 num_classes=world.num_classes,
                 noisy_votes=counts,
-                agents=len(world.holdings),
                 assignment=asked.questions.assignment,
             )
             student = fit_student(

@@ -261,21 +261,21 @@ def _price_rows(report: JobReport) -> list[dict[str, Any]]:
 def _settings(report: JobReport) -> list[tuple[str, str]]:
     task = report.task
     traits = task.traits
-    unit = "votes" if traits.counts else unit_in_words(task)
+    unit, k = unit_in_words(task), f", k = {task.k:,}" if traits.searched else ""
     opened = {"histogram": f"the noisy sum of {traits.sums}", "winner": "only the winning class"}[task.release]
     rows = [
         ("Task", task.name),
         ("Classes" if task.attributes_per_record is None else "Attributes", f"{task.num_classes:,}"),
         ("Attributes a record votes for", "" if task.attributes_per_record is None else f"{task.votes_of_a_record:,}"),
-        ("What an agent answers with", f"{contribution_in_words(task)} ({task.method}{words.neighbors(task)})"),
+        ("What an agent answers with", f"{contribution_in_words(task)} ({task.method}{k})"),
         ("What is opened", f"{opened} ({task.release})"),
         ("Noise counted on", f"{words.say_number(task.sigma_votes)} {unit} (sigma)"),
-        ("Noise in a full sum", "" if traits.has_local_noise else f"{words.say_number(task.total_sigma_votes)} {unit}"),
+        ("Noise in a full sum", f"{words.say_number(task.total_sigma_votes)} {unit}" if task.noise_parties else ""),
         ("Agents", f"{task.agents:,}; {task.colluding_agents:,} may collude, {task.max_dropouts:,} may drop out"),
         ("Talliers", words.talliers(task)),
-        ("Rows of the model" if traits.asks_for_a_model else "Questions at most", f"{task.rows:,}"),
-        ("Steps of training", f"{task.steps:,}" if traits.is_sampled else ""),
-        ("Grid", f"{task.scale:,} units per vote" if traits.counts else ""),
+        ("Rows of the model" if traits.labels == "images" else "Questions at most", f"{task.rows:,}"),
+        ("Steps of training", "" if task.sampled is None else f"{task.steps:,}"),
+        ("Grid", f"{task.scale:,} units per vote" if unit == "votes" else ""),
         ("Proof for one image", report.privacy.instance.method),
         ("Proof for a whole agent", report.privacy.agent.method),
         ("Backbone", report.backbone),

@@ -70,7 +70,7 @@ def headline(report: JobReport) -> str:
         return f"A student trained on the answers is right on {say_percent(unseen)} of unseen images."
     if images is not None:
         labeled = f"{count(len(images), 'public image')} labeled"
-        if report.task.traits.asks_for_a_model:  # the confidence of a model in itself proves nothing
+        if report.task.traits.labels == "images":  # the confidence of a model in itself proves nothing
             return f"{labeled} by the released model."
         return f"{labeled}, half of them with a confidence of {say_percent(images.median_confidence)} or more."
     if report.label_accuracy is not None:
@@ -161,11 +161,6 @@ def _person(report: JobReport) -> tuple[str, ...]:
     )
 
 
-def neighbors(task: Task) -> str:
-    """Return the number of neighbors that vote; empty if the method has none."""
-    return f", k = {task.k:,}" if task.traits.has_k else ""
-
-
 def talliers(task: Task) -> str:
     """Return the number of talliers, and what they add."""
     if task.dishonest_talliers is None:
@@ -175,14 +170,14 @@ def talliers(task: Task) -> str:
 
 def noise_in_words(task: Task) -> tuple[str, ...]:
     """Describe the noise, and the cost of caution about colluding or missing agents."""
-    if task.traits.has_local_noise:
+    if not task.noise_parties:
         return (
             "Each agent adds all the noise that its price needs to what it learned, once, before it answers anything. "
             "So the price does not rely on anybody else's noise, and agents that collude do not weaken it.",
             f"With fewer than {task.quorum} of {task.agents} agents nothing is opened.",
         )
-    unit = "votes per class of a question" if task.traits.counts else unit_in_words(task)
-    votes, of_talliers = " votes" * task.traits.counts, task.noise_by == "talliers"
+    unit, of_talliers = unit_in_words(task), task.noise_by == "talliers"
+    votes, unit = (" votes", "votes per class of a question") if unit == "votes" else ("", unit)
     share, total = task.sigma_votes / math.sqrt(task.noise_contributors), task.total_sigma_votes
     counted_on = f"The price counts on {say_number(task.sigma_votes)}{votes} of noise that nobody can subtract."
     lines = []
@@ -230,10 +225,10 @@ def never_revealed(report: JobReport) -> tuple[str, ...]:
     """List what the protocol never reveals."""
     return (
         "any private image, its features or its label",
-        "how any agent voted on any question" if report.task.traits.counts else "what any agent learned, without noise",
+        report.task.traits.secret,
         f"a sum of {report.task.traits.sums} without noise",
         # Where every record votes exactly once, the noisy sums add up to about as many votes as there are records.
-        *(("how many records an agent holds",) if not report.task.traits.is_reverse else ()),
+        *(() if report.task.traits.told_beside else ("how many records an agent holds",)),
         *(("how close any question was",) if report.task.release == "winner" else ()),
     )
 
@@ -246,14 +241,14 @@ def was_released(report: JobReport) -> tuple[str, ...]:
         else "the sum of all agents' records by class, along public axes, under noise, and the labels it gives"
         if sums_means(report.task)
         else "each step of training a linear model under noise, hence the model itself and the labels it gives"
-        if report.task.traits.is_sampled
+        if report.task.sampled is not None
         else "a linear model: the mean of the agents' models under noise, and the labels it gives"
-        if report.task.traits.asks_for_a_model
+        if report.task.traits.labels == "images"
         else f"one noisy sum of {report.task.traits.sums} per question and "
         + ("class, and the label it gives" if report.attributes is None else "attribute, and the labels they give")
     )
-    size = ("about how many records all agents hold together",) if report.task.traits.is_reverse else ()
-    return (opened, *size, "how many agents took part", "the settings of the task, with its class names", "the price")
+    also = report.task.traits.told_beside
+    return (opened, *also, "how many agents took part", "the settings of the task, with its class names", "the price")
 
 
 def all_warnings(report: JobReport) -> tuple[str, ...]:
@@ -302,7 +297,7 @@ ALL_NOISE: Final = (
 def class_totals(report: JobReport) -> tuple[str, ...]:
     """Return sentences about classes whose released votes are no more than noise, or many times another's."""
     rows = [query.noisy_votes for query in report.queries if query.noisy_votes is not None]
-    if not rows or not report.task.traits.counts or report.attributes is not None:
+    if not rows or not report.task.noise_parties or report.attributes is not None:
         return ()
     # The sum of squares of noise alone is chi-squared: for n numbers it has mean n and variance 2 n.
     squares = np.square(np.array(rows) / report.task.total_sigma_votes)

@@ -46,7 +46,6 @@ def _released(
         noisy_votes=noisy,
         total_sigma_votes=sigma,
         num_classes=CLASSES,
-        agents=3,
         assignment=chosen.assignment,
     )
     return World(answers, public, truth)

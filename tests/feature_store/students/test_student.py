@@ -56,7 +56,6 @@ def world() -> World:
         noisy_votes=noisy,
         total_sigma_votes=sigma,
         num_classes=CLASSES,
-        agents=3,
         assignment=chosen.assignment,
     )
     return World(answers, data["public"], data["test"], group["test"] % CLASSES)

@@ -25,12 +25,11 @@ from labeler.evidence.derive import (
     decimal,
     derive,
     differences,
-    proof_of,
     rebuilt,
     software,
 )
 from labeler.evidence.document import Evidence, canonical_bytes, parse_evidence
-from labeler.methods import METHODS
+from labeler.methods import METHODS, proof_of
 from labeler.planning import FOR_LIFE, price
 from labeler.privacy_card import card_in_words, privacy_card
 from labeler.task import Task
@@ -94,8 +93,7 @@ def test_questions_asked_twice_are_counted(task: Task) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_names_a_proof_that_is_there(method: str) -> None:
-    traits = METHODS[method]  # type: ignore[index]  # a key of it
-    proof, paper = proof_of(method, traits)
+    proof, paper = proof_of(method)
     module, _, name = proof.rpartition(".")
     words = getattr(importlib.import_module(module), name).__doc__
     assert len(words) > 60

@@ -32,9 +32,8 @@ from labeler.errors import LabelerError
 from labeler.ledger.database import open_database
 from labeler.messages.bodies import share_to_bytes
 from labeler.methods import METHODS
-from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import seeded_source
-from labeler.records import ModelStore, Records
+from labeler.records import ModelStore, Records, RunnerContext
 from labeler.release import input_shares
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
@@ -136,10 +135,10 @@ def task_of(**fields: Any) -> Task:
 
 
 def batch_of(task: Task) -> QueryBatch:
-    if task.traits.evaluates:
+    if task.traits.labels is None:
         return QueryBatch(MODEL)
-    model = np.full((DIMENSION + 1, len(CLASSES)), 0.25) if task.traits.is_sampled else None
-    return QueryBatch(model_rows(DIMENSION) if task.traits.asks_for_a_model else PUBLIC, model=model)
+    model = np.full((DIMENSION + 1, len(CLASSES)), 0.25) if task.sampled is not None else None
+    return QueryBatch(model_rows(DIMENSION) if task.traits.labels == "images" else PUBLIC, model=model)
 
 
 def labels_for(task: Task, labels: NDArray[np.int16]) -> NDArray[np.int16]:

@@ -129,7 +129,7 @@ def compare(
     first, *others = [answering(shard, task, **more) for shard in shards]
     assert len(first) > 100
     for other in others:
-        if task.traits.evaluates:  # a record is one tile
+        if task.traits.labels is None:  # a record is one tile
             assert set(first) == set(other)
         else:
             assert not difference(first, other)

@@ -21,16 +21,16 @@ from labeler.accounting.events import IntegerSum
 from labeler.accounting.sampled import IntegerReplaced
 from labeler.batching import round_charges
 from labeler.methods import METHODS
-from labeler.methods.aux_distill import head_terms
+from labeler.methods.aux_distill import NEGATIVES_EVERY, head_terms
 from labeler.methods.federated import on_grid
-from labeler.methods.sensitivity import RunnerContext, integer_event, most_trained
+from labeler.methods.sensitivity import integer_event, most_trained
 from labeler.planning import price
-from labeler.records import FEATURE_ONE, ModelStore, Records, first_of_each_person
+from labeler.records import FEATURE_ONE, ModelStore, Records, RunnerContext, first_of_each_person
 from labeler.release import check_ballots
 from labeler.release import on_grid as votes_on_grid
 from labeler.setting import StatedLevel
 from labeler.tally import QueryBatch
-from labeler.task import NEGATIVES_EVERY, Task
+from labeler.task import Task
 from tests.labeler.tasks import make_task
 from tests.scored import scored
 from workers.learning.learner import Trainer
@@ -146,7 +146,7 @@ def answered(one: Task, batch: QueryBatch, records: Records) -> NDArray[np.int64
         one, batch, records, RunnerContext(neighbors, ModelStore(), EverybodyTakesPart, Trainer())
     )
     check_ballots(ballots, one)
-    return votes_on_grid(ballots, one) if one.traits.counts else ballots
+    return votes_on_grid(ballots, one)
 
 
 def neighbours(level: StatedLevel) -> Iterator[tuple[tuple[int, ...], tuple[int, ...] | None]]:
