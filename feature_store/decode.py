@@ -330,9 +330,9 @@ def _upright(image: Image.Image) -> Image.Image:
 def _corrected(image: Image.Image, file: Image.Image) -> Image.Image:
     """Return an image whose values mean what `to_rgb` takes them for; transparent gray of 16 bits is white.
 
-    Pillow leaves five things to its callers: fewer than 16 bits in 16, a TIFF's white at zero, the transparent value of
-    a PNG of 16 bits, palettes of TIFFs that hold 8 bits where the standard has 16, and what the first frame of a GIF
-    leaves empty.
+    Pillow leaves five things to its callers. They are fewer than 16 bits in 16, a TIFF's white at zero, and the
+    transparent value of a PNG of 16 bits. Some palettes of TIFFs hold 8 bits where the standard has 16. The first frame
+    of a GIF may leave a part empty.
 
     Args:
         image: the decoded image, turned upright.

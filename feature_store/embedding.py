@@ -526,7 +526,7 @@ def match_labels(images: ImageSource, classes: tuple[str, ...], *, public: bool)
     """Translate the source's labels to places in the class list, -1 where there is none; of attributes to 1 and 0.
 
     Labels are matched by name. A number is a name like any other, unless the source says that its numbers are places
-    (`labels_are_places`): classes called 1 and 2 need not be the second and third of a list.
+    (`labels_are_places`). Classes called 1 and 2 need not be the second and third of a list.
 
     Returns:
         Shape (images,), or (images, classes) of a source of attributes.

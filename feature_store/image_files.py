@@ -2,8 +2,8 @@
 
 A name and the first bytes of a file decide. In this order:
 
-    leftover      a part of its path is one that a system or a tool leaves behind (LEFTOVERS), or begins with a dot; or
-                  its ending is that of a copy or download that has not ended.
+    leftover      a system or a tool leaves it behind, by a part of its path (LEFTOVERS, or a leading dot).
+                  A copy or download that has not ended, by its ending.
     camera's raw  by its ending. Many begin as a TIFF does, whose first picture is a small preview.
     image         by its first bytes, whatever its ending; or by its ending, whatever its bytes. A damaged image is one,
                   and its reader says what is wrong.

@@ -1,9 +1,8 @@
 """From an image file whose metadata are broken to one that Pillow reads, with the same pixels.
 
-Metadata never decide whether pixels are read. A file comes back without what its pixels do not need: a PNG without
-chunks, a JPEG without segments, a WebP without profile and XMP, a TIFF without the tags that point beyond its end.
-Needed are also what makes pixels transparent, and an orientation that is sound. Pixels stay as they are: whatever is
-truncated or damaged of them, and of the sizes and tables that they need, stays damage.
+Metadata never decide whether pixels are read. A file comes back without what its pixels do not need. A PNG
+loses chunks, a JPEG segments, a WebP its profile and XMP, a TIFF the tags that point beyond its end. Transparency and
+a sound orientation are needed, too. Damage to pixels, or to the sizes and tables that they need, stays damage.
 """
 
 from __future__ import annotations

@@ -161,8 +161,8 @@ class FolderSource:
     `feature_store.image_files` says which files are images.
 
     Args:
-        public: take image files beside the class folders, too, without a label: every public image is asked about.
-            Private ones are left out.
+        public: take image files beside the class folders, too, without a label, since every public image is asked
+            about. Private ones are left out.
 
     Raises:
         UnreadableFile: the folder, or folders or links in it, cannot be read or followed.

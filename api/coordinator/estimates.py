@@ -5,8 +5,8 @@ steps. It takes a second at a new setting; finding the noise for such a price ta
 for any price. So short and long prices have separate threads, and requesters take turns in each (api.fair_pool). Only a
 few long prices may wait. Other requests to the service wait for neither kind.
 
-The accounting keeps what it certified (labeler.accounting.losses), and only it knows what it has. So a price is begun
-among the short ones; where something must be certified anew, it stops there and waits among the long ones. A second
+The accounting keeps what it certified (labeler.accounting.losses), and only it knows what it has. So a price begins
+among the short ones. If something must be certified anew, the price stops and waits among the long ones. A second
 request for the same setting, or a retry after a refusal, is immediate.
 """
 

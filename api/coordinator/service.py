@@ -317,8 +317,8 @@ class Coordinator:
         Args:
             after: version last seen, as text; the same version is sent again only where its preparation gets on.
             reader: its token is checked before every event and at every tick, so a revocation ends open streams.
-            within_s: the stream ends after so many seconds. Each wait in it is as short, so nobody has to cancel it: a
-                library that takes a cancellation for trouble of its own would go on waiting.
+            within_s: the stream ends after this many seconds. Every wait in it ends by then, so nobody has to cancel
+                one. A library may take a cancellation for an error of its own, and wait again.
         """
         seen, stage = after, ""
         position, until_s = "", time.monotonic() + within_s

@@ -542,7 +542,7 @@ class Method:
         return ("weights", axes) if self.labels == "images" else (strategy, count)
 
     def round_sizes(self, task: Task, queries: int, most: int) -> tuple[int, ...]:
-        """Return the queries of each round of a job: at most so many, or all of a step that is one composition."""
+        """Return the queries of each round of a job: at most `most`, or all of a step that is one composition."""
         each, rest = divmod(queries, task.steps if self.single_round else most)
         if self.single_round:
             return (each,) * task.steps if each and not rest else (queries,)
