@@ -290,7 +290,8 @@ class Shard:
             if len(deleted) > len(manifest.deleted):
                 write_manifest(self.path, changed)
                 lines = [*deletions(self.path), now_utc().isoformat(timespec="seconds")]
-                replace_file(self.path / DELETIONS_NAME, "".join(f"{one}\n" for one in lines).encode())
+                mode = 0o600 if manifest.role == "private" else 0o644
+                replace_file(self.path / DELETIONS_NAME, "".join(f"{one}\n" for one in lines).encode(), mode=mode)
         self._manifest = changed
         for known in ("alive", "rows", "version"):
             self.__dict__.pop(known, None)

@@ -304,8 +304,8 @@ def test_making_a_federation_of_digits_loads_no_learning_library(tmp_path: Path)
         "import sys\n"
         "from pathlib import Path\n"
         "from workers.up.home import make_federation\n"
-        "from workers.up import Plan\n"
-        "make_federation(Path(sys.argv[1]), Plan(agents=2))\n"
+        "from workers.up import FederationPlan\n"
+        "make_federation(Path(sys.argv[1]), FederationPlan(agents=2))\n"
         "print(*sorted({'sklearn', 'torch', 'faiss', 'timm', 'matplotlib', 'scipy.optimize'} & set(sys.modules)))\n"
     )
     tmp_path.chmod(0o700)

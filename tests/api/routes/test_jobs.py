@@ -202,7 +202,7 @@ def test_a_folder_of_every_format_is_sent_whole_and_what_is_left_out_is_named_fi
     folder = written(tmp_path / "photos", files | left)
     task = service.task()
     passed = "files are no images, and are not labeled: @eaDir/ (a Synology disk station keeps it), notes.txt (a text)"
-    named = f"3 {passed}, report.pdf (not an image of a known format)"
+    named = f"3 {passed}, report.pdf (a PDF; save its pictures as files)"
     with Client(service.url, service.tokens["requester"]) as client:
         job = client.submit(task.task_id, images=folder)
         assert named in caplog.text
