@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 import numpy as np
+import PIL
 from numpy.typing import NDArray
 from PIL import GifImagePlugin, Image, ImageFile, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
@@ -261,6 +262,7 @@ _COEFFICIENTS, _SUBSAMPLING, _BLACK_AND_WHITE = 529, 530, 532
 _REC601: Final = (0.299, 0.587, 0.114)
 _ALL_VALUES: Final = (0.0, 255.0, 128.0, 255.0, 128.0, 255.0)
 _OF_RGB, _OF_CMYK, _OF_YCBCR = 2, 5, 6
+_PILLOW_VERSION: Final = int(PIL.__version__.partition(".")[0])
 
 
 def _check_tiff(image: TiffImagePlugin.TiffImageFile) -> None:
@@ -297,6 +299,8 @@ def _misread_tiff(image: TiffImagePlugin.TiffImageFile) -> str:
         if {*inks[::2]} != {0} or {*inks[1::2]} - {2**bits - 1}:
             return "CMYK with a range of dots that it states itself"
     if kind == _OF_YCBCR and is_raw:  # libtiff converts all others
+        if _PILLOW_VERSION < 13:
+            return "YCbCr without compression, which Pillow reads from version 13 on"
         if _samples(tags, _SUBSAMPLING, default=2) != (1, 1):
             return "YCbCr with fewer samples of color"
         if not np.allclose(_numbers(tags, _BLACK_AND_WHITE, _ALL_VALUES), _ALL_VALUES):

@@ -281,7 +281,10 @@ def test_a_table_of_images_is_read_in_every_form_of_bytes_and_text(tmp_path: Pat
     cells: list[object] = [{"bytes": one, "path": None} for one in data] if pa.types.is_struct(kind) else [*data]
     image = pa.array(data).dictionary_encode() if pa.types.is_dictionary(kind) else pa.array(cells, kind)
     table = {"image": image, "id": pa.array(["a", "b", "c"], pa.string_view()), "label": pa.array([1.0, None, 0.0])}
-    pq.write_table(pa.table(table), tmp_path / "images.PARQUET")
+    try:
+        pq.write_table(pa.table(table), tmp_path / "images.PARQUET")
+    except pa.ArrowNotImplementedError:
+        pytest.skip("this version of pyarrow writes no views")
     source = open_source(tmp_path / "images.PARQUET")
     assert (list(source.names), source.label_names, list(source.labels)) == (["a", "b", "c"], ("0", "1"), [1, None, 0])
     assert [source.file(row) for row in range(3)] == data

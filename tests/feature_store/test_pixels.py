@@ -280,8 +280,8 @@ KNOWN |= {f"BMP {name}": case for name, case in of_bmp().items()} | of_others()
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_pixels_have_their_known_values(name: str) -> None:
-    if name == "YCbCr" and int(PILLOW.partition(".")[0]) < 13:
-        pytest.skip("Pillow before 13 reads no YCbCr without compression; such an image is named and left out")
+    if name.endswith((" YCbCr", " gray times alpha")) and int(PILLOW.partition(".")[0]) < 13:
+        pytest.skip("Pillow before 13 does not read these; such an image is named and left out")
     data, wanted = KNOWN[name]
     found = np.asarray(decode_image(data)).reshape(-1, 3)[: len(wanted)].astype(int)
     expected = np.array([value if isinstance(value, list) else [value] * 3 for value in wanted])
