@@ -299,14 +299,14 @@ def _misread_tiff(image: TiffImagePlugin.TiffImageFile) -> str:
         if {*inks[::2]} != {0} or {*inks[1::2]} - {2**bits - 1}:
             return "CMYK with a range of dots that it states itself"
     if kind == _OF_YCBCR and is_raw:  # libtiff converts all others
-        if _PILLOW_VERSION < 13:
-            return "YCbCr without compression, which Pillow reads from version 13 on"
         if _samples(tags, _SUBSAMPLING, default=2) != (1, 1):
             return "YCbCr with fewer samples of color"
         if not np.allclose(_numbers(tags, _BLACK_AND_WHITE, _ALL_VALUES), _ALL_VALUES):
             return "YCbCr with a black and a white that it states itself"
         if not np.allclose(_numbers(tags, _COEFFICIENTS, _REC601), _REC601, atol=1e-3):
             return "YCbCr with coefficients other than those of JPEG"
+        if _PILLOW_VERSION < 13:
+            return "YCbCr without compression, which Pillow reads from version 13 on"
     return ""
 
 
