@@ -288,10 +288,11 @@ class Shard:
                 )
             changed = manifest.model_copy(update={"deleted": tuple(deleted.tolist())})
             if len(deleted) > len(manifest.deleted):
-                write_manifest(self.path, changed)
+                # The moment first: on a full disk nothing is deleted, and no deletion is without its moment.
                 lines = [*deletions(self.path), now_utc().isoformat(timespec="seconds")]
                 mode = 0o600 if manifest.role == "private" else 0o644
                 replace_file(self.path / DELETIONS_NAME, "".join(f"{one}\n" for one in lines).encode(), mode=mode)
+                write_manifest(self.path, changed)
         self._manifest = changed
         for known in ("alive", "rows", "version"):
             self.__dict__.pop(known, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -13,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import feature_store.shard
 from feature_store.decode import Skipped
 from feature_store.rows import FEATURE_SCALE, largest_square_length, quantize
-from feature_store.shard import Shard, check_compatible
+from feature_store.shard import DELETIONS_NAME, Shard, check_compatible, deletions
 from feature_store.shard_writer import ShardWriter
 from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards, OutputInUse
 
@@ -185,6 +187,25 @@ def test_a_deleted_record_is_dead_for_every_reader_and_changes_the_version(tmp_p
         assert len(reader) == 18
         assert reader.rows.tolist() == [row for row in range(20) if row not in (2, 11)]
         assert reader.version == shard.version != before
+
+
+def test_a_full_disk_deletes_nothing_without_its_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = write(tmp_path / "a.shard")
+    gone, replace = shard.record_ids[:2], feature_store.shard.replace_file
+
+    def full(path: Path, *arguments: Any, **more: Any) -> None:
+        if path.name == DELETIONS_NAME:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(path, *arguments, **more)
+
+    monkeypatch.setattr(feature_store.shard, "replace_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        shard.delete(gone)
+    monkeypatch.undo()
+    again = Shard.open(shard.path)
+    assert len(again.rows) == len(again)
+    assert again.delete(gone) == 2
+    assert len(deletions(shard.path)) == 1
 
 
 def test_two_readers_that_delete_do_not_undo_each_other(tmp_path: Path) -> None:
