@@ -252,24 +252,28 @@ def serve_at(
         on_ready: called with the URL once requests are taken.
         on_server: called with the server before it runs, so that another thread can stop it.
     """
-    app = create_app(coordinator)
-    proxies = list(coordinator.config.trusted_proxies)
-    most = _affordable(coordinator.config.limits.max_connections)
-    server = Server(
-        app,
-        most_idle=most,
-        on_ready=lambda: on_ready(url_of(listening)),
-        on_stop=lambda: app.state.shutdown.begin(),
-        proxy_headers=bool(proxies),
-        forwarded_allow_ips=proxies,
-        lifespan="on",
-    )
+    server = server_of(coordinator, on_ready=lambda: on_ready(url_of(listening)))
     on_server(server)
     coordinator.start()
     try:
         server.run(sockets=[listening])
     finally:
         coordinator.stop()
+
+
+def server_of(coordinator: Coordinator, *, on_ready: Callable[[], None] = lambda: None) -> Server:
+    """Return the server of a coordinator, with the limits and proxies of its settings."""
+    app = create_app(coordinator)
+    proxies = list(coordinator.config.trusted_proxies)
+    return Server(
+        app,
+        most_idle=_affordable(coordinator.config.limits.max_connections),
+        on_ready=on_ready,
+        on_stop=lambda: app.state.shutdown.begin(),
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=proxies,
+        lifespan="on",
+    )
 
 
 def _affordable(wanted: int) -> int:

@@ -17,6 +17,7 @@ from labeler.errors import LabelerError
 from tests import quick_syncs, quick_tables  # noqa: F401  # nobody waits for a disk or compiles tables
 from tests.forked_command import begin_server
 from tests.forks import Forks
+from tests.guard import Guard
 from tests.postgres_server import PostgresServer, postgres_running
 from tests.rerun_alone import RerunAlone
 
@@ -92,6 +93,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Guard(), "guard")
     wanted = config.getoption("--forks")
     if wanted is not None:
         config.pluginmanager.register(Forks(_auto() if wanted == "auto" else int(wanted)))

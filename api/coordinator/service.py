@@ -151,8 +151,11 @@ class Coordinator:
         )
 
     @classmethod
-    def open(cls, config: CoordinatorConfig, *, clock: Clock = utc_now) -> Coordinator:
+    def open(cls, config: CoordinatorConfig, *, clock: Clock = utc_now, mailbox: Mailbox | None = None) -> Coordinator:
         """Open everything in a home; keys are made at the first start.
+
+        Args:
+            mailbox: None for Redis, as the settings say.
 
         Raises:
             JournalInUse: another coordinator runs on this home, or on its journal.
@@ -167,8 +170,8 @@ class Coordinator:
             stores = Stores.open(config, clock=clock)
             owned.callback(stores.database.close)
             keys = own_keys(config.home, is_known=bool(stores.parties.list()))
-            mailbox = RedisMailbox(config.redis_url)
-            if not mailbox.is_guarded:
+            mailbox = RedisMailbox(config.redis_url) if mailbox is None else mailbox
+            if isinstance(mailbox, RedisMailbox) and not mailbox.is_guarded:
                 log.warning(
                     "redis_url names a TCP port without a password: whoever reaches it reads and writes the mail; name "
                     "a socket of mode 700 (docs/deploy.md), or a password"

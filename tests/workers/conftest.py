@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +27,7 @@ from labeler.messages.bodies import AnswerSent, Mail, OpenRound, Poll, SumReques
 from labeler.randomness import seeded_source
 from labeler.system.keys import PartyKeys, PublicKeys, verify
 from labeler.tally import QueryBatch, Round
+from tests import doors
 from tests.command_line import labeler
 from tests.processes import wait_until
 from tests.workers.agent_site import Site
@@ -69,7 +71,7 @@ def make_shard(tmp_path: Path) -> MakeShard:
 
 
 class Relay:
-    """A coordinator that only handles frames, over real HTTP on loopback: it checks signatures, relays,
+    """A coordinator that only handles frames, over real HTTP behind a door: it checks signatures, relays,
     keeps what was meant for the coordinator. Tests write its mail and read its inbox.
 
     Attributes:
@@ -253,28 +255,29 @@ class Relay:
 
 
 @contextmanager
-def serving(relay: Relay, certificate: Path | None = None, key: Path | None = None) -> Iterator[int]:
-    """Serve a relay on a free port, behind TLS where there is a certificate."""
+def serving(
+    relay: Relay, certificate: Path | None = None, key: Path | None = None, sockets: Sequence[socket.socket] = ()
+) -> Iterator[int]:
+    """Serve a relay behind a door (tests.doors) and at these sockets, and behind TLS where there is a certificate."""
     config = uvicorn.Config(
-        relay.app(), host="127.0.0.1", port=0, log_level="critical", lifespan="off",
-        ssl_certfile=certificate, ssl_keyfile=key,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    wait_until(lambda: server.started)
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = True
-    thread.join(timeout=60)
+        relay.app(), log_level="critical", lifespan="off", ssl_certfile=certificate, ssl_keyfile=key
+    )
+    with doors.serving(uvicorn.Server(config), sockets) as number:
+        yield number
 
 
 @pytest.fixture
-def relay() -> Iterator[Relay]:
-    """A relay that listens on a free port."""
+def relay(request: pytest.FixtureRequest) -> Iterator[Relay]:
+    """A relay behind a door; in a test that is marked `process` at a port, where other processes find it."""
     relay = Relay()
-    with serving(relay) as port:
-        relay.url = f"http://127.0.0.1:{port}"
-        yield relay
+    if request.node.get_closest_marker("process"):
+        with socket.create_server(("127.0.0.1", 0)) as listening, serving(relay, sockets=[listening]):
+            relay.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            yield relay
+    else:
+        with serving(relay) as number:
+            relay.url = f"http://{doors.HOST}:{number}"
+            yield relay
 
 
 @pytest.fixture(scope="session")
@@ -282,7 +285,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of a private authority (ca.pem), and of a certificate of localhost that only it vouches for."""
     made = tmp_path_factory.mktemp("authority") / "tls"
     script = Path(__file__).parents[2] / "deploy" / "make-certificate.sh"
-    subprocess.run([script, made, "localhost", "127.0.0.1"], check=True, capture_output=True)
+    subprocess.run([script, made, "localhost", "127.0.0.1", doors.HOST], check=True, capture_output=True)
     return made
 
 
@@ -293,7 +296,7 @@ def encrypted(relay: Relay, authority: Path) -> Iterator[tuple[str, Path]]:
     Ask for it before `make_link`: it ends once its peers have hung up, or 30 s later.
     """
     with serving(relay, authority / "coordinator.pem", authority / "coordinator.key") as port:
-        yield f"https://localhost:{port}", authority / "ca.pem"
+        yield f"https://{doors.HOST}:{port}", authority / "ca.pem"
 
 
 class Running:

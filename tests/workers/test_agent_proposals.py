@@ -178,6 +178,7 @@ def test_free_questions_about_the_budget_end_after_some(site: Site, monkeypatch:
         assert site.willing(2)[1] == Willing("job-4", UNTIL)
 
 
+@pytest.mark.process
 def test_killed_at_its_yes_it_says_the_same_and_sets_the_price_aside_once(site: Site, tmp_path: Path) -> None:
     site.now = datetime.now(UTC)  # as the separate process sees it, so that the price is set aside for a day
     until = float(int(site.now.timestamp())) + 86_400

@@ -176,6 +176,7 @@ def test_a_whole_life_of_a_round_looks_alike_for_every_method(
 # The process.
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "point",
     ["agent.stored", *(pytest.param(point, marks=pytest.mark.long) for point in ("agent.charged", "agent.computed"))],

@@ -340,6 +340,7 @@ def _claims(folder: Path, journal: str, ready: Any, won: Any) -> None:
         return
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("attempt", range(5))
 def test_of_two_processes_that_start_at_once_one_has_the_shard(tmp_path: Path, attempt: int) -> None:
     context = multiprocessing.get_context("fork")

@@ -302,6 +302,7 @@ def test_every_new_file_is_on_the_disk_before_the_manifest_names_it(
     assert str(shard) in synced, "that the old files are gone is synced too"
 
 
+@pytest.mark.process
 def test_a_reader_never_meets_half_of_an_erasure(tmp_path: Path, shard: Path) -> None:
     names = sorted(_left(shard))[:5]
     child = _forked(lambda: [delete_records(shard, images=[name]) for name in names])
@@ -312,6 +313,7 @@ def test_a_reader_never_meets_half_of_an_erasure(tmp_path: Path, shard: Path) ->
     assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.process
 def test_a_full_disk_leaves_the_records_deleted_and_says_how_to_erase_them(tmp_path: Path, shard: Path) -> None:
     shard = _embedded(tmp_path, "b.shard", backbone="pixels:32", persons=PersonColumn(level=2))
 

@@ -24,7 +24,7 @@ from feature_store.shard import Shard
 from labeler import invitation
 from labeler.ledger.database import open_database
 from labeler.system.keys import PartyKeys
-from tests.api.routes.conftest import Service, running
+from tests.api.routes.conftest import Service, running_at_a_socket
 from tests.command_line import Labeler
 from tests.feature_store.conftest import write_pictures
 from tests.processes import wait_until
@@ -111,7 +111,7 @@ def service(redis_url: str, authority: Path, tmp_path: Path, monkeypatch: pytest
     tls = (tmp_path / "tls" / "coordinator.pem", tmp_path / "tls" / "coordinator.key")
     with (
         listening,
-        running(config, is_filled=False) as started,
+        running_at_a_socket(config, is_filled=False) as started,
         speaking_tls(tls, listening, int(started.url.rpartition(":")[2])),
     ):
         monkeypatch.setenv("LABELER_URL", config.public_url)

@@ -233,6 +233,7 @@ def test_trouble_that_passes_is_waited_for(make_link: MakeLink, relay: Any) -> N
     assert [pause >= 7 for pause in stop.paused] == [False, True, False]
 
 
+@pytest.mark.process
 def test_an_unreachable_coordinator_is_tried_until_told_to_stop(make_link: MakeLink) -> None:
     stop = Pauses(most=3)
     with pytest.raises(Interrupted):
@@ -240,6 +241,7 @@ def test_an_unreachable_coordinator_is_tried_until_told_to_stop(make_link: MakeL
     assert len(stop.paused) == 4
 
 
+@pytest.mark.process
 def test_the_first_poll_is_answered_at_once_and_tells_whoever_waits_that_the_party_is_ready(
     make_link: MakeLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,6 +421,7 @@ def test_a_missing_certificate_file_is_refused(make_link: MakeLink, tmp_path: Pa
         make_link(ca_file=str(tmp_path / "none.pem"))
 
 
+@pytest.mark.process
 def test_a_certificate_is_checked_against_the_file_that_was_named(
     encrypted: tuple[str, Path], make_link: MakeLink, relay: Any
 ) -> None:
@@ -427,6 +430,7 @@ def test_a_certificate_is_checked_against_the_file_that_was_named(
     assert len(relay.inbox) == 1
 
 
+@pytest.mark.process
 def test_a_certificate_nobody_vouches_for_is_never_accepted(
     make_link: MakeLink, relay: Any, encrypted: tuple[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from labeler.ledger.chain import EMPTY, Anchor, Head
 from labeler.messages import COORDINATOR, Message, frame
 from labeler.messages.bodies import Mail
 from labeler.system.keys import PartyKeys
+from tests import doors
 from tests.processes import wait_until
 from workers.party import coordinator
 from workers.party.coordinator import SYNC_EVERY_S, CoordinatorHttp, SeenState, Unreachable
@@ -45,17 +47,18 @@ class Server:
         self.closed = 0
         self._scripts = scripts
         self._reads_bodies = reads_bodies
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.port = self._socket.getsockname()[1]
-        threading.Thread(target=self._run, daemon=True).start()
+        self._arrived: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._open = ExitStack()
+        self.port = self._open.enter_context(doors.opened(lambda theirs, _: self._arrived.put(theirs)))
+        threading.Thread(target=self._run, name="door", daemon=True).start()
 
     def close(self) -> None:
-        self._socket.close()
+        self._open.close()
 
     def _run(self) -> None:
         with suppress(OSError):
             for script in self._scripts:
-                connection, _ = self._socket.accept()
+                connection = self._arrived.get()
                 with connection:
                     self.requests.append([])
                     for answer in script:
@@ -83,7 +86,7 @@ def serve() -> Iterator[Serve]:
 
     def make(*scripts: list[bytes], path: str = "", **options: bool) -> tuple[Server, CoordinatorHttp]:
         server = Server(list(scripts), **options)
-        address = f"http://127.0.0.1:{server.port}{path}"
+        address = f"http://{doors.HOST}:{server.port}{path}"
         connection = CoordinatorHttp(address, ca_file=None, read_timeout_s=60.0, stop=threading.Event())
         opened.extend((connection, server))
         return server, connection
@@ -158,6 +161,7 @@ def test_who_refuses_before_all_was_sent_is_heard(serve: Serve) -> None:
         post(connection, b"x" * 20_000_000)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_a_request_ends_at_once_when_the_party_is_told_to_stop(when: str) -> None:
     stop, silence = threading.Event(), threading.Event()
@@ -198,6 +202,7 @@ def through(url: str, certificate: Path) -> CoordinatorHttp:
     return CoordinatorHttp(url, ca_file=str(certificate), read_timeout_s=60.0, stop=threading.Event())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("how", ["this machine", "NO_PROXY"])
 def test_a_proxy_is_left_alone_for_this_machine_and_for_hosts_that_are_named(
     relay: Any, encrypted: tuple[str, Path], no_proxy: pytest.MonkeyPatch, how: str
@@ -206,11 +211,12 @@ def test_a_proxy_is_left_alone_for_this_machine_and_for_hosts_that_are_named(
     no_proxy.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     if how == "NO_PROXY":
         no_proxy.setattr("labeler.system.http_client.is_loopback", lambda _: False)
-        no_proxy.setenv("NO_PROXY", "localhost")
+        no_proxy.setenv("NO_PROXY", doors.HOST)
     with closing(through(*encrypted)) as connection, pytest.raises(ProtocolViolation, match="418"):
         post(connection)
 
 
+@pytest.mark.process
 def test_a_proxy_of_another_kind_is_refused_at_once(encrypted: tuple[str, Path], no_proxy: pytest.MonkeyPatch) -> None:
     no_proxy.setattr("labeler.system.http_client.is_loopback", lambda _: False)
     no_proxy.setenv("ALL_PROXY", "gopher://proxy:1")

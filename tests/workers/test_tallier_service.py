@@ -298,6 +298,7 @@ def test_its_noise_is_drawn_once_for_one_set_of_agents_and_sent_again_bit_for_bi
     assert not np.array_equal(first.words, expected_words(table, round, "ab"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("point", ["tallier.fixed", pytest.param("tallier.summed", marks=pytest.mark.long)])
 def test_killed_between_storing_and_sending_it_sends_the_noise_that_it_had_drawn(
     table: Table, tmp_path: Path, point: str

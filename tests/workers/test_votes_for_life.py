@@ -169,6 +169,7 @@ def test_only_records_of_the_classes_asked_about_vote_and_pay(site: LifeSite) ->
     assert (len(spent), np.count_nonzero(spent)) == (RECORDS, RECORDS // 3)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "point",
     [

@@ -78,6 +78,7 @@ def test_a_home_that_is_put_back_whole_is_refused_though_the_coordinator_would_l
         site.start_once()
 
 
+@pytest.mark.process
 def test_who_goes_on_with_a_restored_home_is_told_what_its_witness_needs(
     site: LifeSite, witness: Path, tmp_path: Path, labeler: Labeler
 ) -> None:
@@ -268,6 +269,7 @@ def test_while_an_answer_cannot_be_made_no_other_round_of_votes_for_life_is_char
     assert charged(site.home) == 0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("more", [0, 20])
 def test_the_coordinator_has_seen_them_and_tells_the_agent(
     site: LifeSite, tmp_path: Path, caplog: pytest.LogCaptureFixture, more: int
@@ -323,6 +325,7 @@ def test_spends_that_somebody_edits_are_found_by_the_chain(site: LifeSite) -> No
         site.start_once()
 
 
+@pytest.mark.process
 def test_of_rounds_asked_at_once_one_is_charged_and_not_stored_so_none_is_answered_twice_under_one_noise(
     site: LifeSite, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.service import Coordinator
 from api.coordinator.stores import LOCK_FILE, owning_home
+from labeler.driver.mail_memory import MemoryMailbox
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import InvalidSetting, JournalInUse
 from labeler.system.keys import PartyKeys
@@ -22,7 +23,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("labeler.ledger.database.PATIENCE_S", 0.0)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.process)])
 def journal(request: pytest.FixtureRequest) -> str:
     return "journal.db" if request.param == "sqlite" else request.getfixturevalue("postgres_server").new_database()
 
@@ -45,23 +46,23 @@ def test_a_second_coordinator_of_a_home_is_refused_and_leaves_uploads_under_way_
     tmp_path: Path, journal: str
 ) -> None:
     home = tmp_path / "home"
-    first = Coordinator.open(config(home, journal))
+    first = Coordinator.open(config(home, journal), mailbox=MemoryMailbox())
     upload = home / "incoming" / "upload"
     upload.mkdir(parents=True)
     (upload / "half").write_bytes(b"half of an image")
     before = contents(home)
     with pytest.raises(JournalInUse, match=r"another coordinator runs on the home 'home'.*Stop it first"):
-        Coordinator.open(config(home, journal))
+        Coordinator.open(config(home, journal), mailbox=MemoryMailbox())
     assert contents(home) == before
     first.stop()
-    Coordinator.open(config(home, journal)).stop()
+    Coordinator.open(config(home, journal), mailbox=MemoryMailbox()).stop()
 
 
 def test_a_home_is_free_again_after_an_opening_that_failed(tmp_path: Path, impatient: None) -> None:
     home = tmp_path / "home"
     broken = config(home, "nowhere/journal.db")
     with pytest.raises(InvalidSetting, match="folder does not exist"):
-        Coordinator.open(broken)
+        Coordinator.open(broken, mailbox=MemoryMailbox())
     with owning_home(home):
         pass
 
@@ -82,7 +83,7 @@ def plain(tmp_path: Path) -> CoordinatorConfig:
 
 def test_keys_are_made_once_and_kept(plain: CoordinatorConfig) -> None:
     for _ in range(2):
-        Coordinator.open(plain).stop()
+        Coordinator.open(plain, mailbox=MemoryMailbox()).stop()
         made = PartyKeys.load(plain.home / "keys.json").public
     assert PartyKeys.load(plain.home / "keys.json").public == made
 
@@ -91,7 +92,7 @@ def test_keys_are_made_once_and_kept(plain: CoordinatorConfig) -> None:
 def test_a_coordinator_that_parties_know_or_have_known_never_makes_itself_other_keys(
     plain: CoordinatorConfig, is_revoked: bool
 ) -> None:
-    first = Coordinator.open(plain)
+    first = Coordinator.open(plain, mailbox=MemoryMailbox())
     first.stores.parties.enrol("hospital-a", "agent", secrets.token_hex(32), secrets.token_hex(32))
     if is_revoked:
         first.stores.parties.revoke("hospital-a")
@@ -100,17 +101,17 @@ def test_a_coordinator_that_parties_know_or_have_known_never_makes_itself_other_
     path.rename(plain.home / "elsewhere.json")
     for _ in range(2):  # not at the second try either
         with pytest.raises(InvalidSetting, match=r"keys\.json is missing .* from a backup.*every site pin them"):
-            Coordinator.open(plain)
+            Coordinator.open(plain, mailbox=MemoryMailbox())
         assert not path.exists()
     (plain.home / "elsewhere.json").rename(path)
-    Coordinator.open(plain).stop()
+    Coordinator.open(plain, mailbox=MemoryMailbox()).stop()
 
 
 def test_what_a_crash_left_half_received_is_gone_at_the_next_start(plain: CoordinatorConfig) -> None:
     left = plain.home / "incoming" / "cut-off"
     left.mkdir(parents=True)
     (left / ".upload-1.parquet").write_bytes(b"half of an image")
-    Coordinator.open(plain).stop()
+    Coordinator.open(plain, mailbox=MemoryMailbox()).stop()
     assert not (plain.home / "incoming").exists()
 
 
@@ -121,10 +122,10 @@ def test_a_home_in_which_no_upload_could_be_kept_is_refused_at_the_start(plain: 
     (elsewhere / "photograph.png").write_bytes(b"somebody's")
     path.write_bytes(b"") if kind == "file" else path.symlink_to(elsewhere)
     with pytest.raises(InvalidSetting, match="'incoming' in the coordinator's home 'home' is not a folder"):
-        Coordinator.open(plain)
+        Coordinator.open(plain, mailbox=MemoryMailbox())
     assert (elsewhere / "photograph.png").exists()
     path.unlink()
-    Coordinator.open(plain).stop()
+    Coordinator.open(plain, mailbox=MemoryMailbox()).stop()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""A real coordinator behind a real server: SQLite on disk, redis-server, uvicorn in a thread, tokens of every role."""
+"""A real coordinator: SQLite on disk, tokens of every role, behind a door without an address (tests.doors)
+
+Tests of sockets, of connections and of Redis ask for `socket_service` or `own_socket_service`, which have a real
+server: redis-server, and uvicorn in a thread.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,9 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +27,13 @@ from api.coordinator.config import CapsTable, CoordinatorConfig, LimitsTable
 from api.coordinator.ownership import Reader
 from api.coordinator.service import Coordinator
 from api.schema import PartyRequest, Role, TaskRequest, TaskView
-from api.server import listen, serve_at
+from api.server import listen, serve_at, server_of
+from labeler.driver.mail_memory import MemoryMailbox
 from labeler.messages import COORDINATOR, Message, frame
 from labeler.messages.bodies import Poll
 from labeler.rounds.effects import ProposalReply
 from labeler.system.keys import PartyKeys
+from tests import doors
 from workers.up.redis_server import RedisServer
 
 CLASSES = ("backpack", "keyboard", "mug")
@@ -122,15 +129,8 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.url
 
 
-@contextmanager
-def running(
-    config: CoordinatorConfig,
-    *,
-    is_filled: bool = True,
-    port: int = 0,
-) -> Iterator[Service]:
-    """Open, fill and serve a coordinator until the block ends; not filled, nobody is enrolled."""
-    coordinator = Coordinator.open(config)
+def filled(coordinator: Coordinator, *, is_filled: bool) -> Service:
+    """A coordinator's tokens and, where it is filled, its parties."""
     tokens = {role: coordinator.tokens.create(f"a {role}", role)[1] for role in ROLES}
     keys = {name: PartyKeys.generate() for name in (*AGENTS, *TALLIERS)} if is_filled else {}
     for name in keys:
@@ -144,12 +144,32 @@ def running(
                 tallier=None if name in AGENTS else TALLIERS.index(name),
             )
         )
+    return Service("", coordinator, tokens, keys)
+
+
+@contextmanager
+def running(config: CoordinatorConfig, *, is_filled: bool = True) -> Iterator[Service]:
+    """Open, fill and serve a coordinator behind a door until the block ends; not filled, nobody is enrolled."""
+    coordinator = Coordinator.open(config, mailbox=MemoryMailbox())
+    service = filled(coordinator, is_filled=is_filled)
+    coordinator.start()
+    try:
+        with doors.serving(server_of(coordinator)) as number:
+            yield replace(service, url=f"http://{doors.HOST}:{number}")
+    finally:
+        coordinator.stop()
+
+
+@contextmanager
+def running_at_a_socket(config: CoordinatorConfig, *, is_filled: bool = True, port: int = 0) -> Iterator[Service]:
+    """The same with the mailbox of the settings, Redis, and uvicorn at a port of loopback."""
+    coordinator = Coordinator.open(config)
+    service = filled(coordinator, is_filled=is_filled)
     ready = threading.Event()
-    urls: list[str] = []
     servers: list[uvicorn.Server] = []
 
     def on_ready(url: str) -> None:
-        urls.append(url)
+        service.url = url
         ready.set()
 
     def run() -> None:
@@ -160,7 +180,7 @@ def running(
     thread.start()
     try:
         assert ready.wait(240), "the server did not start"
-        yield Service(urls[0], coordinator, tokens, keys)
+        yield service
     finally:
         if servers:
             servers[0].should_exit = True
@@ -172,30 +192,49 @@ ConfigOf = Callable[..., CoordinatorConfig]
 ServeIn = Callable[..., AbstractContextManager[Service]]
 
 
-@pytest.fixture(scope="session")
-def config_of(redis_url: str) -> ConfigOf:
-    def make(
-        home: Path, *, federation_epsilon: float = 50.0, trusted_proxies: tuple[str, ...] = (), **limits: int
-    ) -> CoordinatorConfig:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return CoordinatorConfig(
-            home=home,
-            redis_url=redis_url,
-            public_url="http://127.0.0.1:8080",
-            classes=CLASSES,
-            federation=CapsTable(instance_epsilon=federation_epsilon, agent_epsilon="unlimited"),
-            agents=CapsTable(instance_epsilon=federation_epsilon, agent_epsilon="unlimited"),
-            backbones={FINGERPRINT: "pixels"},
-            trusted_proxies=trusted_proxies,
-            limits=LimitsTable(**({"max_requests_per_minute": 1_000_000} | limits)),
-        )
+def config_at(
+    home: Path,
+    *,
+    federation_epsilon: float = 50.0,
+    trusted_proxies: tuple[str, ...] = (),
+    redis_url: str = "redis://127.0.0.1:1/0",
+    **limits: int,
+) -> CoordinatorConfig:
+    """The settings of a coordinator in a folder, which is made."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return CoordinatorConfig(
+        home=home,
+        redis_url=redis_url,
+        public_url="http://127.0.0.1:8080",
+        classes=CLASSES,
+        federation=CapsTable(instance_epsilon=federation_epsilon, agent_epsilon="unlimited"),
+        agents=CapsTable(instance_epsilon=federation_epsilon, agent_epsilon="unlimited"),
+        backbones={FINGERPRINT: "pixels"},
+        trusted_proxies=trusted_proxies,
+        limits=LimitsTable(**({"max_requests_per_minute": 1_000_000} | limits)),
+    )
 
-    return make
+
+@pytest.fixture(scope="session")
+def config_of() -> ConfigOf:
+    return config_at
+
+
+@pytest.fixture(scope="session")
+def socket_config_of(redis_url: str) -> ConfigOf:
+    """Settings of a service with a real server, and with the Redis of all tests."""
+    return partial(config_at, redis_url=redis_url)
 
 
 @pytest.fixture(scope="session")
 def service(config_of: ConfigOf, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with running(config_of(tmp_path_factory.mktemp("coordinator") / "home")) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def socket_service(socket_config_of: ConfigOf, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running_at_a_socket(socket_config_of(tmp_path_factory.mktemp("coordinator") / "home")) as started:
         yield started
 
 
@@ -205,25 +244,25 @@ def of_new_requester(service: Service) -> Service:
     return replace(service, tokens=service.tokens | {"requester": secret})
 
 
+def asking_once(config: CoordinatorConfig) -> CoordinatorConfig:
+    """The same settings, but nobody is asked twice: mail that is counted is the same on a slow machine."""
+    return config.model_copy(update={"timing": config.timing.model_copy(update={"ask_again_s": 3600.0})})
+
+
 @pytest.fixture
 def own(config_of: ConfigOf, tmp_path: Path) -> Iterator[Service]:
     """A service of one test, beside which none has mail or jobs."""
-    with alone(config_of, tmp_path) as started:
+    with running(asking_once(config_of(tmp_path / "home"))) as started:
         yield started
 
 
-@contextmanager
-def alone(config_of: ConfigOf, folder: Path) -> Iterator[Service]:
-    """A service with mail of its own: that of all tests goes on asking agents of equal names.
-
-    It asks nobody twice, so that mail which is counted is the same on a slow machine.
-    """
-    with ExitStack() as stack:
-        server = stack.enter_context(RedisServer(folder / "redis"))
-        config = config_of(folder / "home")
-        once = config.timing.model_copy(update={"ask_again_s": 3600.0})
-        config = config.model_copy(update={"redis_url": server.url, "timing": once})
-        yield stack.enter_context(running(config))
+@pytest.fixture
+def own_socket_service(tmp_path: Path) -> Iterator[Service]:
+    """A service of one test with a real server, and with mail of its own."""
+    with RedisServer(tmp_path / "redis") as server:
+        config = asking_once(config_at(tmp_path / "home", redis_url=server.url))
+        with running_at_a_socket(config) as started:
+            yield started
 
 
 @pytest.fixture
@@ -236,6 +275,12 @@ def no_discarding(monkeypatch: pytest.MonkeyPatch) -> None:
 def serve_in() -> ServeIn:
     """For tests that need a service of their own."""
     return running
+
+
+@pytest.fixture(scope="session")
+def serve_at_socket() -> ServeIn:
+    """For tests that need a service of their own with a real server."""
+    return running_at_a_socket
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import itertools
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +29,7 @@ from api.client_http import _ROWS_LOOKED_AT, FormBody, Part, parquet_of
 from api.schema import JobView, LabelsRequest
 from feature_store.rows import quantize
 from labeler.errors import InvalidSetting, LabelerError, TooLarge, TryAgain
+from tests import doors
 from tests.api.routes.conftest import eventually
 from workers.notebook.local import Service
 
@@ -111,16 +112,9 @@ def event(version: int, state: str) -> bytes:
 
 @pytest.fixture
 def script() -> Iterator[Script]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    written = Script(f"http://127.0.0.1:{server.server_address[1]}")
-    Handler.script = written
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield written
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with doors.opened(partial(doors.handle, Handler)) as number:
+        Handler.script = Script(f"http://{doors.HOST}:{number}")
+        yield Handler.script
 
 
 @pytest.fixture
@@ -248,7 +242,7 @@ def test_retry_after_is_kept_and_patience_ends(script: Script) -> None:
 
 def test_an_unreachable_service_is_try_again(script: Script) -> None:
     with (
-        Client("http://127.0.0.1:9", "t", patience_s=0.3) as client,
+        Client(f"http://{doors.HOST}:9", "t", patience_s=0.3) as client,
         pytest.raises(ServiceBusy, match="nothing answers at"),
     ):
         client.budget()
@@ -257,9 +251,9 @@ def test_an_unreachable_service_is_try_again(script: Script) -> None:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("closed", "nothing answers at http://127.0.0.1:"),
+        ("closed", "nothing answers at http://127.127.0.1:"),
         ("silent", "in time: is this the service's address and port"),
-        ("silent TLS", "no answer from https://127.0.0.1:"),
+        ("silent TLS", "no answer from https://127.127.0.1:"),
         ("plain", "does not speak TLS; check the port"),
     ],
 )
@@ -270,11 +264,10 @@ def test_a_wrong_address_is_found_out_long_before_a_request_would_time_out(
 ) -> None:
     assert 2 * client_http.STRANGER_PATIENCE_S < 10  # a first try, and what remains of the last one
     monkeypatch.setattr(client_http, "STRANGER_PATIENCE_S", 0.5)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        if kind != "closed":
-            listener.listen()
+    silent: list[socket.socket] = []
+    with doors.opened(lambda theirs, _: silent.append(theirs)) as number, contextlib.ExitStack() as held:
+        address = f"{doors.HOST}:{0 if kind == 'closed' else number}"
+        held.callback(lambda: [one.close() for one in silent])
         url = {
             "plain": script.url.replace("http:", "https:"),
             "silent TLS": f"https://{address}",
@@ -460,7 +453,7 @@ def test_an_event_without_end_is_given_up(client: Client, script: Script) -> Non
 
 def test_a_refusal_without_end_is_told_by_its_status(client: Client, script: Script) -> None:
     sent = [0]
-    script.answers = [endless(b"x" * MIB, sent, status=500)]
+    script.answers = [endless(b"x" * 10_000, sent, status=500)]
     with pytest.raises(ServiceProblem) as refused:
         client.whoami()
     assert refused.value.status == 500

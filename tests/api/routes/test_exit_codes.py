@@ -112,6 +112,7 @@ def names(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     logging.root.handlers[:] = handlers  # services log to the streams of one test
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", TOLD)
 def test_one_mistake_has_one_code_in_every_command(kind: str, names: dict[str, str], labeler: Labeler) -> None:  # noqa: F811
     found = {}

@@ -52,6 +52,7 @@ def test_the_page_of_a_job_has_a_button_for_every_file() -> None:
         assert f'data-format="{name}" data-of="images">{kind.title}</button>' in page
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", [*EXPORT_FORMATS, *RENAMED])
 def test_one_name_is_taken_by_every_door(
     service: Service,

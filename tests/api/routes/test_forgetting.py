@@ -26,6 +26,7 @@ def job(service: Service) -> JobView:
         return client.submit(service.task().task_id, features=FEATURES, backbone_fingerprint=FINGERPRINT)
 
 
+@pytest.mark.process
 def test_an_ended_job_is_forgotten_by_who_sent_it_and_its_labels_are_gone_for_good(
     service: Service, job: JobView
 ) -> None:

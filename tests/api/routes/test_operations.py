@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -34,6 +35,7 @@ from api.server import listen
 from labeler.errors import Unavailable
 from labeler.messages import read_frames
 from labeler.system.keys import PartyKeys
+from tests import doors
 from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service, eventually
 
 ROOT = Path(__file__).parents[3]
@@ -188,6 +190,7 @@ def test_streams_and_polls_end_when_the_server_stops(
     assert max(at for _, at in ended) - stopped < 29  # polls are held for 30
 
 
+@pytest.mark.process
 def test_a_signal_stops_the_server_and_the_process_ends_well(config_of: ConfigOf, tmp_path: Path) -> None:
     config = config_of(tmp_path / "home")
     code = (
@@ -231,7 +234,7 @@ def test_a_signal_stops_the_server_and_the_process_ends_well(config_of: ConfigOf
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, doors.HOST)])
     now = datetime.datetime.now(datetime.UTC)
     made = (
         x509.CertificateBuilder()
@@ -241,7 +244,7 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(doors.HOST))]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
@@ -266,17 +269,25 @@ class _WhoAmI(http.server.BaseHTTPRequestHandler):
 def test_a_client_checks_the_certificate_of_its_service(certificate: tuple[Path, Path]) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _WhoAmI) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"https://127.0.0.1:{server.server_port}"
+
+    class Encrypted(_WhoAmI):
+        def setup(self) -> None:
+            self.request = context.wrap_socket(self.request, server_side=True)
+            super().setup()
+
+        def finish(self) -> None:
+            super().finish()
+            self.request.close()
+
+    with doors.opened(partial(doors.handle, Encrypted)) as number:
+        url = f"https://{doors.HOST}:{number}"
         with Client(url, "t", ca_file=certificate[0]) as client:
             assert client.whoami().token_id == examples.TOKEN_ID
         with Client(url, "t", patience_s=0) as stranger, pytest.raises(ServiceBusy, match="is not trusted"):
             stranger.whoami()
-        server.shutdown()
 
 
+@pytest.mark.process
 def test_an_address_that_is_taken_is_refused_in_a_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Unavailable, match="another port"):
         listen("127.0.0.1", taken.getsockname()[1])

@@ -16,7 +16,7 @@ from labeler.driver.mail import Letter
 from labeler.ledger.chain import EMPTY, Head
 from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
 from labeler.messages.bodies import Mail, Willing
-from tests.api.routes.conftest import AGENTS, ConfigOf, Service, alone, eventually
+from tests.api.routes.conftest import AGENTS, ConfigOf, Service, asking_once, eventually, running
 
 AGENT = AGENTS[0]
 
@@ -117,7 +117,7 @@ def test_a_poll_that_is_held_behind_messages_ends_when_the_server_stops(
 ) -> None:
     monkeypatch.setattr("api.server.GRACE_S", 120)
     answers: list[httpx2.Response] = []
-    with alone(config_of, tmp_path) as service:
+    with running(asking_once(config_of(tmp_path / "home"))) as service:
         job = submitted(service)
         first = service.post(service.polling(AGENT, 1), path="/v1/messages:poll")
         after = Mail.decode(read_frames(first.content, max_messages=9)[0].body).after

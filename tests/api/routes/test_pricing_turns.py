@@ -116,6 +116,7 @@ def test_six_prices_of_many_winners_keep_nobody_waiting(
             assert {one.result() for one in attacks} <= {200, 503}
 
 
+@pytest.mark.process
 def test_a_price_that_is_not_computed_in_time_is_refused_in_words_and_found_by_the_next(
     serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,8 @@ from api import limits
 from api.server import Server, listen
 from tests.api.routes.conftest import ConfigOf, ServeIn, eventually
 
+pytestmark = pytest.mark.process
+
 HEAD: Final = b"%s %s HTTP/1.1\r\nHost: x\r\n\r\n"
 LARGE: Final = 32 * 2**20
 """More than the systems of both ends buffer, where the receiver's buffer is small."""
@@ -231,10 +233,10 @@ def test_a_stream_whose_client_went_ends_though_another_request_was_sent_behind_
 
 @pytest.mark.usefixtures("impatient")
 def test_clients_that_never_read_give_their_places_back_to_others(
-    serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path
+    serve_at_socket: ServeIn, socket_config_of: ConfigOf, tmp_path: Path
 ) -> None:
     with (
-        serve_in(config_of(tmp_path / "home", max_connections_per_address=8)) as service,
+        serve_at_socket(socket_config_of(tmp_path / "home", max_connections_per_address=8)) as service,
         contextlib.ExitStack() as held,
     ):
         place = (service.url.split("/")[2].split(":")[0], int(service.url.rpartition(":")[2]))

@@ -25,6 +25,7 @@ from api.app import create_app
 from api.coordinator.config import CapsTable, CoordinatorConfig, LimitsTable
 from api.coordinator.service import Coordinator
 from api.schema import PartyRequest, TaskRequest
+from labeler.driver.mail_memory import MemoryMailbox
 from labeler.system.keys import PartyKeys
 from tests.api.routes.conftest import AGENTS, CLASSES, DIMENSION, FINGERPRINT, TALLIERS
 
@@ -127,7 +128,7 @@ def opened(home: Path, **bounds: int) -> Iterator[House]:
         federation=caps, agents=caps, backbones={FINGERPRINT: "pixels"},
         limits=LimitsTable(**({"max_token_bytes": QUOTA, "max_upload_bytes": QUOTA} | bounds)),
     )  # fmt: skip
-    coordinator = Coordinator.open(config)
+    coordinator = Coordinator.open(config, mailbox=MemoryMailbox())
     try:
         if not coordinator.stores.parties.list():
             for name in (*AGENTS, *TALLIERS):

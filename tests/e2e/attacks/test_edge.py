@@ -13,13 +13,13 @@ import httpx2
 import pytest
 
 from api.limits import MAX_STRANGERS_BYTES
-from tests.api.routes.conftest import ConfigOf, ServeIn, Service, config_of, redis_url, serve_in
+from tests.api.routes.conftest import ConfigOf, ServeIn, Service, redis_url, serve_at_socket, socket_config_of
 from tests.api.routes.test_limits import answer, head
 from tests.ports import kept_port
 from tests.processes import has_caddy
 from workers.serve import Edge, running
 
-__all__ = ["config_of", "redis_url", "serve_in"]
+__all__ = ["redis_url", "serve_at_socket", "socket_config_of"]
 
 pytestmark = [
     pytest.mark.long,
@@ -101,10 +101,12 @@ HARMLESS = {
 
 
 @pytest.fixture(scope="module")
-def edged(serve_in: ServeIn, config_of: ConfigOf, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def edged(
+    serve_at_socket: ServeIn, socket_config_of: ConfigOf, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
     """A coordinator whose address is its edge's."""
     home = tmp_path_factory.mktemp("edged") / "home"
-    with kept_port() as port, serve_in(config_of(home, trusted_proxies=("127.0.0.1",))) as service:
+    with kept_port() as port, serve_at_socket(socket_config_of(home, trusted_proxies=("127.0.0.1",))) as service:
         edge = Edge("127.0.0.1", port, "off")
         upstream = service.url.removeprefix("http://")
         ended: list[str] = []

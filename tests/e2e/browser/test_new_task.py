@@ -15,23 +15,32 @@ from api.client import Client
 from api.coordinator.config import CapsTable
 from api.schema import TaskRequest
 from labeler.ledger.chain import Head
-from tests.api.routes.conftest import AGENTS, CLASSES, FINGERPRINT, ConfigOf, ServeIn, config_of, redis_url, serve_in
+from tests.api.routes.conftest import (
+    AGENTS,
+    CLASSES,
+    FINGERPRINT,
+    ConfigOf,
+    ServeIn,
+    redis_url,
+    serve_at_socket,
+    socket_config_of,
+)
 from tests.e2e.browser.conftest import in_both_widths_and_schemes
 
-__all__ = ["config_of", "redis_url", "serve_in"]
+__all__ = ["redis_url", "serve_at_socket", "socket_config_of"]
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def url_and_token(
-    config_of: ConfigOf, serve_in: ServeIn, tmp_path_factory: pytest.TempPathFactory
+    socket_config_of: ConfigOf, serve_at_socket: ServeIn, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, str]]:
     """A coordinator that has set something aside for votes for life; its agents have told what they hold."""
     caps = CapsTable(instance_epsilon=3.0, agent_epsilon="unlimited", life_epsilon=1.0)
-    config = config_of(tmp_path_factory.mktemp("new-task") / "home")
+    config = socket_config_of(tmp_path_factory.mktemp("new-task") / "home")
     facts = {"classes": list(CLASSES), "backbone_fingerprint": FINGERPRINT, "dimension": 64}
-    with serve_in(config.model_copy(update={"federation": caps, "agents": caps})) as service:
+    with serve_at_socket(config.model_copy(update={"federation": caps, "agents": caps})) as service:
         for agent in AGENTS:
             service.coordinator.stores.parties.contact(agent, datetime.now(UTC), facts, Head(1, "a" * 64))
         yield service.url, service.tokens["admin"]
@@ -161,13 +170,13 @@ def test_the_form_for_life_reads_in_both_themes_and_widths(
 
 @pytest.fixture(scope="module")
 def nearly_spent(
-    config_of: ConfigOf, serve_in: ServeIn, tmp_path_factory: pytest.TempPathFactory
+    socket_config_of: ConfigOf, serve_at_socket: ServeIn, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, str, str, str]]:
     """A coordinator with little left, and tasks with room for fewer questions than a form begins with."""
     caps = CapsTable(instance_epsilon=0.3, agent_epsilon="unlimited")
-    config = config_of(tmp_path_factory.mktemp("nearly-spent") / "home")
+    config = socket_config_of(tmp_path_factory.mktemp("nearly-spent") / "home")
     facts = {"classes": list(CLASSES), "backbone_fingerprint": FINGERPRINT, "dimension": 64}
-    with serve_in(config.model_copy(update={"federation": caps, "agents": caps})) as service:
+    with serve_at_socket(config.model_copy(update={"federation": caps, "agents": caps})) as service:
         for agent in AGENTS:
             service.coordinator.stores.parties.contact(agent, datetime.now(UTC), facts, Head(1, "a" * 64))
         with Client(service.url, service.tokens["admin"]) as client:

@@ -39,6 +39,7 @@ def run(installed: Path, beside: Path, code: str) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=beside, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.process
 def test_the_wheel_holds_every_package_with_its_pages_and_nothing_else(installed: Path) -> None:
     found = {path.name for path in installed.iterdir()}
     assert {name for name in found if not name.endswith(".dist-info")} == set(PACKAGES)
@@ -66,6 +67,7 @@ def test_the_command_of_the_wheel_runs_the_demo_in_a_clean_environment(installed
     assert (tmp_path / "demo" / "report.html").is_file()
 
 
+@pytest.mark.process
 def test_a_notebook_beside_folders_without_python_in_them_works(installed: Path, tmp_path: Path) -> None:
     for name in ("api", "workers"):
         (tmp_path / name).mkdir()
@@ -76,6 +78,7 @@ def test_a_notebook_beside_folders_without_python_in_them_works(installed: Path,
     assert "epsilon 1.0" in ran.stdout
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "name", ["workers", *(pytest.param(name, marks=pytest.mark.long) for name in ("api", "feature_store"))]
 )
@@ -93,6 +96,7 @@ def test_a_notebook_beside_a_package_of_that_name_gets_one_clear_sentence(
     assert "somebody else" not in ran.stderr
 
 
+@pytest.mark.process
 def test_the_command_is_untouched_by_whatever_lies_in_the_folder(installed: Path, tmp_path: Path) -> None:
     """As `uv tool install` sets it up: the folder it is called in is not on the path."""
     for name in PACKAGES:

@@ -122,6 +122,7 @@ def test_the_student_labels_other_images_of_the_same_backbone(job: labeler.Label
         job.predict(smaller)
 
 
+@pytest.mark.process
 def test_labelled_images_are_a_data_set_for_a_loader(job: labeler.LabeledJob, folders: Path) -> None:
     from torch.utils.data import DataLoader
     from torchvision.transforms import functional
@@ -178,6 +179,7 @@ def test_wrong_fields_and_unfinished_jobs_are_refused_before_anything_is_read(tm
         labeler.colour  # noqa: B018
 
 
+@pytest.mark.process
 def test_naming_the_calls_loads_no_library() -> None:
     looked = (
         "import sys, labeler; labeler.run, labeler.embed, labeler.connect;"
@@ -190,6 +192,7 @@ def _columns(table: Any) -> tuple[list[str], list[str]]:
     return table["source"].to_pylist(), table["label_name"].to_pylist()
 
 
+@pytest.mark.process
 def test_the_package_shows_the_dozen_names_that_people_use() -> None:
     assert dir(labeler) == sorted(labeler.__all__)
     assert len(dir(labeler)) == 12

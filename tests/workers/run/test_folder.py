@@ -15,6 +15,7 @@ from workers.run.folder import open_job_folder
 PLAN = {"task_digest": "abc", "seed": None}
 
 
+@pytest.mark.process
 def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:
     code = "import sys; from pathlib import Path; from workers.run.folder import open_job_folder\n"
     code += "with open_job_folder(Path(sys.argv[1])) as f: f.begin({}); print('mine', flush=True); sys.stdin.read()"

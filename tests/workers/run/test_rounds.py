@@ -372,6 +372,7 @@ def test_a_run_that_dies_at_any_moment_goes_on_with_the_same_noise_and_is_charge
     assert stop_at > 12 * rounds, "there are more moments than that between two effects of a job"
 
 
+@pytest.mark.process
 def test_winners_under_the_talliers_noise_are_the_same_computed_securely_and_in_clear(
     make: Make,
 ) -> None:

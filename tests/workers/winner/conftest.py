@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from labeler.errors import LabelerError
 from labeler.randomness import os_source
 from labeler.sharing import split
+from tests import doors
 from tests.ports import kept_port
 from workers.winner.certificates import issue_certificate
 from workers.winner.engine import Address, Outcome, TallierWinnerEngine, WinnerJob, WinnerOrder
@@ -49,19 +50,16 @@ def make_identities(folder: Path) -> Identities:
     return Identities(tuple(issue_certificate(path.stem, path=path, now=now) for path in paths), paths)
 
 
-_KEPT = ExitStack()
-
-
-@pytest.fixture(autouse=True)
-def _ports_are_kept() -> Iterator[None]:
-    """Give the ports of a test back behind it."""
-    yield
-    _KEPT.close()
-
-
 def free_addresses() -> tuple[Address, ...]:
-    """Three addresses on loopback that nobody else listens on until the test ends."""
-    return tuple(Address(LOOPBACK, _KEPT.enter_context(kept_port())) for _ in range(3))
+    """Three addresses, of doors (tests.doors), that nobody else listens at."""
+    return tuple(Address(doors.HOST, doors.number()) for _ in range(3))
+
+
+@pytest.fixture
+def socket_addresses() -> Iterator[tuple[Address, ...]]:
+    """Three addresses on loopback, for tests of sockets and processes, that nobody else listens on until they end."""
+    with ExitStack() as kept:
+        yield tuple(Address(LOOPBACK, kept.enter_context(kept_port())) for _ in range(3))
 
 
 @pytest.fixture

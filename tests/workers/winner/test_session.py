@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import socket
 import ssl
 import struct
@@ -24,6 +25,7 @@ from benchmarks.speed.winner import read_orders, write_trio
 from labeler.errors import Forged, InvalidSetting, LabelerError, ProtocolViolation, Unavailable, WrongDigest
 from labeler.randomness import os_source
 from labeler.sharing import WinnerTerms
+from tests import doors
 from tests.oracles.winner_reference import reference_winners
 from tests.workers.winner.conftest import (
     HIGHEST,
@@ -225,17 +227,18 @@ def test_a_tallier_whose_key_is_not_that_of_its_pinned_certificate_says_so(
 
 def test_an_address_that_is_taken_is_said(make_jobs: MakeJobs) -> None:
     job = make_jobs(2, 3)[1]
-    with socket.create_server((job.addresses[1].host, job.addresses[1].port)):
+    with doors.opened(lambda theirs, _: theirs.close(), job.addresses[1].port):
         outcome = run_three(SecureEngine(), [job], [ZEROS])[0]
     assert isinstance(outcome, Unavailable), outcome
     assert "cannot listen" in str(outcome)
 
 
+@pytest.mark.process
 def test_the_others_stop_when_a_party_is_killed_and_the_same_shares_work_afterwards(
-    make_jobs: MakeJobs, rng: np.random.Generator, tmp_path: Path
+    make_jobs: MakeJobs, socket_addresses: Any, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     """A separate process, killed by SIGKILL in the middle of what it receives."""
-    job = make_jobs(1_000, 10)[0]
+    job = make_jobs(1_000, 10, addresses=socket_addresses)[0]
     shares = shares_of(hostile_sums(rng, 1_000, 10), job)
     terms = WinnerTerms(scale=100, lowest=LOWEST, highest=HIGHEST, row_total=None, threshold=None)
     write_trio(tmp_path, shares, terms)
@@ -275,9 +278,12 @@ def test_a_party_that_hangs_ends_the_job_at_its_time_limit(make_jobs: MakeJobs) 
     assert all(isinstance(outcome, Unavailable) for outcome in outcomes), outcomes
 
 
-def test_a_party_listens_on_its_configured_address_only_and_stops_when_it_is_told_to(make_jobs: MakeJobs) -> None:
+@pytest.mark.process
+def test_a_party_listens_on_its_configured_address_only_and_stops_when_it_is_told_to(
+    make_jobs: MakeJobs, socket_addresses: Any
+) -> None:
     """On Linux all of 127.0.0.0/8 is this machine: only the address named answers."""
-    job, stop = make_jobs(2, 3)[1], threading.Event()
+    job, stop = make_jobs(2, 3, addresses=socket_addresses)[1], threading.Event()
     address, listening = job.addresses[1], set[str]()
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(SecureEngine().winners, [WinnerOrder(job, ZEROS)], stop)
@@ -368,9 +374,10 @@ def test_a_tallier_of_another_version_is_told_nothing_and_the_job_can_be_tried_a
     address = jobs[0].addresses[1]
     context = pinned_context(identities.paths[1], trusted=[identities.certificates[0]], is_server=True)
     context.set_alpn_protocols(speaks)
-    with socket.create_server((address.host, address.port)) as listening, ThreadPoolExecutor(1) as pool:
+    came: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+    with doors.opened(lambda theirs, _: came.put(theirs), address.port), ThreadPoolExecutor(1) as pool:
         call = pool.submit(SecureEngine().winners, [WinnerOrder(jobs[0], ZEROS)])
-        plain, _ = listening.accept()
+        plain = came.get()
         try:
             with context.wrap_socket(plain, server_side=True) as encrypted:
                 received.append(until_end(encrypted))
