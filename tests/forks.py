@@ -8,6 +8,9 @@ share it, and the libraries they never load themselves. A unit is a file, or the
 federation of real processes, so that each federation starts once. What a unit sets up for its modules and packages is
 torn down with it; what is set up for the session (a server of PostgreSQL, say) lives as long as its fork.
 
+Tests with processes of their own (`process`, or in e2e/) are units apart, and no two of these run at the same time. So
+what they wait for has at most one other test beside it.
+
 A fork has its own captured output, folder of temporary files and random seeds. One that dies fails the test it was at,
 and another goes on behind it. Nothing else may run in the parent when it forks: threads would not be copied, and locks
 they hold would stay locked for ever. (Allocators of pyarrow and polars keep threads of their own, which are ready for
@@ -39,15 +42,21 @@ import pytest
 Unit = list[int]
 
 
+def has_processes(item: pytest.Item) -> bool:
+    """Return whether a test is of those that run one after another: its processes, too, want a core."""
+    return item.get_closest_marker("process") is not None or "/e2e/" in item.nodeid
+
+
 def units_of(items: list[pytest.Item]) -> list[Unit]:
     """Indices of the items that belong together, in the order of their first.
 
-    Files are joined where tests of theirs ask for the same fixture that hands out a shared federation.
+    Files are joined where tests of theirs ask for the same fixture that hands out a shared federation. Tests with
+    processes are apart from the others of their file.
     """
     of_file: dict[str, Unit] = {}
     shared: dict[str, str] = {}
     for index, item in enumerate(items):
-        file = item.nodeid.partition("::")[0]
+        file = item.nodeid.partition("::")[0] + (" alone" if has_processes(item) else "")
         unit = of_file.setdefault(file, [])
         for name in _shared_federations(item):
             other = of_file[shared.setdefault(name, file)]
@@ -76,12 +85,16 @@ class Child:
         pipe: to it.
         number: names its folder of temporary files.
         left: of its unit, what it has not ended yet.
+        is_alone: its unit is of those that run one after another.
+        is_waiting: it has nothing to do until such a unit ends.
     """
 
     pid: int
     pipe: Connection
     number: int
     left: deque[int] = field(default_factory=deque)
+    is_alone: bool = False
+    is_waiting: bool = False
 
 
 class Forks:
@@ -90,7 +103,7 @@ class Forks:
     def __init__(self, count: int) -> None:
         self._count = count
         self._children: dict[Connection, Child] = {}
-        self._units: deque[Unit] = deque()
+        self._units: list[Unit] = []
         self._started = 0
         self._session: pytest.Session | None = None
         atexit.register(self._end_at_once)  # before anything else is, so that it is called last
@@ -148,10 +161,24 @@ class Forks:
         theirs.close()
         self._children[ours] = Child(pid, ours, number)
 
-    def _give(self, child: Child, unit: Unit | None) -> None:
+    def _give(self, session: pytest.Session, child: Child) -> None:
+        """Give a child its next unit: one with processes, if no other child has one; or let it wait, or end."""
+        kinds = [has_processes(session.items[unit[0]]) for unit in self._units]
+        is_taken = any(one.is_alone for one in self._children.values())
+        child.is_alone = wanted = True in kinds and not is_taken
+        child.is_waiting = bool(kinds) and wanted not in kinds
+        if child.is_waiting:
+            return
+        unit = self._units.pop(kinds.index(wanted)) if kinds else None
         child.left = deque(unit or ())
         with suppress(BrokenPipeError):
             child.pipe.send(unit)
+
+    def _wake(self, session: pytest.Session) -> None:
+        """Give something to do to those that waited for the end of a unit with processes."""
+        for child in list(self._children.values()):
+            if child.is_waiting:
+                self._give(session, child)
 
     def _hear(self, session: pytest.Session, child: Child) -> None:
         config = session.config
@@ -162,7 +189,9 @@ class Forks:
             return
         match kind:
             case "next":
-                self._give(child, self._units.popleft() if self._units else None)
+                child.is_alone = False
+                self._give(session, child)
+                self._wake(session)
             case "report":
                 report = config.hook.pytest_report_from_serializable(config=config, data=told)
                 config.hook.pytest_runtest_logreport(report=report)
@@ -192,9 +221,10 @@ class Forks:
         at = child.left.popleft()
         self._fail(session, session.items[at].nodeid, f"the process that ran this test ended with {code}")
         if child.left:
-            self._units.appendleft(list(child.left))
+            self._units.insert(0, list(child.left))
         if self._units:
             self._start(session)
+        self._wake(session)
 
     @staticmethod
     def _fail(session: pytest.Session, nodeid: str, what: str) -> None:

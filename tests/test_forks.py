@@ -120,3 +120,24 @@ def test_what_cannot_be_collected_is_told_and_nothing_runs(tmp_path: Path, text:
     printed, told = run(tmp_path, ends_with=2, test_one=text, test_two="def test_b():\n    print_into('b')\n")
     assert "1 error" in printed
     assert told == []
+
+
+ALONE = """
+import time, pytest
+from pathlib import Path
+
+@pytest.mark.process
+def test_alone(tmp_path):
+    print_into("begins")
+    time.sleep(0.2)
+    print_into("ends")
+"""
+
+
+def test_tests_with_processes_run_one_after_another_while_the_others_of_their_files_go_on(tmp_path: Path) -> None:
+    with_others = ALONE + "\n\ndef test_other():\n    print_into('other')\n"
+    printed, told = run(tmp_path, forks=3, test_one=with_others, test_two=ALONE, test_three=ALONE)
+    assert "4 passed" in printed
+    words = [word for word, _ in told]
+    assert [word for word in words if word != "other"] == ["begins", "ends"] * 3
+    assert words.index("other") < len(words) - 1
