@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 
 from labeler.errors import BadData, InvalidSetting, LabelerError
 from labeler.system.files import open_regular
-from labeler.system.process_pool import Frames, UnsoundProcess, bound_process, start_process, write_frame
+from labeler.system.process_pool import Frames, UnsoundProcess, bound_process, serve_process, start_process, write_frame
 
 SUFFIXES: Final = (".npz", ".npy", ".parquet", ".h5", ".hdf5")
 
@@ -172,11 +172,11 @@ _Found = dict[str, _Array | None]
 """The arrays of a file by name; None: neither numbers nor text."""
 
 
-def _send(suffix: str, wanted: list[list[str]], file: BinaryIO, out: BinaryIO) -> None:
+def serve(arguments: Sequence[str], file: BinaryIO, out: BinaryIO) -> int:
+    """Send the arrays that are wanted of a file; the arguments are its suffix, and the names in JSON."""
+    suffix, wanted = arguments[0], json.loads(arguments[1])
     size = os.fstat(file.fileno()).st_size
     bound_process(ROOM_BYTES + 4 * size, CPU_S + size // 2**20)
-    # Arrow would import pandas (0.3 s) only to find that a column of numbers does not use it.
-    sys.modules["pandas"] = None  # type: ignore[assignment]
     try:
         found = _FORMATS[suffix](file, size)
         for names in wanted:
@@ -211,6 +211,7 @@ def _send(suffix: str, wanted: list[list[str]], file: BinaryIO, out: BinaryIO) -
     except Exception as error:
         said = f" cannot be read ({type(error).__name__}); write arrays of numbers and of text, no objects"
         write_frame(out, {"kind": "refused", "problem": BadData.problem_type, "sentence": said})
+    return 0
 
 
 def _chosen(found: _Found, names: list[str]) -> str | None:
@@ -485,5 +486,6 @@ _FORMATS: Final[dict[str, Callable[[BinaryIO, int], _Found]]] = {
 
 
 if __name__ == "__main__":
-    with open(0, "rb", closefd=False) as given, open(1, "wb", closefd=False) as answer:
-        _send(sys.argv[1], json.loads(sys.argv[2]), given, answer)
+    # Arrow would import pandas (0.3 s) only to find that a column of numbers does not use it.
+    sys.modules["pandas"] = None  # type: ignore[assignment]
+    serve_process(serve)

@@ -13,7 +13,6 @@ is not bounded.
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -34,7 +33,7 @@ from feature_store.decode import header_pixels
 from feature_store.results.questions import job_pixels_refusal
 from feature_store.sources import ParquetSource
 from labeler.errors import BadData, LabelerError, TooLarge, UnreadableImage
-from labeler.system.process_pool import Frames, UnsoundProcess, bound_process, start_process, write_frame
+from labeler.system.process_pool import Frames, UnsoundProcess, bound_process, serve_process, start_process, write_frame
 
 ROOM_BYTES = 512 * 2**20
 """What the decoder may use besides the images in its hands: libraries, one row group."""
@@ -157,8 +156,9 @@ def _square(frames: Frames, transform: Transform, height: int, width: int) -> ND
 # The decoder's side.
 
 
-def _main(arguments: str, out: BinaryIO) -> None:
-    settings = json.loads(arguments)
+def serve(arguments: Sequence[str], _: BinaryIO, out: BinaryIO) -> int:
+    """Send the pixels of images, as the only argument says in JSON."""
+    settings = json.loads(arguments[0])
     limits = PixelLimits(**settings["limits"])
     # Room for one of the largest images, and for a small one at the same time.
     bound_process(ROOM_BYTES + BYTES_PER_PIXEL * (max(limits.max_pixels, LARGE_PIXELS) + LARGE_PIXELS))
@@ -181,6 +181,7 @@ def _main(arguments: str, out: BinaryIO) -> None:
         write_frame(out, {"kind": "end"})
     except LabelerError as error:
         write_frame(out, {"kind": "refused", "problem": error.problem_type, "sentence": str(error)[:_MOST_LETTERS]})
+    return 0
 
 
 def _decoded(
@@ -214,5 +215,4 @@ def _decoded(
 
 
 if __name__ == "__main__":
-    with open(1, "wb", closefd=False) as answer:
-        _main(sys.argv[1], answer)
+    serve_process(serve)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from labeler.errors import LabelerError
-from tests import quick_syncs, quick_tables  # noqa: F401  # nobody waits for a disk or compiles tables
+from tests import process_doors, quick_syncs, quick_tables  # noqa: F401  # nobody waits for disks, tables, processes
 from tests.forked_command import begin_server
 from tests.forks import Forks
 from tests.guard import Guard

@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import pytest
 
+from tests.process_doors import wants_processes
+
 _EVENTS: Final = {"socket.bind": "binds a socket", "socket.connect": "connects a socket"} | {
     "subprocess.Popen": "starts a process", "os.posix_spawn": "starts a process", "os.fork": "forks"
 }  # fmt: skip
@@ -36,6 +38,7 @@ class Guard:
         self._others: set[int] = set()
         self.refused: list[str] = []
         sys.addaudithook(self._hear)
+        wants_processes[:] = [lambda: self._left == "all" or not self._is_running]
         threading.Thread.start = lambda thread: self._begin(thread)  # type: ignore[method-assign,assignment,misc]
         time.sleep = lambda seconds: self._wait(seconds)
 
@@ -60,6 +63,17 @@ class Guard:
             if told:
                 raise pytest.fail.Exception("\n".join(told), pytrace=False)
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+        # What a file or the session shares is made in whichever test comes first. It may be a server; who talks to it
+        # needs sockets.
+        is_shared, before = fixturedef.scope != "function", self._is_running
+        self._is_running = before and not is_shared
+        try:
+            return (yield)
+        finally:
+            self._is_running = before
+
     def refuse(self, kind: str, what: str) -> None:
         """Refuse what the running test may not do."""
         if not self._is_running or self._left in ("all", kind) or threading.get_ident() in self._others:
@@ -71,6 +85,8 @@ class Guard:
     def _hear(self, event: str, details: tuple[Any, ...]) -> None:
         if event not in _EVENTS or not self._is_running:
             return
+        if event == "subprocess.Popen" and str(details[0]).endswith("ldconfig"):
+            return  # a library looks for another one while it is imported
         if event == "socket.connect" and isinstance(details[1], tuple) and not _is_here(details[1][0]):
             raise pytest.fail.Exception(f"a test connects to {details[1][0]}; tests use this machine alone")
         self.refuse("sockets", _EVENTS[event])

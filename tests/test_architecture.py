@@ -74,6 +74,7 @@ def copy_of_the_house(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.process
 def test_the_house_as_it_stands_keeps_every_contract(tmp_path: Path) -> None:
     result = lint(copy_of_the_house(tmp_path))
     assert result.returncode == 0, result.stdout
@@ -123,6 +124,7 @@ LOADS_NONE = {
 
 
 @pytest.mark.parametrize("what", LOADS_NONE)
+@pytest.mark.process
 def test_who_learns_nothing_begins_without_a_learning_library(what: str) -> None:
     modules, others = LOADS_NONE[what]
     code = f"import sys\nimport {modules}\nprint(*sys.modules.keys() & {(*LEARNING, *others)!r})"

@@ -19,7 +19,7 @@ import json
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from labeler.errors import BadData, InvalidSetting, LabelerError, TooLarge, Unavailable
-from labeler.system.process_pool import Frames, UnsoundProcess, bound_process, start_process, write_frame
+from labeler.system.process_pool import Frames, UnsoundProcess, bound_process, serve_process, start_process, write_frame
 
 if TYPE_CHECKING:  # the reader process must not load the imports of a configuration
     from api.coordinator.config import LimitsTable
@@ -292,11 +292,10 @@ def _checked_texts(value: object, most: int) -> list[str]:
 # The reader's side.
 
 
-def _main(arguments: str, file: BinaryIO, out: BinaryIO) -> None:
-    limits = RowLimits(**json.loads(arguments))
+def serve(arguments: Sequence[str], file: BinaryIO, out: BinaryIO) -> int:
+    """Send the rows of a file; the only argument is the limits in JSON."""
+    limits = RowLimits(**json.loads(arguments[0]))
     _bound(limits, 0)
-    # Arrow would import pandas (0.3 s) only to find that a column of numbers does not use it.
-    sys.modules["pandas"] = None  # type: ignore[assignment]
     try:
         for rows in read_rows(file, limits, before_rows=lambda largest: _bound(limits, largest)):
             if isinstance(rows, ImageRows):
@@ -318,6 +317,7 @@ def _main(arguments: str, file: BinaryIO, out: BinaryIO) -> None:
         write_frame(out, {"kind": "refused", "problem": error.problem_type, "sentence": str(error)})
     except MemoryError:
         write_frame(out, {"kind": "refused", "problem": BadData.problem_type, "sentence": _GONE})
+    return 0
 
 
 def _bound(limits: RowLimits, largest_group: int) -> None:
@@ -326,5 +326,6 @@ def _bound(limits: RowLimits, largest_group: int) -> None:
 
 
 if __name__ == "__main__":
-    with open(0, "rb", closefd=False) as given, open(1, "wb", closefd=False) as answer:
-        _main(sys.argv[1], given, answer)
+    # Arrow would import pandas (0.3 s) only to find that a column of numbers does not use it.
+    sys.modules["pandas"] = None  # type: ignore[assignment]
+    serve_process(serve)

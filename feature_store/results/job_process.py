@@ -22,11 +22,10 @@ from __future__ import annotations
 import json
 import select
 import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, BinaryIO, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -62,7 +61,7 @@ from labeler.methods.evaluate import Scored
 from labeler.query_budgets import running_prices
 from labeler.rounds.effects import Strategy
 from labeler.system.files import is_full, replace_file
-from labeler.system.process_pool import bound_process, start_process
+from labeler.system.process_pool import bound_process, serve_process, start_process
 from labeler.task import Task, describe_validation, parse_task
 
 CHOOSING_CPU_S: Final = 600
@@ -348,21 +347,27 @@ def _write_evaluation(
 # The program.
 
 
-def label_ordered() -> int:
-    """Label every job that is ordered, until no order has come for a while."""
-    while select.select([sys.stdin], [], [], IDLE_S)[0] and (line := sys.stdin.readline()):
+def serve(arguments: Sequence[str], orders: BinaryIO, answers: BinaryIO) -> int:
+    """Choose questions for the job that the arguments name; without any, label jobs as they are ordered."""
+    if arguments:
+        return choose(Path(arguments[0]), arguments[1], int(arguments[2]))
+    label_ordered(orders, answers)
+    return 0
+
+
+def label_ordered(orders: BinaryIO, answers: BinaryIO) -> None:
+    """Label every job that is ordered, or write prices, until no order has come for a while."""
+    while select.select([orders], [], [], IDLE_S)[0] and (line := orders.readline()):
         wanted = json.loads(line)
         if "prices" in wanted:
             bound_process(ROOM_BYTES, LABELING_CPU_S)
-            sys.stdout.write(f"{write_prices(Path(wanted['prices']['path']), **wanted['prices']['of'])}\n")
-            sys.stdout.flush()
-            continue
-        bound_process(
-            ROOM_BYTES + COPIES * wanted["feature_bytes"] + BYTES_PER_IMAGE * wanted["images"], LABELING_CPU_S
-        )
-        sys.stdout.write(f"{_labeled(LabelingOrder.model_validate(wanted['order']))}\n")
-        sys.stdout.flush()
-    return 0
+            code = write_prices(Path(wanted["prices"]["path"]), **wanted["prices"]["of"])
+        else:
+            room = ROOM_BYTES + COPIES * wanted["feature_bytes"] + BYTES_PER_IMAGE * wanted["images"]
+            bound_process(room, LABELING_CPU_S)
+            code = _labeled(LabelingOrder.model_validate(wanted["order"]))
+        answers.write(b"%d\n" % code)
+        answers.flush()
 
 
 def write_prices(path: Path, *, task: dict[str, Any], queries: int) -> int:
@@ -433,4 +438,4 @@ class JobProcess:
 
 
 if __name__ == "__main__":
-    sys.exit(choose(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])) if sys.argv[1:] else label_ordered())
+    serve_process(serve)

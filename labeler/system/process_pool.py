@@ -1,6 +1,6 @@
 """Processes for untrusted input: our programs without our environment, with limits that the system enforces.
 
-    caller   starts a module, perhaps with a file as its input  ----->  bounds itself (`bound_process`), works.
+    caller   starts a module, perhaps with a file as its input  ----->  `serve_process`: bounds itself, works.
              checks every length before it takes anything       <-----  frames: a head in JSON, then bytes.
 
 If a file makes a library fill its memory, hang or crash, that happens in the child process. A process serves one
@@ -23,10 +23,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Final
+from typing import IO, Any, BinaryIO, Final, NoReturn
 
 _KEPT = ("LD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR")
 """Inherited environment variables: where libraries are found, and where temporary files go."""
@@ -73,6 +73,17 @@ def start_process(
             "PYDANTIC_DISABLE_PLUGINS": "__all__",
         },
     )
+
+
+def serve_process(work: Callable[[Sequence[str], BinaryIO, BinaryIO], int]) -> NoReturn:
+    """Do the work of a module that `start_process` has started, then end with the exit code that it returns.
+
+    Args:
+        work: takes the module's arguments, its input and its output.
+    """
+    with open(0, "rb", closefd=False) as given, open(1, "wb", closefd=False) as answer:
+        code = work(sys.argv[1:], given, answer)
+    sys.exit(code)
 
 
 def bound_process(room_bytes: int, cpu_s: int | None = None) -> None:

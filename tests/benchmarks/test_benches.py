@@ -46,6 +46,7 @@ def test_the_speed_bench_reports_every_target() -> None:
     assert {"time ratio", "labels per second", "million samples per second", "milliseconds"} <= metrics
 
 
+@pytest.mark.process
 def test_every_bench_has_its_function_and_the_command_loads_none() -> None:
     for where in BENCHES.values():
         module, function = where.split(":")
@@ -60,6 +61,7 @@ def test_every_bench_has_its_function_and_the_command_loads_none() -> None:
     assert subprocess.run([sys.executable, "-c", looked], check=False).returncode == 0
 
 
+@pytest.mark.process
 def test_a_bench_whose_package_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BENCHES, "rounds", f"{__name__}:prices_a_round")
     monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(prices_a_round=prices_a_round))
@@ -75,6 +77,7 @@ def prices_a_round(*, progress: object) -> list[BenchRow]:
 
 
 @pytest.mark.parametrize("option", ["--seeds 3:5", "--minutes 1", "--trace", "--out tables", "--agents 3"])
+@pytest.mark.process
 def test_an_option_that_a_bench_does_not_take_is_refused(option: str) -> None:
     result = CliRunner().invoke(app, ["bench", "speed", *option.split()])
     assert isinstance(result.exception, InvalidSetting)

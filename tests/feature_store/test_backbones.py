@@ -103,6 +103,7 @@ def test_short_names_are_understood() -> None:
         load_backbone("efficientnet-lite00", device="cpu")
 
 
+@pytest.mark.process
 def test_a_missing_file_of_weights_is_refused_before_torch_is_imported() -> None:
     code = (
         "import sys\nfrom feature_store.backbones import load_backbone\nfrom labeler.errors import BadData\n"
@@ -196,6 +197,7 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch: pytest.Monkey
         load_backbone("timm:resnet18", device="cpu")
 
 
+@pytest.mark.process
 def test_a_name_that_needs_the_hub_fails_at_once_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library would try for half a minute: it is not called at all."""
     for name in network._PROXIES:

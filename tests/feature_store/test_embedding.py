@@ -220,6 +220,7 @@ def test_an_id_that_is_missing_or_there_twice_is_refused_by_its_row(tmp_path: Pa
     assert list(open_source(tmp_path / "y.parquet").names) == names
 
 
+@pytest.mark.process
 def test_a_killed_run_goes_on_and_gives_the_same_features(photos: Path, tmp_path: Path) -> None:
     (photos / "cat" / "0.png").write_bytes(b"no image")
     script = """
@@ -316,6 +317,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(place)], check=True, capture_output=True, timeout=240)
 
 
+@pytest.mark.process
 def test_a_disk_that_is_full_at_any_step_is_said_and_the_same_call_goes_on(photos: Path, small_disk: Path) -> None:
     """The features were written through mapped memory, where the system ends a process that finds no room."""
     code = textwrap.dedent("""

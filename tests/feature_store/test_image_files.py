@@ -145,6 +145,7 @@ def test_a_file_of_every_format_goes_through_every_door(tmp_path: Path) -> None:
     assert set(ParquetSource(tmp_path / "all.parquet").names) == set(files)
 
 
+@pytest.mark.process
 def test_the_documents_name_each_format_and_the_client_needs_no_decoder() -> None:
     text = (ROOT / "docs" / "images.md").read_text()
     assert [one.name for one in FORMATS if one.pillow != "MPO" and one.name not in text] == []

@@ -10,8 +10,8 @@ import shutil
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,22 +139,11 @@ def test_a_table_that_is_a_pipe_holds_nobody_up(tmp_path: Path, what: str) -> No
         "names": lambda: lines_of(pipe),
         "task": lambda: read_task_file(pipe),
     }
-    raised: list[BaseException | None] = []
-
-    def read() -> None:
-        try:
-            reads[what]()
-            raised.append(None)
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    thread.join(timeout=60)
-    assert not thread.is_alive()
-    assert [type(error) for error in raised if not isinstance(error, LabelerError | None)] == []
+    with suppress(LabelerError):
+        reads[what]()
 
 
+@pytest.mark.process
 def test_a_parquet_file_that_is_cut_short_while_it_is_read_is_a_sentence(tmp_path: Path) -> None:
     """In another process, since the file was mapped into memory: the system ended who read it (SIGBUS)."""
     program = """if True:
@@ -303,6 +292,7 @@ def test_a_torchvision_set_that_is_not_there_is_not_fetched_unasked(tmp_path: Pa
         open_source(f"torchvision:MNIST?root={tmp_path}&spilt=test")
 
 
+@pytest.mark.process
 def test_warnings_of_decoders_go_to_the_log_once_and_quote_no_image() -> None:
     """12.8 MB of them went to the standard error beside the log: each image had words of its own."""
     code = (

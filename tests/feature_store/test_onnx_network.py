@@ -60,6 +60,7 @@ def test_features_are_those_of_torch_under_its_fingerprint(spec: BackboneSpec) -
     assert np.abs(quantize(ours).astype(int) - quantize(torchs)).max() <= 1
 
 
+@pytest.mark.process
 def test_a_feature_has_the_same_bits_in_every_batch_on_every_number_of_threads_and_after_every_load(
     spec: BackboneSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_feature_has_the_same_bits_in_every_batch_on_every_number_of_threads_a
     assert converted.embed_prepared(pixels[:0]).shape == (0, converted.dimension)
 
 
+@pytest.mark.process
 def test_a_kept_network_needs_no_torch_and_tells_nobody_of_itself(spec: BackboneSpec, tmp_path: Path) -> None:
     """ONNX Runtime would write an identifier of the machine into the cache folder, and begin a sender with a socket."""
     expected = load(spec).embed_prepared(np.full((3, 32, 32, 3), 7, np.uint8))

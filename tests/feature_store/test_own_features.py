@@ -198,6 +198,7 @@ def turned(units: int) -> NDArray[np.float64]:
     return moved
 
 
+@pytest.mark.process
 def test_the_same_backbone_on_another_computer_runs_and_its_student_labels_no_other_features(tmp_path: Path) -> None:
     base = quantize(PROBE).astype(np.float64)
     a, b, public = federation(tmp_path, (turned(PROBE_SLACK), base, base))
@@ -212,6 +213,7 @@ def test_the_same_backbone_on_another_computer_runs_and_its_student_labels_no_ot
         student.label(odd, quiet=True)
 
 
+@pytest.mark.process
 def test_a_student_of_own_features_labels_arrays_and_files_of_them_and_says_by_which_command(
     command: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -241,6 +243,7 @@ def test_a_student_of_own_features_labels_arrays_and_files_of_them_and_says_by_w
     )
 
 
+@pytest.mark.process
 def test_features_that_a_student_cannot_read_are_refused_with_what_it_reads(tmp_path: Path) -> None:
     a, b, public = federation(tmp_path, (PROBE, PROBE, PROBE))
     job = labeler.run([a, b], public, tmp_path / "job", epsilon=5, colluding_agents=0, quiet=True)
@@ -273,6 +276,7 @@ def test_a_job_with_another_backbone_of_the_same_name_is_refused_before_anything
     assert not (tmp_path / "job").exists() or not list((tmp_path / "job").glob("*.parquet"))
 
 
+@pytest.mark.process
 def test_an_evaluation_at_sites_with_another_backbone_of_the_same_name_is_refused_before_its_folder_is_begun(
     tmp_path: Path,
 ) -> None:
@@ -319,6 +323,7 @@ def test_rounding_of_another_computer_stays_within_the_slack() -> None:
         refuse_other_probe(probe_text(exact), "AAAA", 64, first_name="a", other_name="b")
 
 
+@pytest.mark.process
 def test_a_backbone_fitted_on_other_private_records_is_flagged_where_the_guarantee_is_stated(tmp_path: Path) -> None:
     a, b, public = federation(tmp_path, (PROBE, PROBE, PROBE), fitted_on="other-records")
     job = labeler.run([a, b], public, tmp_path / "job", epsilon=5, colluding_agents=0, quiet=True)
@@ -343,6 +348,7 @@ def test_a_backbone_fitted_on_other_private_records_is_flagged_where_the_guarant
         labeler.run([a, c], public, tmp_path / "other", epsilon=5, colluding_agents=0, quiet=True)
 
 
+@pytest.mark.process
 def test_the_command_embeds_features_and_refuses_options_of_images(command, tmp_path: Path) -> None:
     np.savez(tmp_path / "probe.npz", PROBE)
     given = as_npz(tmp_path, rows(20))
@@ -371,6 +377,7 @@ def test_a_table_whose_rows_differ_in_width_names_the_row(tmp_path: Path, wrong:
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".npz"])
+@pytest.mark.process
 def test_a_file_of_features_is_held_once_while_it_is_read_and_digested(tmp_path: Path, suffix: str) -> None:
     x = np.random.default_rng(5).standard_normal((20_000, 256), dtype=np.float32)
     path = tmp_path / f"x{suffix}"

@@ -287,6 +287,7 @@ def test_integers_are_refused() -> None:
         quantize(np.ones((2, 2), dtype=np.int16))
 
 
+@pytest.mark.process
 def test_shards_indexes_and_clusters_are_named_without_loading_what_computes() -> None:
     code = (
         "import sys, feature_store.shard, feature_store.shard_writer, feature_store.embedding\n"

@@ -67,6 +67,7 @@ def test_no_task_is_made_for_images_that_are_not_there(
     assert said in refused.err
 
 
+@pytest.mark.process
 def test_an_argument_that_is_not_utf8_is_refused_at_the_door() -> None:
     done = run("student", b"n\xff\xfe.job")
     assert done.returncode == 2
@@ -127,6 +128,7 @@ def test_a_token_that_no_header_carries_is_refused_and_never_repeated(labeler: L
     assert "secret" not in refused.err
 
 
+@pytest.mark.process
 def test_a_dead_address_is_told_at_once_and_a_line_end_that_came_along_with_a_token_is_no_part_of_it(
     labeler: Labeler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +187,7 @@ def test_json_nested_without_end_is_no_file_of_ours_and_breaks_nothing(tmp_path:
 # Keyboards
 
 
+@pytest.mark.process
 def test_a_command_that_is_stopped_from_the_keyboard_says_so_and_may_be_tried_again(
     labeler: Labeler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +201,7 @@ def test_a_command_that_is_stopped_from_the_keyboard_says_so_and_may_be_tried_ag
 
 
 @pytest.mark.parametrize("reached", ["contextlib", "labeler.errors", "workers.plan", "rich.console"])
+@pytest.mark.process
 def test_a_command_that_is_stopped_while_it_starts_or_ends_leaves_no_trace_of_python(reached: str) -> None:
     """The interrupt comes when a module is first looked for, so it hits the same line each time."""
     code = (
@@ -219,6 +223,7 @@ def test_a_command_that_is_stopped_while_it_starts_or_ends_leaves_no_trace_of_py
 # Terminals
 
 
+@pytest.mark.process
 def test_a_terminal_that_lacks_letters_is_told_the_rest() -> None:
     done = run("plan", "--help", PYTHONIOENCODING="ascii", COLUMNS="40")
     assert done.returncode == 0, done.stderr
@@ -226,6 +231,7 @@ def test_a_terminal_that_lacks_letters_is_told_the_rest() -> None:
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.process
 def test_a_disk_that_is_full_is_one_sentence() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
@@ -304,6 +310,7 @@ def test_a_place_is_looked_at_before_the_work(
         ("run none.toml --shard a --queries b --out c --winner x", "task file none.toml"),
     ],
 )
+@pytest.mark.process
 def test_a_refused_setting_is_named_as_it_was_typed(
     labeler: Labeler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, said: str
 ) -> None:

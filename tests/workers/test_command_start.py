@@ -185,6 +185,7 @@ def fresh(*arguments: str, **environment: str) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=settings).stdout
 
 
+@pytest.mark.process
 def test_the_help_of_no_command_loads_a_heavy_library() -> None:
     """All rooms in one process: together they load no more than what one may."""
     code = "import json, sys; from workers.commands.catalog import load_commands; load_commands()"
@@ -204,6 +205,7 @@ def nosy(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.process
 def test_what_a_command_validates_is_shown_to_no_other_package(nosy: Path) -> None:
     """Installed packages may extend pydantic, and are then told every value that is validated."""
     path = os.pathsep.join([str(nosy), str(ROOT)])
@@ -212,6 +214,7 @@ def test_what_a_command_validates_is_shown_to_no_other_package(nosy: Path) -> No
     assert not (nosy / "asked").exists()
 
 
+@pytest.mark.process
 def test_nor_is_what_a_process_of_its_own_validates(nosy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (nosy / "validates.py").write_text(
         "from pydantic import BaseModel\nclass One(BaseModel):\n    one: int\nprint(One(one=1).one)\n"
@@ -231,6 +234,7 @@ def test_the_catalogue_says_of_every_command_what_its_own_help_says_first() -> N
         assert " ".join(first.split()) == CATALOG[name].summary, name
 
 
+@pytest.mark.process
 def test_the_help_lists_every_command_once_under_a_heading_and_says_how_a_shell_completes() -> None:
     listed = [name for names in GROUPS.values() for name in names]
     assert sorted(listed) == sorted(CATALOG)
@@ -250,6 +254,7 @@ def complete(words: str) -> list[str]:
     return fresh("-c", code, **asked).split()
 
 
+@pytest.mark.process
 def test_a_shell_completes_commands_their_parts_and_their_options() -> None:
     assert complete("labeler st") == ["student", "status"]
     assert complete("labeler agent ap") == ["approve"]

@@ -36,6 +36,8 @@ from workers.embedder import service as embed_service
 from workers.embedder.service import MOST_ATTEMPTS, ROLE, Embedder, run_embedder
 from workers.up.redis_server import RedisServer
 
+pytestmark = pytest.mark.process
+
 BACKBONE = load_backbone("pixels:4")
 
 

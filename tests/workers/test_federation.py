@@ -54,6 +54,7 @@ def test_everybody_has_a_home_with_keys_of_their_own(made: LocalFederation) -> N
         assert stat.S_IMODE(home.stat().st_mode) == 0o700
 
 
+@pytest.mark.process
 def test_every_settings_file_is_one_that_its_reader_takes(made: LocalFederation) -> None:
     made.set_addresses(url=URL, redis_url=REDIS)
     config = read_config(made.coordinator / "coordinator.toml")
@@ -76,6 +77,7 @@ def test_every_settings_file_is_one_that_its_reader_takes(made: LocalFederation)
         assert policy.talliers[f"tallier-{number}"] == PartyKeys.load(home / "keys.json").public.seal_key
 
 
+@pytest.mark.process
 def test_reopening_changes_nothing_and_keeps_what_a_person_has_written(made: LocalFederation) -> None:
     policy = made.agents["agent-1"] / "policy.toml"
     policy.write_text(policy.read_text().replace("approval = false", "approval = true  # ours"))
@@ -199,6 +201,7 @@ def test_epsilons_that_do_not_go_together_are_refused_in_a_sentence_before_a_hom
 
 
 @pytest.mark.parametrize("has_more", [False, True])
+@pytest.mark.process
 def test_a_start_that_is_refused_leaves_no_empty_home_behind(tmp_path: Path, has_more: bool) -> None:
     """Refused after folders were made, and before: nothing of a home stays, and nothing that was there goes."""
     for number, plan in enumerate(
@@ -250,6 +253,7 @@ def test_everybody_is_enrolled_once_and_no_start_takes_other_keys_or_brings_back
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a bound port cannot be listened at")
+@pytest.mark.process
 def test_the_port_it_chose_is_given_to_nobody_else_until_its_coordinator_listens_there() -> None:
     """Seconds later, in which a program that asked for any free port was given the same one."""
     with _usable_port(0) as port:
@@ -299,6 +303,7 @@ def test_the_digits_that_are_dealt_are_those_of_scikit_learn() -> None:
     np.testing.assert_array_equal(targets, theirs.target)
 
 
+@pytest.mark.process
 def test_making_a_federation_of_digits_loads_no_learning_library(tmp_path: Path) -> None:
     code = (
         "import sys\n"

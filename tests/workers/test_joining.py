@@ -36,6 +36,8 @@ from workers.party.coordinator import CoordinatorHttp, Unreachable
 from workers.party.home import EmbedSettings, read_agent_config, read_tallier_config
 from workers.up.redis_server import RedisServer
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(autouse=True)
 def _in_the_folder_of_the_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ from workers.up.supervisor import (
     role_launcher,
 )
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPER}"

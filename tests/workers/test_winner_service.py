@@ -32,6 +32,8 @@ from workers.tallier.peers import read_group, read_peers
 from workers.tallier.service import run_tallier
 from workers.up.home import introduce_talliers
 
+pytestmark = pytest.mark.process
+
 TALLIERS = ("tallier-0", "tallier-1", "tallier-2")
 AGENTS = ("a", "b", "c")
 CLASSES = 4

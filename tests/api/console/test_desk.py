@@ -16,6 +16,8 @@ import pytest
 from api.console.site import is_loopback, serve_desk
 from labeler.errors import InvalidSetting, NotFound, Unavailable
 
+pytestmark = pytest.mark.process
+
 DIGEST = "ab" * 32
 
 

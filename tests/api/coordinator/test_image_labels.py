@@ -145,6 +145,7 @@ def desk(house: House, job: Job) -> Iterator[Desk]:
     made.results.stop()
 
 
+@pytest.mark.process
 def test_features_do_not_go_before_the_images_are_labelled(desk: Desk, job: Job, house: House) -> None:
     desk.retention.sweep()
     assert not is_labelled(job.folder), "nobody has asked, and there is time"
@@ -168,6 +169,7 @@ def test_the_student_of_a_job_is_known_by_what_it_tells_with_the_price_of_the_le
     assert order.released.find(stranger) is None
 
 
+@pytest.mark.process
 def test_a_job_of_which_nothing_was_answered_says_so_and_holds_up_no_other(house: House) -> None:
     jobs = [Job(house, start=0, abstains=True), Job(house, start=200)]
     desk = Desk(house, *jobs)

@@ -84,6 +84,7 @@ def large_page(path: Path) -> None:
     "make",
     [one_large_image, *(pytest.param(one, marks=pytest.mark.long) for one in (large_page, long_names, long_lists))],
 )
+@pytest.mark.process
 def test_a_bomb_is_refused_and_neither_process_grows(tmp_path: Path, make: Callable[[Path], None]) -> None:
     path = tmp_path / "bomb.parquet"
     make(path)
@@ -183,6 +184,7 @@ def head(content: dict[str, object]) -> bytes:
         head({"kind": "other"}),
     ],
 )
+@pytest.mark.process
 def test_a_reader_that_dies_or_lies_is_bad_data(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
     said = f"import sys; sys.stdout.buffer.write({answer!r})"
 

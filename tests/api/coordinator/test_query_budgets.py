@@ -167,6 +167,7 @@ def test_a_requester_sees_the_queries_of_its_own_jobs_and_a_viewer_no_name(
             pages.page(view.job_id, wrong, 10, reader=MINE)
 
 
+@pytest.mark.process
 def test_shares_of_winners_come_from_prices_that_were_computed_before(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +205,7 @@ def test_shares_of_winners_come_from_prices_that_were_computed_before(
             pages.page(view.job_id, None, 10, reader=MINE)
 
 
+@pytest.mark.process
 def test_a_process_computes_the_prices(house: House) -> None:
     Site(house)  # three talliers
     task = house.task(method="ensemble", k=1, release="winner", max_queries=3, sigma_votes=12.0).task
@@ -218,6 +220,7 @@ def test_a_process_computes_the_prices(house: House) -> None:
         prices.stop()
 
 
+@pytest.mark.process
 def test_prices_of_a_job_that_ended_without_a_charge_are_not_computed(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

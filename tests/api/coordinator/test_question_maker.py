@@ -27,6 +27,8 @@ from tests.api.conftest import House
 from tests.processes import wait_until
 from workers.up.redis_server import RedisServer
 
+pytestmark = pytest.mark.process
+
 VECTORS = np.random.default_rng(3).normal(size=(30, 4))
 
 

@@ -23,6 +23,8 @@ from checks.doctor.engines import built_for, devices
 from feature_store.index import ENGINES
 from labeler.errors import InvalidSetting
 
+pytestmark = pytest.mark.process
+
 PLANTED = '''
 import os, resource, signal, subprocess, sys, time
 import numpy as np

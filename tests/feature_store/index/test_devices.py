@@ -304,6 +304,7 @@ def child(patch: pytest.MonkeyPatch, code: str) -> None:
         ("import time; time.sleep(600)", "did not end within 1 s"),
     ],
 )
+@pytest.mark.process
 def test_whatever_a_device_does_to_the_child_is_a_sentence(
     code: str, sentence: str, driver: pytest.MonkeyPatch
 ) -> None:
@@ -316,6 +317,7 @@ def test_whatever_a_device_does_to_the_child_is_a_sentence(
         assert "use engine faiss or auto" in str(refused.value)
 
 
+@pytest.mark.process
 def test_auto_uses_the_processor_where_the_device_does_not_work_and_says_why_once(
     driver: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -346,6 +348,7 @@ def test_the_child_says_what_it_found_on_one_line(driver: pytest.MonkeyPatch) ->
         build.contact("faiss-gpu")
 
 
+@pytest.mark.process
 def test_auto_takes_all_devices_whatever_the_work_and_a_single_job_only_for_much(driver: pytest.MonkeyPatch) -> None:
     child(driver, """print('{"devices": ["cuda:0", "cuda:1"], "is_half": true}')""")
     driver.setattr(torch.cuda, "device_count", lambda: 2)

@@ -203,6 +203,7 @@ needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="resident memor
 
 @needs_linux
 @pytest.mark.parametrize("engine", ["numpy", "faiss"])
+@pytest.mark.process
 def test_searching_a_shard_four_times_the_limit_stays_under_the_limit(engine: str, tmp_path: Path) -> None:
     # Which arenas and pages a thread is given is chance, a megabyte of it; a search that needs more needs it each time.
     for _ in range(24):

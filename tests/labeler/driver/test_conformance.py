@@ -20,6 +20,8 @@ from labeler.messages import MAX_MESSAGE_BYTES
 from tests.labeler.driver.conftest import Box, pending, send
 from workers.up.redis_server import RedisServer
 
+pytestmark = pytest.mark.process
+
 
 @contextmanager
 def opened(kind: str, servers: Callable[[str], RedisServer]) -> Iterator[Box]:

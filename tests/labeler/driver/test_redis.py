@@ -17,6 +17,8 @@ from labeler.errors import InvalidSetting, Unavailable, UnsafeStorage
 from tests.labeler.driver.conftest import Box, pending, send
 from workers.up.redis_server import RedisServer
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module", params=["redis on PATH", "the wheel's valkey"])
 def server(request: pytest.FixtureRequest, servers: Callable[[str], RedisServer]) -> RedisServer:

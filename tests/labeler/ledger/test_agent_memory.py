@@ -43,6 +43,7 @@ def spent(ledger: Ledger) -> int:
     return ledger.balance("federation", "instance").spent
 
 
+@pytest.mark.process
 def test_a_round_is_charged_once_and_posted(memory: AgentMemory, ledger: Ledger, clock: Clock) -> None:
     pay(memory)
     head = ledger.head()
@@ -114,6 +115,7 @@ def test_a_malformed_charge_is_refused(memory: AgentMemory, ledger: Ledger, chan
     assert spent(ledger) == 0
 
 
+@pytest.mark.process
 def test_the_same_round_asked_by_many_threads_is_charged_once_and_answered_to_the_same_talliers(
     memory: AgentMemory, ledger: Ledger
 ) -> None:
@@ -213,6 +215,7 @@ def test_a_persons_decision_is_written_down_also_where_the_list_is_full(memory: 
     assert not memory.is_approved(a_task("known").digest)
 
 
+@pytest.mark.process
 def test_the_share_that_a_requester_has_taken_stays_and_what_was_given_back_counts_for_nobody(
     database: Database, ledger: Ledger
 ) -> None:

@@ -39,6 +39,7 @@ def count(database: Database) -> int:
         return int(connection.execute(text("SELECT count(*) FROM rows_of_this_test")).scalar() or 0)
 
 
+@pytest.mark.process
 def test_a_block_that_raises_leaves_nothing_behind(with_rows: Database) -> None:
     with undone(with_rows) as connection:
         connection.execute(insert(rows), {"number": 1, "word": "one"})
@@ -59,6 +60,7 @@ def test_a_reader_sees_one_moment_and_cannot_write(with_rows: Database) -> None:
     assert count(with_rows) == 1
 
 
+@pytest.mark.process
 def test_writers_of_one_process_stand_in_line(with_rows: Database) -> None:
     """Each reads the largest number and adds one: a lost update would break the primary key."""
 
@@ -73,6 +75,7 @@ def test_writers_of_one_process_stand_in_line(with_rows: Database) -> None:
     assert count(with_rows) == 80
 
 
+@pytest.mark.process
 def test_whoever_waits_for_a_connection_gets_the_next_that_becomes_idle(tmp_path: Path) -> None:
     with open_database(tmp_path / "journal.db", allow_unsynced=True, busy_timeout_s=240) as database:
         own = Ledger(database, clock=Clock(), anchored=False)
@@ -394,6 +397,7 @@ def test_a_postgresql_that_gives_up_durability_is_refused(
         open_database(url)
 
 
+@pytest.mark.process
 def test_a_password_is_neither_in_an_error_nor_in_a_repr(postgres_server: PostgresServer) -> None:
     url = postgres_server.new_database()
     with open_database(url) as database:

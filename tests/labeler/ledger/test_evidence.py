@@ -16,6 +16,7 @@ from tests.labeler.evidence.conftest import AGENTS, task_with
 from tests.labeler.ledger.conftest import Clock, Place
 
 
+@pytest.mark.process
 def test_a_task_and_its_accounts_are_read_and_a_charge_without_its_round_is_refused(place: Place, clock: Clock) -> None:
     database = place.open()
     ledger, tasks = Ledger(database, clock=clock), TaskStore(database)
@@ -39,6 +40,7 @@ def test_a_task_and_its_accounts_are_read_and_a_charge_without_its_round_is_refu
         coordinator_facts(connection, EvidenceScope(task.digest), delta=1e-5, read_at=clock())
 
 
+@pytest.mark.process
 def test_an_account_that_paid_for_something_of_no_finite_price_has_no_bound(sqlite_place: Place, clock: Clock) -> None:
     """So is a restored journal whose unlimited accounts were not written off."""
     database = sqlite_place.open()

@@ -440,6 +440,7 @@ def test_the_database_refuses_to_hold_more_than_a_cap(sqlite_place: Place, clock
         connection.execute(text("UPDATE ledger_accounts SET held = 5"))
 
 
+@pytest.mark.process
 def test_what_a_party_keeps_is_found_without_the_rounds_that_are_over(sqlite_place: Place, tmp_path: Path) -> None:
     """An index has the few rounds that were neither erased nor forgotten."""
     database = sqlite_place.open()

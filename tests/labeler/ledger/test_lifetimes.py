@@ -37,6 +37,7 @@ def cast(spends: LifetimeSpends, nano: dict[int, int], *, key: str = "site") -> 
     return CastVotes(spends.spent(images).version, key, images, np.array(list(nano.values()), dtype=np.int64))
 
 
+@pytest.mark.process
 def test_spends_add_up_and_outlive_the_process(place: Place) -> None:
     database = place.open()
     spends = LifetimeSpends(database)
@@ -106,6 +107,7 @@ def test_the_database_itself_takes_nothing_back(database: Database, ledger: Ledg
         spends.check("site")
 
 
+@pytest.mark.process
 def test_what_is_set_aside_is_charged_once_or_not_at_all(database: Database, ledger: Ledger) -> None:
     ledger.open_account("agent:a", "instance", 100)
     for nano, expected in ((60, 60), (60, 60), (90, 90), (10, 90)):

@@ -16,6 +16,8 @@ from labeler.ledger.ledger import Charge, Ledger
 from tests.labeler.ledger.conftest import Clock, Place, program
 from tests.postgres_server import PostgresServer
 
+pytestmark = pytest.mark.process
+
 RIVAL = """
 import sys
 from datetime import UTC, datetime

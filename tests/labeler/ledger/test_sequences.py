@@ -26,6 +26,7 @@ def sequences(database: Database) -> Sequences:
     return Sequences(database, clock=long_ago)
 
 
+@pytest.mark.process
 def test_numbers_begin_at_one_and_go_up_for_each_recipient(sequences: Sequences) -> None:
     assert [sequences.next("a") for _ in range(3)] == [1, 2, 3]
     assert sequences.next("b") == 1
@@ -70,6 +71,7 @@ def test_most_numbers_cost_no_write(place: Place) -> None:
             sequences.next("a")
 
 
+@pytest.mark.process
 def test_threads_never_share_a_number_and_each_sees_its_own_go_up(sequences: Sequences) -> None:
     taken = at_once(6, lambda _: [sequences.next("a") for _ in range(700)])
     assert all(numbers == sorted(numbers) for numbers in taken)
@@ -107,6 +109,7 @@ def test_taking_is_undone_with_the_effect_it_stands_for(sequences: Sequences, da
     sequences.taken("agent", 5, verify_key=KEY)
 
 
+@pytest.mark.process
 def test_one_message_taken_by_many_threads_has_one_effect(sequences: Sequences) -> None:
     def take(number: int) -> int:
         sequences.taken("agent", 7, verify_key=KEY)
@@ -115,6 +118,7 @@ def test_one_message_taken_by_many_threads_has_one_effect(sequences: Sequences) 
     assert at_once(16, take, Replayed).count(None) == 15
 
 
+@pytest.mark.process
 def test_the_database_itself_lets_numbers_only_go_up(sequences: Sequences, database: Database) -> None:
     sequences.next("a")
     sequences.taken("a", 7, verify_key=KEY)

@@ -75,6 +75,7 @@ def test_nothing_is_left_of_erased_keys_in_any_file_and_the_others_stay(folder: 
 
 
 @pytest.mark.parametrize(("step", "left"), [("erase_all(['a'])", ["a", "b"]), ("draw('c')", ["a", "b"])])
+@pytest.mark.process
 def test_a_process_that_dies_before_the_new_file_has_its_name_changes_nothing_and_leaves_nothing(
     folder: Path, step: str, left: list[str]
 ) -> None:

@@ -31,6 +31,7 @@ def reach(name: str, fault: Path | None) -> int:
     ).returncode
 
 
+@pytest.mark.process
 def test_a_process_kills_itself_at_the_named_point_and_only_once(tmp_path: Path) -> None:
     fault = tmp_path / "fault"
     replace_file(fault, b"tallier.stored\n")
@@ -42,6 +43,7 @@ def test_a_process_kills_itself_at_the_named_point_and_only_once(tmp_path: Path)
     assert reach("tallier.stored", None) == 0
 
 
+@pytest.mark.process
 def test_another_process_is_killed_where_one_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = tmp_path / "fault"
     monkeypatch.setenv("LABELER_FAULTS", str(fault))
@@ -54,6 +56,7 @@ def test_another_process_is_killed_where_one_is_named(tmp_path: Path, monkeypatc
     assert not fault.exists()
 
 
+@pytest.mark.process
 def test_a_victim_that_is_gone_already_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = tmp_path / "fault"
     monkeypatch.setenv("LABELER_FAULTS", str(fault))

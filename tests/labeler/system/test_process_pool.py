@@ -15,6 +15,8 @@ import pytest
 from labeler.system.process_pool import Frames, UnsoundProcess, start_process
 from tests.processes import is_gone, wait_until
 
+pytestmark = pytest.mark.process
+
 EXAMPLE = "tests.labeler.system.process_example"
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory and handles are looked at on Linux")
 
