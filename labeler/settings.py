@@ -154,6 +154,8 @@ def plain_problems(
     """
     found: list[tuple[Loc, str]] = []
     for problem in errors:
+        if problem.get("type") == "default_factory_not_called":
+            continue  # another field, from which a default follows, was refused
         loc = tuple(part for part in problem["loc"] if not (isinstance(part, str) and _KIND.fullmatch(part)))
         sentence = sentence_of(problem)
         match problem.get("type"):
