@@ -62,7 +62,7 @@ def open_accounts(ledger: Ledger, config: CoordinatorConfig, agent_ids: Iterable
     for account, caps in accounts:
         for level in LEVELS:
             ledger.open_account(account, level, caps.cap_nano(level, config.delta))
-        if (for_life := caps.life_nano(config.delta)) is not None:
+        if (for_life := caps.set_aside_nano(config.delta)) is not None:
             set_aside(ledger, account, for_life)
 
 

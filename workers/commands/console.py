@@ -56,12 +56,13 @@ def option_words(model: type[BaseModel], name: str, default: Any) -> str:
     """Return the first sentence of a field's words, with its choices and default."""
     field = _properties(model)[name]
     first, _, rest = " ".join(field["description"].split()).rstrip(".").partition(". ")
-    parts = [re.sub("`([a-z_]+)`", lambda one: f"--{one[1]}".replace("_", "-"), first)]
+    parts = [first]
     if choices := _kinds(model, name)[0].get("enum"):
         parts.append(f"One of: {', '.join(map(str, choices))}")
     if default is None and field.get("default") is not None:
         parts.append(f"Default: {field['default']}")
-    return ". ".join([*parts, *re.findall(r"Default: .*?(?=\. |$)", rest)]) + "."
+    said = ". ".join([*parts, *re.findall(r"Default: .*?(?=\. |$)", rest)]) + "."
+    return re.sub("`([a-z_]+)`", lambda one: f"--{one[1]}".replace("_", "-"), said)
 
 
 def _kinds(model: type[BaseModel], name: str) -> list[dict[str, Any]]:
