@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from labeler.budget import LEAST_DELTA, MOST_DELTA, CapsTable, budget_for, say_epsilon
+from labeler.budget import LEAST_DELTA, MOST_DELTA, budget_for, say_epsilon
 from labeler.errors import AwaitingApproval, InvalidSetting, PolicyRefusal
 from labeler.messages.bodies import Ask, Proposal
 from labeler.methods import MethodName, ReleaseKind
@@ -28,6 +28,7 @@ from labeler.noise import TALLIERS
 from labeler.planning import has_finite_price
 from labeler.setting import LEVELS
 from labeler.settings import SettingsText
+from labeler.solving import CapsTable, epsilon_within
 from labeler.system.files import read_named
 from labeler.task import Level, PositiveFinite, Task
 
@@ -305,8 +306,6 @@ class Policy(_Table):
         # The whole task, whatever part of it this ask is; at the site's own delta.
         person = price(task.model_copy(update={"delta": delta})).person
         if person is None or not person.epsilon <= most:
-            from labeler.solving import epsilon_within
-
             asked = f"epsilon {say_epsilon(person.epsilon)}" if person and isfinite(person.epsilon) else "no bound"
             fits = epsilon_within(task, task.max_queries, level="person", left_nano=budget_for(most, delta))
             remedy = "" if fits is None else f"make a task of epsilon {fits:g} per image or less"

@@ -1,6 +1,7 @@
 """The task file of `labeler run`: a TOML file, documented field by field, unknown fields refused.
 
-Every field with its default is listed in `docs/task-file.md` or `docs/task-training.md`; a test compares them.
+A task's fields are those of `labeler.task.Terms`. Every field with its default is listed in `docs/task-file.md` or
+`docs/task-training.md`; a test compares them.
 
 A job needs no file: `make_task_file` makes one of what was said on the command line or in Python. Where nobody said how
 many questions to ask, public facts decide (`labeler.expectation.questions_for`).
