@@ -24,6 +24,8 @@ from feature_store.backbones.spec import is_plain_name
 from feature_store.results.image_labels import BUDGET_FIELDS, IMAGE_SCHEMA, stamp_of
 from feature_store.results.models import StoredModel
 from labeler.errors import InvalidSetting, InvalidTask, MixedShards, NotReady
+from labeler.methods import METHODS
+from labeler.setting import PLANNED_CLASSES, PLANNED_QUERIES
 from tests.run_journals import charges_of
 from workers.commands.catalog import app, load_commands
 from workers.plan import PlanRequest
@@ -232,6 +234,13 @@ def test_a_field_of_a_plan_is_said_once_for_command_call_and_help(name: str) -> 
         assert options[name].help.replace("--", "").startswith(first)
     if name in inspect.signature(labeler.run).parameters and name not in ("queries", "images"):
         assert inspect.signature(labeler.run).parameters[name].default == default
+
+
+def test_words_that_name_a_constant_name_its_value() -> None:
+    words = {name: field.description or "" for name, field in PlanRequest.model_fields.items()}
+    assert f"Default: 1; {METHODS['knn'].default_k} for knn." in words["k"]
+    assert f"Default: {PLANNED_QUERIES};" in words["queries"]
+    assert f"or {PLANNED_CLASSES}." in words["classes"]
 
 
 @pytest.mark.parametrize(

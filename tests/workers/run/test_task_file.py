@@ -121,6 +121,14 @@ def test_a_bad_file_is_refused_in_a_sentence(tmp_path: Path, text: str, said: st
         read_task_file(path)
 
 
+@pytest.mark.parametrize("wrong", ["name=''", "name='x'\nmethod='kn'"])
+def test_a_refused_field_adds_no_sentence_about_a_default_that_follows_from_it(tmp_path: Path, wrong: str) -> None:
+    (tmp_path / "task.toml").write_text(f"[task]\nsigma_votes=3\n{wrong}")
+    with pytest.raises(InvalidTask) as refused:
+        read_task_file(tmp_path / "task.toml")
+    assert "task.k" not in str(refused.value)
+
+
 def test_a_missing_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(InvalidTask, match="cannot read task file"):
         read_task_file(tmp_path / "none.toml")
