@@ -8,7 +8,8 @@ so the noise is compared at one price. mu^2 falls with the square of sigma, so t
 is the same for every sigma (for winners nearly so).
 
 **Wanted tasks** (`WantedTask`): a task as people ask for it, in a task file or over REST, before the answering parties
-have decided their part. There is one model for both: a new setting is a field of `labeler.task.Terms`.
+have decided their part. There is one model for both: a new setting is a field of `labeler.task.Terms`. So are the
+choice of questions (`QuestionChoice`) and caps (`CapsTable`), which several files and requests share.
 Participants, the backbone and the number of queries come from the answering parties; `settled` adds them.
 """
 

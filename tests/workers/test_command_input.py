@@ -294,6 +294,7 @@ def test_a_place_is_looked_at_before_the_work(
         ("plan --sigma 3 --method reverse-knn --life-epsilon -1", "--life-epsilon: must be at least 0"),
         ("plan --sigma 3 --epsilon 1 --solve sigma", "--solve sigma finds the noise for --epsilon, so do not give"),
         ("plan --sigma 3 --method reverse-knn --ballot-radius auto", "name their shard (--public)"),
+        ("plan --sigma 3 --method federated --queries 0 --steps 4 --rate 0.5", "--queries: must be at least 1"),
         ("plan --sigma 3 --classes 33000", "--classes: must be at most 32000"),
         ("plan --epsilon 1 --solve sigma --method reverse-knn --life-epsilon 1", "give --sigma, which decides"),
         ("submit . --task t --strategy random --url https://localhost:9 --token t", "needs --count"),

@@ -1,6 +1,6 @@
 """Commands of a job: `plan` its price, run it in one process (`demo`, `run`), use it (`student`, `predict`).
 
-More than 600 lines: most of them are options, with the words that `--help` says of each.
+More than 600 lines: one command after the other, each with its options and what it prints.
 """
 
 from __future__ import annotations
@@ -511,7 +511,7 @@ def plan(
     if steps is not None:
         sampled = {"rate": rate, "unit": one_of("unit", unit, ("record", "agent"))}
         training = {"min_records": min_records or 1, "regularisation": 1e-4, "iterations": steps, "sampled": sampled}
-        fields["queries"] = (fields["queries"] or PLANNED_QUERIES) * steps
+        fields["queries"] = steps * (PLANNED_QUERIES if fields["queries"] is None else fields["queries"])
     elif axes is not None:
         training = {"learner": "means", "axes": axes, "max_records": max_records}
     elif min_records is not None:
