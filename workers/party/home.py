@@ -103,7 +103,7 @@ class AgentConfig(Settings):
             erasable keys, even if the coordinator misbehaves. Without it only the coordinator detects that.
         tick_s: T of the site's public clock, in seconds (workers.agent.public_clock); its default where absent. Never
             choose it by observed delays.
-        pad: work as long as over `max_records` records, however many there are.
+        pad: of earlier versions, whose agents padded their work; read, never written, and true does nothing.
     """
 
     agent_id: PartyId
@@ -114,7 +114,7 @@ class AgentConfig(Settings):
     ca_file: str | None = None
     witness_file: str | None = None
     tick_s: Annotated[float, Field(ge=0.01, le=60.0)] | None = None
-    pad: bool = False
+    pad: Annotated[bool, Field(exclude=True)] = False
     images: str | None = None
     embedding: EmbedSettings | None = None
 
