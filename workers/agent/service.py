@@ -26,6 +26,7 @@ from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.backup import mark_home
 from labeler.ledger.lifetimes import LifetimeSpends
 from labeler.ledger.promises import PromiseStore
+from labeler.ledger.rounds import agent_account
 from labeler.system.clock import Clock, now_utc
 from labeler.system.keys import PartyKeys
 from workers.agent.agent import Agent
@@ -129,7 +130,7 @@ def open_agent(
             memory,
             ledger,
             promises,
-            account=account_of(config.agent_id),
+            account=agent_account(config.agent_id),
             read_policy=read,
             clock=clock,
         )
@@ -182,11 +183,6 @@ def open_agent(
                 ),
             )
             yield link, driver, records
-
-
-def account_of(agent_id: str) -> str:
-    """Return the name of an agent's account, in its own journal and in the coordinator's."""
-    return f"agent:{agent_id}"
 
 
 class _Records:

@@ -24,7 +24,7 @@ import stat
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar, overload
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from feature_store.backbones.spec import DEFAULT_BACKBONE
 from labeler.errors import InvalidSetting, UnsafeStorage
@@ -32,7 +32,7 @@ from labeler.settings import SettingsText
 from labeler.system.files import read_named, replace_file
 from labeler.system.keys import PartyKeys, PublicKeys
 from labeler.untrusted import check_party_id
-from workers.agent.policy import HexKey, PartyId, Policy, policy_toml, toml_text
+from workers.agent.policy import HexKey, PartyId, Policy, Settings, policy_toml, toml_text
 
 AGENT_FILE = "agent.toml"
 TALLIER_FILE = "tallier.toml"
@@ -50,12 +50,6 @@ SEEN_FILE = "coordinator.head"
 PROOF_FILE = "coordinator.proof"
 
 _MAX_SETTINGS_BYTES = 64 * 1024
-
-
-class Settings(BaseModel):
-    """A settings file: every field known, of its exact type."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, strict=True)
 
 
 class EmbedSettings(Settings):
