@@ -65,6 +65,11 @@ def _kinds(annotation: Any) -> frozenset[Any]:
     return frozenset({annotation}) - {NoneType}
 
 
+def given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that were given: None leaves a field out."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 Loc = tuple[str | int, ...]
 
 _KIND = re.compile(r"constrained-\w+|[\w-]+\[.*\]")

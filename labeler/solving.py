@@ -8,9 +8,9 @@ so the noise is compared at one price. mu^2 falls with the square of sigma, so t
 is the same for every sigma (for winners nearly so).
 
 **Wanted tasks** (`WantedTask`): a task as people ask for it, in a task file or over REST, before the answering parties
-have decided their part. There is one model for both: a new setting is a field of `labeler.task.Terms`. So are the
-choice of questions (`QuestionChoice`) and caps (`CapsTable`), which several files and requests share.
-Participants, the backbone and the number of queries come from the answering parties; `settled` adds them.
+have decided their part. There is one model for both: a new setting is a field of `labeler.task.Terms`. So is the choice
+of questions (`QuestionChoice`), which several files and requests share. Participants, the backbone and the number of
+queries come from the answering parties; `settled` adds them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.batching import round_sizes, total_charges
-from labeler.budget import MOST_EPSILON, UNBOUNDED_NANO, budget_for, epsilon_left, say_epsilon_left
+from labeler.budget import UNBOUNDED_NANO, epsilon_left, say_epsilon_left
 from labeler.errors import InvalidSetting, InvalidTask, UnsafeGrid
 from labeler.methods.sensitivity import largest_distance
 from labeler.noise import TALLIERS, NoiseBy
@@ -377,47 +377,6 @@ class LifeRequest(PlainNumbers):
         if self.epsilon is not None and self.budget_nano is not None:
             raise ValueError("give budget_nano or epsilon, not both: both say what an image may ever spend")
         return self
-
-
-EpsilonCap = Annotated[float, Field(gt=0, le=MOST_EPSILON, allow_inf_nan=False)]
-Cap = EpsilonCap | Literal["unlimited"]
-"""A larger cap would promise nothing; `unlimited` says that openly."""
-
-
-class CapsTable(BaseModel):
-    """A table of caps in a settings file: the most that an account may ever spend, at the file's delta."""
-
-    model_config = Terms.model_config
-
-    instance_epsilon: Cap
-    """On what is learned about one record."""
-    agent_epsilon: Cap
-    """On what is learned about one agent's whole data."""
-    life_epsilon: EpsilonCap | None = None
-    """The part of `instance_epsilon` set aside permanently for tasks with votes for life (`Task.lifetime_budget`). All
-    such tasks together cost one record no more. If absent, none is made or answered."""
-
-    @model_validator(mode="after")
-    def _life_is_a_part(self) -> Self:
-        if self.life_epsilon and self.instance_epsilon != "unlimited" and self.life_epsilon > self.instance_epsilon:
-            raise ValueError("life_epsilon is a part of instance_epsilon, so it cannot be larger")
-        return self
-
-    def cap_nano(self, level: Level, delta: float) -> int | None:
-        """Return the cap of one level in nano-units of mu^2, rounded down; None if unlimited."""
-        cap = self.instance_epsilon if level == "instance" else self.agent_epsilon
-        return None if cap == "unlimited" else budget_for(cap, delta)
-
-    def set_aside_nano(self, delta: float) -> int | None:
-        """Return B, the budget of votes for life, in nano-units of mu^2; None if nothing is set aside.
-
-        Raises:
-            InvalidSetting: the epsilon is too small for any vote, or larger than what votes for life are proved for.
-        """
-        # Imported on use: few federations cast votes for life.
-        from labeler.accounting.lifetime import set_aside_nano
-
-        return None if self.life_epsilon is None else set_aside_nano(budget_for(self.life_epsilon, delta))
 
 
 class QuestionChoice(PlainNumbers):

@@ -13,10 +13,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from labeler.budget import LEAST_DELTA, MOST_DELTA
+from labeler.caps import CapsTable
 from labeler.errors import InvalidSetting
 from labeler.setting import DEFAULT_DELTA
 from labeler.settings import SettingsText
-from labeler.solving import CapsTable as CapsTable
 from labeler.system.files import read_named
 from labeler.task import MOST_CLASSES
 

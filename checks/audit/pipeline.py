@@ -226,10 +226,11 @@ class Levelling(Agent):
 
     _key: bytes | None = None
 
-    def _computed(self, task: Task, batch: QueryBatch, key: bytes, seal: Seal) -> Answer:
+    def computed(self, task: Task, batch: QueryBatch, *, key: bytes, seal: Seal) -> Answer:
+        """See Agent; its ballots know the key meanwhile."""
         self._key = key
         try:
-            return super()._computed(task, batch, key, seal)
+            return super().computed(task, batch, key=key, seal=seal)
         finally:
             self._key = None
 

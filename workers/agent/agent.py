@@ -97,7 +97,6 @@ class Agent:
         engine: which exact index engine searches (see feature_store.index.build_index).
         memory_limit_bytes: search in blocks that need at most this much memory besides the shard.
         spends: what its images have spent on votes for life; without it no such task is answered.
-        padding: called after every answer, with how many records took part (`workers.agent.public_clock.Padding`).
 
     Raises:
         InvalidSetting: an engine that this machine does not have, or a limit without room for one record.
@@ -114,10 +113,8 @@ class Agent:
         engine: str = "auto",
         memory_limit_bytes: int | None = None,
         spends: LifetimeSpends | None = None,
-        padding: Callable[[Task, QueryBatch, int], None] | None = None,
     ) -> None:
         self.agent_id = agent_id
-        self._padding = padding
         self._ledger = ledger
         self._shard = shard
         self.is_seeded = is_seeded
@@ -203,26 +200,20 @@ class Agent:
         Args:
             seal: seals the body of one recipient, by its number.
         """
-        with self._answering:
-            answer = self._computed(task, batch, key, seal)
-            if self._padding is not None:
-                self._padding(task, batch, len(self._records(task)))
-            return answer
-
-    def _computed(self, task: Task, batch: QueryBatch, key: bytes, seal: Seal) -> Answer:
         cast: CastVotes | None = None
-        if task.lifetime_budget is None:
-            ballots = self.ballots(task, batch, key)
-        elif self._spends is None:
-            raise PrivacyRefusal(f"agent {self.agent_id}: {NO_SPENDS}")
-        else:
-            order = self._order(key, task, batch)
-            ballots, cast = lifetime_ballots(
-                task, batch, self._shard, self._spends.spent, indexes=self._neighbors, order=order
-            )
-        source = self._source(key, NOISE, task, batch, self._shard.version)
-        shares = input_shares(ballots, task, round_of(task, batch), agent_id=self.agent_id, source=source)
-        return Answer(tuple(seal(number, share_to_bytes(share.share)) for number, share in enumerate(shares)), cast)
+        with self._answering:
+            if task.lifetime_budget is None:
+                ballots = self.ballots(task, batch, key)
+            elif self._spends is None:
+                raise PrivacyRefusal(f"agent {self.agent_id}: {NO_SPENDS}")
+            else:
+                order = self._order(key, task, batch)
+                ballots, cast = lifetime_ballots(
+                    task, batch, self._shard, self._spends.spent, indexes=self._neighbors, order=order
+                )
+            source = self._source(key, NOISE, task, batch, self._shard.version)
+            shares = input_shares(ballots, task, round_of(task, batch), agent_id=self.agent_id, source=source)
+            return Answer(tuple(seal(number, share_to_bytes(share.share)) for number, share in enumerate(shares)), cast)
 
     def ballots(self, task: Task, batch: QueryBatch, key: bytes) -> NDArray[np.int64]:
         """Return this agent's contribution, shape (num_queries, num_classes): votes, or numbers on the grid.

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from labeler.budget import LEAST_DELTA, MOST_DELTA, budget_for, say_epsilon
+from labeler.caps import CapsTable
 from labeler.errors import AwaitingApproval, InvalidSetting, PolicyRefusal
 from labeler.messages.bodies import Ask, Proposal
 from labeler.methods import MethodName, ReleaseKind
@@ -28,7 +29,7 @@ from labeler.noise import TALLIERS
 from labeler.planning import has_finite_price
 from labeler.setting import LEVELS
 from labeler.settings import SettingsText
-from labeler.solving import CapsTable, epsilon_within
+from labeler.solving import epsilon_within
 from labeler.system.files import read_named
 from labeler.task import Level, PositiveFinite, Task
 
@@ -38,7 +39,9 @@ HexKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 PartyId = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class _Table(BaseModel):
+class Settings(BaseModel):
+    """A settings file, or a table of it: every field known, of its exact type."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, strict=True)
 
 
@@ -77,7 +80,7 @@ class BudgetTable(CapsTable):
         return self.cap_nano(level, self.delta)
 
 
-class AllowTable(_Table):
+class AllowTable(Settings):
     """`[allow]`: which tasks are answered.
 
     Attributes:
@@ -123,7 +126,7 @@ class AllowTable(_Table):
     life_job_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
 
 
-class CoordinatorTable(_Table):
+class CoordinatorTable(Settings):
     """`[coordinator]`: whose asks are answered at all.
 
     Attributes:
@@ -133,7 +136,7 @@ class CoordinatorTable(_Table):
     verify_key: HexKey
 
 
-class Policy(_Table):
+class Policy(Settings):
     """A whole policy file.
 
     Attributes:

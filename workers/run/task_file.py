@@ -19,7 +19,7 @@ from labeler.errors import InvalidSetting, InvalidTask
 from labeler.methods import METHODS
 from labeler.methods.evaluate import MOST_BANDS, Layout
 from labeler.rounds.effects import AskedStrategy, StudentKind
-from labeler.settings import Loc, PlainNumbers, SettingsText, problems_of
+from labeler.settings import Loc, PlainNumbers, SettingsText, given, problems_of
 from labeler.solving import QuestionChoice, WantedTask
 from labeler.system.files import read_named
 from labeler.task import PositiveFinite, Task, Terms, describe_validation
@@ -232,7 +232,7 @@ def make_task_file(
     Raises:
         InvalidTask: a field is unknown, missing or out of bounds.
     """
-    table = {"name": out.name} | {name: value for name, value in fields.items() if value is not None}
+    table = {"name": out.name} | given(fields)
     tables: dict[str, Any] = {"task": table, "student": {} if student is None else {"kind": student}}
     try:
         file = TaskFile.model_validate({"task": table})
