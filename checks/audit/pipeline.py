@@ -19,6 +19,7 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -29,7 +30,9 @@ from numpy.typing import NDArray
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.batching import total_charges
+from labeler.budget import NothingLeft
 from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, ProtocolViolation
+from labeler.ledger.ledger import Charge
 from labeler.linear_model import model_before
 from labeler.methods.sensitivity import kept_bound
 from labeler.noise import DiscreteGaussian, noise_share, noise_source
@@ -42,7 +45,7 @@ from labeler.task import Task
 from workers.agent.agent import NOISE, Agent, Answer, Seal, as_it_is, shares_of
 from workers.progress import silent
 from workers.run.folder import RoundStore
-from workers.run.labeling import RunJournal, agent_ids, open_run_journal, run_rounds
+from workers.run.labeling import ACCOUNT, RunJournal, agent_ids, open_run_journal, run_rounds
 from workers.run.parties import RunParties, tallier_names
 from workers.run.task_file import QueriesTable
 
@@ -281,14 +284,10 @@ class Pipeline:
                     # Colluders give their answers to the same questions that the job asked.
                     models = [model_before(self._task, seen[:step]) for step in range(len(steps))]
                     asked = [replace(one, model=model) for one, model in zip(steps, models, strict=True)]
-                for batch in self._beyond():
-                    try:
+                for batch in self._beyond(journal):
+                    with suppress(LabelerError):
                         seen += self._job(journal, kept, agents, [batch], is_seeded=seed is not None)
-                    except BudgetExceeded:
-                        break  # for every further job the account holds no more than for this one
-                    except LabelerError:
-                        continue
-                    asked.append(batch)
+                        asked.append(batch)
         finally:
             shutil.rmtree(folder)
         return Observation(tuple(seen), tuple(self._known_noise(agents, keys, batch) for batch in asked))
@@ -317,15 +316,30 @@ class Pipeline:
         )
         return np.asarray(sums, dtype=np.float64) / task.scale
 
-    def _beyond(self) -> Iterator[QueryBatch]:
-        """Yield questions beyond the task's, and then the task's own again, which an account without room refuses."""
+    def _beyond(self, journal: RunJournal) -> Iterator[QueryBatch]:
+        """Yield questions beyond the task's, then the task's own again, while the account takes their price: it must
+        refuse.
+        """
         features = self._batch.features
         if self._task.sampled is not None:
             return  # a step is asked with a model that only the job before it can make
         for place in range(min(_MORE_LIVES, features.shape[1])):
+            if not self._is_covered(journal, f"again-{place}"):
+                return
             again = features.copy()
             again[-1, place] += 1 if again[-1, place] < 0 else -1  # another batch: other noise around the same votes
             yield QueryBatch(again, first_query=len(features) if place == 0 else 0)
+
+    def _is_covered(self, journal: RunJournal, name: str) -> bool:
+        """Return whether the account takes the price of the whole task once more, which is then given back."""
+        charges = [Charge(ACCOUNT, level, nano) for level, nano in self._charges.items()]
+        try:
+            with journal.database.write() as connection:
+                journal.ledger.reserve(name, charges, connection=connection)
+                journal.ledger.void(name, NothingLeft(name, "never-asked"), connection=connection)
+        except BudgetExceeded:
+            return False
+        return True
 
     def _job(
         self,
