@@ -151,11 +151,7 @@ class AgentMemory:
             if known is not None:
                 return False
             answered = self.queries_of(task_digest, connection=joined) + num_queries
-            if answered > max_queries:
-                raise PrivacyRefusal(
-                    f"the task has {max_queries} queries, and with this round {answered} of it would be answered; ask "
-                    "in a new task"
-                )
+            check_queries(answered, max_queries)
             if not is_promised and self._ledger.state(reservation_id, connection=joined) is not None:
                 raise PrivacyRefusal(
                     f"reservation {reservation_id!r} has paid for something else, and pays for nothing more: one "
@@ -330,6 +326,19 @@ _AT = select(ledger_entries.c.at).where(ledger_entries.c.seq == bindparam("seq")
 def _sum_up_to(seq: int, connection: Connection) -> int:
     """Return the queries of all rounds that were charged by an entry of at most this number."""
     return int(connection.execute(_SUM, {"seq": seq}).scalar() or 0)
+
+
+def check_queries(answered: int, max_queries: int) -> None:
+    """Refuse a round that asks more of a task than a person approved, and than its price covers.
+
+    Args:
+        answered: queries of the task, with those of this round.
+    """
+    if answered > max_queries:
+        raise PrivacyRefusal(
+            f"the task has {max_queries} queries, and with this round {answered} of it would be answered; ask in a new "
+            "task"
+        )
 
 
 def check_delta(connection: Connection, delta: float) -> None:

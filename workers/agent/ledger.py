@@ -18,7 +18,7 @@ from math import floor
 from labeler.batching import due, round_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import PolicyRefusal, PrivacyRefusal, ProtocolViolation
-from labeler.ledger.agent_memory import AgentMemory, check_delta
+from labeler.ledger.agent_memory import AgentMemory, check_delta, check_queries
 from labeler.ledger.chain import Head
 from labeler.ledger.database import Connection, Database
 from labeler.ledger.ledger import Charge, Ledger
@@ -201,8 +201,7 @@ class DurableLedger:
             for size, charges in rounds:
                 prices.append(_amounts(policy, due(task, charges, answered=asked)))
                 asked += size
-            if asked > task.max_queries:
-                raise PrivacyRefusal(beyond_task(asked, task))
+            check_queries(asked, task.max_queries)
             self._check_day(policy, asked - before, connection)
             compared = self._compared(policy, task, requester, prices, connection)
             self._check_covered(compared, requester, connection)
@@ -394,11 +393,3 @@ def priced(charges: Mapping[Level, int], level: Level) -> int:
             "ballot_radius or max_agent_records, or raise sigma_votes"
         )
     return charges[level]
-
-
-def beyond_task(answered: int, task: Task) -> str:
-    """Return why a round is refused that asks more of a task than a person approved, and than its price covers."""
-    return (
-        f"the task has {task.max_queries} queries, and with this round {answered} of it would be answered; ask in a "
-        "new task"
-    )
