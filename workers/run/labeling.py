@@ -48,8 +48,6 @@ from labeler.expectation import expect
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.jobs import JobRecord, JobStore, RoundRecord
 from labeler.ledger.ledger import Charge, Ledger
-from labeler.ledger.rounds import AggregateStore
-from labeler.ledger.sequences import Sequences
 from labeler.ledger.tasks import TaskRecord, TaskStore
 from labeler.methods import METHODS
 from labeler.randomness import KEY_BYTES, seeded_source
@@ -379,9 +377,7 @@ def run_rounds(
         problem_of=problem_of,
     )
     driver = CoordinatorDriver(
-        aggregates=AggregateStore(journal.database),
         parties=parties,
-        sequences=Sequences(journal.database),
         sender=parties,
         mailbox=MemoryMailbox(),
         questions=GivenQuestions(features),
