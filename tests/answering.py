@@ -34,7 +34,7 @@ class Charges(Protocol):
 
 
 class RoundStore(Protocol):
-    """See the module. A round comes into it once its price is taken (workers.agent.agent)."""
+    """See the module. A round comes into it once its price is taken (workers.agent.ledger)."""
 
     def stored(self, round_digest: str, recipients: Recipients) -> tuple[bytes, ...] | None:
         """Return what was stored of a round, one body per recipient; None where nothing is stored yet.
