@@ -30,6 +30,7 @@ from typing import Literal
 
 from sqlalchemy import Connection, bindparam, delete, func, literal_column, select, update
 
+from labeler.batching import check_queries
 from labeler.budget import LEAST_DELTA_OF_WINNERS
 from labeler.errors import (
     AwaitingApproval,
@@ -326,19 +327,6 @@ _AT = select(ledger_entries.c.at).where(ledger_entries.c.seq == bindparam("seq")
 def _sum_up_to(seq: int, connection: Connection) -> int:
     """Return the queries of all rounds that were charged by an entry of at most this number."""
     return int(connection.execute(_SUM, {"seq": seq}).scalar() or 0)
-
-
-def check_queries(answered: int, max_queries: int) -> None:
-    """Refuse a round that asks more of a task than a person approved, and than its price covers.
-
-    Args:
-        answered: queries of the task, with those of this round.
-    """
-    if answered > max_queries:
-        raise PrivacyRefusal(
-            f"the task has {max_queries} queries, and with this round {answered} of it would be answered; ask in a new "
-            "task"
-        )
 
 
 def check_delta(connection: Connection, delta: float) -> None:

@@ -15,10 +15,10 @@ from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from math import floor
 
-from labeler.batching import due, round_charges
+from labeler.batching import check_queries, due, round_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import PolicyRefusal, PrivacyRefusal, ProtocolViolation
-from labeler.ledger.agent_memory import AgentMemory, check_delta, check_queries
+from labeler.ledger.agent_memory import AgentMemory, check_delta
 from labeler.ledger.chain import Head
 from labeler.ledger.database import Connection, Database
 from labeler.ledger.ledger import Charge, Ledger
