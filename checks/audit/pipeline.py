@@ -317,8 +317,8 @@ class Pipeline:
         return np.asarray(sums, dtype=np.float64) / task.scale
 
     def _beyond(self, journal: RunJournal) -> Iterator[QueryBatch]:
-        """Yield questions beyond the task's, then the task's own again, while the account takes their price: it must
-        refuse.
+        """Yield questions beyond the task's, then the task's own again, while the account takes their price: a sound
+        one refuses.
         """
         features = self._batch.features
         if self._task.sampled is not None:

@@ -5,8 +5,8 @@ over each send once the turn that made it is durable. The send then waits for `a
 replies as events for the coordinator's machine. Nothing is serialized, sealed or signed, because nothing leaves the
 process. Every party answers at once or raises, so errors reach the caller unchanged.
 
-    agents      labeler.rounds.agent: each agent checks and computes. Its charge is in the job's journal since before
-                it was asked (labeler.driver.settlement). The answers of all agents to a round are stored together
+    agents      labeler.rounds.agent: each agent checks and computes. The job's journal has reserved its price before
+                it is asked (labeler.driver.settlement). The answers of all agents to a round are stored together
                 (workers.run.folder), and then handed to the talliers.
     talliers    labeler.rounds.tallier: objects in memory only. A continued run hands them the agents' stored answers
                 again, so the sum is the same. If talliers add the noise, it is the same too: its key is stored with
