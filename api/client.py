@@ -88,7 +88,7 @@ from labeler.errors import InvalidSetting, TooLarge
 from labeler.expectation import RECORDS_EACH
 from labeler.methods.evaluate import DEFAULT_EPSILON, Layout
 from labeler.setting import DEFAULT_DELTA
-from labeler.settings import describe_validation
+from labeler.settings import describe_validation, given
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -428,7 +428,7 @@ class Client:
 
         asked = self.task(self.job(job_id).task_id)
         classes, agents = asked.task["classes"], len(asked.participants)
-        given = {"name": f"evaluate {job_id}", "agents": list(asked.participants)} | _given(task)
+        given = {"name": f"evaluate {job_id}", "agents": list(asked.participants)} | given(task)
         given |= {"method": "evaluate", "epsilon": epsilon, "delta": delta, "classes": classes}
         one = made(TaskRequest, **given, max_queries=1)
         noise = self.estimate(EstimateRequest(task=one)).total_sigma_votes
@@ -679,10 +679,6 @@ def _parts_of(images: Path | Sequence[Path], leave_out: Collection[str]) -> list
     if files := [one for one in not_sent(images) if one.source not in leave_out]:
         log.warning("%d files are no images, and are not labeled: %s", len(files), in_words(files))
     return image_parts(images, leave_out)
-
-
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def made(model: type[Model], **fields: Any) -> Model:

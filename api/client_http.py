@@ -27,7 +27,7 @@ import httpx2
 from api.schema import Problem
 from feature_store.image_files import ENDINGS, Skipped, list_images, zip_members
 from labeler.errors import InvalidSetting, LabelerError, TooLarge, TryAgain, exit_code_of
-from labeler.settings import check_names_are_text, check_names_have_no_controls
+from labeler.settings import check_names_are_text, check_names_have_no_controls, given
 from labeler.system.http_client import http_client, is_loopback, read_parts, read_whole
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class ServiceConnection:
             ServiceBusy: no answer within the patience.
             TooLarge: the answer is larger than any that is read.
         """
-        asked: dict[str, Any] = {"headers": dict(headers or {}), "params": _present(params), "json": json}
+        asked: dict[str, Any] = {"headers": dict(headers or {}), "params": given(params or {}), "json": json}
         if timeout_s is not None:
             asked["timeout"] = timeout_s
 
@@ -212,7 +212,7 @@ class ServiceConnection:
         """
         try:
             self._meet()
-            with self._http.stream("GET", path, params=_present(params), headers=dict(headers or {})) as response:
+            with self._http.stream("GET", path, params=given(params or {}), headers=dict(headers or {})) as response:
                 if response.is_error:
                     raise problem_in(response)
                 yield read_parts(response, most_bytes)
@@ -301,10 +301,6 @@ def problem_in(response: httpx2.Response, body: bytes | None = None) -> ServiceP
     if isinstance(found, ServiceBusy) and after.isdigit():
         found.retry_after_s = float(after)
     return found
-
-
-def _present(params: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {name: value for name, value in (params or {}).items() if value is not None}
 
 
 def _check(url: str) -> None:

@@ -1,21 +1,22 @@
-"""Descriptions of routes in the OpenAPI document, the document itself, and the page for people that is made from it.
+"""Descriptions of routes in the OpenAPI document, the document itself, and the page that shows it to people.
 
-Parameters shared by several routes are defined here with their bounds and an example. The page needs no script, no font
-and no other host: the same text is a page of the service (`/api`, which works without internet) and of the
-documentation (docs/site).
+Parameters shared by several routes are defined here with their bounds and an example. The page is FastAPI's, with files
+of Swagger UI that come from a package. So it needs no other host, as a page of the service (`/api`) and of the
+documentation (docs/hooks.py).
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Mapping
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Final
+import base64
+import hashlib
+from collections.abc import Mapping
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Annotated, Any, Final
 
 from fastapi import Depends, FastAPI, Header, Path, Query
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
-from markupsafe import Markup
 from pydantic import BaseModel
 
 from api import examples
@@ -23,10 +24,6 @@ from api.access import ACCESS, VERSIONED, Need, reader
 from api.coordinator.ownership import Reader
 from api.problems import BY_STATUS, MEDIA_TYPE, TYPE_PREFIX
 from api.schema import KEY, JobRequest, LabelsRequest, Problem
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
 
 Answers = dict[int | str, dict[str, Any]]
 
@@ -101,6 +98,20 @@ _NAMED_MODELS: Final = (JobRequest, LabelsRequest, Problem)
 """Models that routes refer to only by name."""
 
 
+ROLES: Final[Mapping[Need, str]] = {
+    "open": "anybody",
+    "optional": "anybody; with a token it tells more",
+    "scraper": "an administrator's or a viewer's token, or anybody where the settings open it",
+    "signed": "an enrolled party, by its signature",
+    "invited": "a holder of an invitation, by its one-use token",
+    "viewer": "a token of any role",
+    "auditor": "a token of role viewer or admin",
+    "requester": "a token of role requester or admin",
+    "admin": "a token of role admin",
+}
+"""The callers of a route, by the name for the least role in the document."""
+
+
 def document(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI document of the app, made once."""
     if app.openapi_schema is not None:
@@ -121,6 +132,7 @@ def document(app: FastAPI) -> dict[str, Any]:
             named = (method.upper(), path)
             need = ACCESS.get(named) or ACCESS.get((named[0], path.replace("}", ":path}")))
             operation["x-least-role"] = need
+            operation["description"] += f" For {ROLES[need or 'open']}."
             if path.startswith(VERSIONED):
                 # Every route may receive an unknown parameter.
                 operation["responses"].setdefault("422", problem(422))
@@ -184,99 +196,25 @@ IdempotencyKey = Annotated[
 ]
 
 
-ROLES: Final[Mapping[str, str]] = {
-    "open": "anybody",
-    "optional": "anybody; with a token it tells more",
-    "scraper": "an administrator's or a viewer's token, or anybody where the settings open it",
-    "signed": "an enrolled party, by its signature",
-    "viewer": "a token of any role",
-    "requester": "a token of role requester or admin",
-    "admin": "a token of role admin",
-}
-"""The callers of a route, by the document's name for the least role."""
+SWAGGER: Final[Traversable] = files("fastapi_offline") / "static"
+"""A folder with the files of Swagger UI: a package holds them, so that a page needs no other host."""
 
-_SCHEMA: Final = "#/components/schemas/"
+SWAGGER_FILES: Final = ("swagger-ui-bundle.js", "swagger-ui.css")
 
 
-@cache
-def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader  # imported here: a coordinator starts without it
+def reference_page(title: str) -> tuple[bytes, str]:
+    """Return FastAPI's page of Swagger UI, and the source in a Content-Security-Policy of its only inline script.
 
-    made = Environment(loader=PackageLoader("api", "templates"), autoescape=True, trim_blocks=True)
-    made.filters |= {"kind": kind_of, "ways": ways_of, "fields": fields_of, "anchor": anchor_of, "prose": prose}
-    made.filters["pretty"] = lambda value: (
-        value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+    The page can send what reads, and nothing else: an example that is tried by mistake would cost budget.
+    """
+    page = get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title=title,
+        swagger_js_url="/dashboard/swagger-ui-bundle.js",
+        swagger_css_url="/dashboard/swagger-ui.css",
+        swagger_favicon_url="/dashboard/icon.svg",
+        swagger_ui_parameters={"supportedSubmitMethods": ["get"]},
     )
-    return made
-
-
-def reference_page(document: Mapping[str, Any]) -> str:
-    """Return the whole page, as the service shows it."""
-    return _environment().get_template("reference.html.j2").render(document=document, roles=ROLES)
-
-
-def reference_text(document: Mapping[str, Any]) -> str:
-    """Return the page's content, to embed in another page."""
-    return _environment().get_template("reference_text.html.j2").render(document=document, roles=ROLES)
-
-
-def prose(text: str) -> Markup:
-    """Render a sentence of a description, with text between backticks as code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(Markup.escape(text))))  # escaped before it is marked up
-
-
-def anchor_of(text: str) -> str:
-    """Return an anchor in the page: "get-v1-jobs"."""
-    return "-".join("".join(letter if letter.isalnum() else " " for letter in text.lower()).split())
-
-
-def kind_of(schema: Mapping[str, Any]) -> Markup:
-    """Describe a schema's values in a few words; names of other schemas are links."""
-    return Markup(" or ").join(_kinds(schema)) or Markup("anything")
-
-
-def _kinds(schema: Mapping[str, Any]) -> Iterator[Markup]:
-    if "$ref" in schema:
-        name = schema["$ref"].removeprefix(_SCHEMA)
-        yield Markup('<a href="#{}">{}</a>').format(f"schema-{anchor_of(name)}", name)
-    elif "const" in schema:
-        yield Markup("<code>{}</code>").format(json.dumps(schema["const"]))
-    elif "enum" in schema:
-        yield Markup(", ").join(Markup("<code>{}</code>").format(json.dumps(one)) for one in schema["enum"])
-    elif "anyOf" in schema or "oneOf" in schema:
-        for one in schema.get("anyOf", schema.get("oneOf", [])):
-            yield from _kinds(one)
-    elif schema.get("type") == "array":
-        yield Markup("list of ") + kind_of(schema.get("items", {}))
-    elif isinstance(extra := schema.get("additionalProperties"), dict):
-        yield Markup("names to ") + kind_of(extra)
-    elif "type" in schema:
-        bounds = ", ".join(f"{word} {schema[key]}" for key, word in _BOUNDS if key in schema)
-        yield Markup.escape(schema.get("format", schema["type"]) + (f" ({bounds})" if bounds else ""))
-
-
-_BOUNDS: Final = (
-    ("minimum", "at least"),
-    ("exclusiveMinimum", "above"),
-    ("maximum", "at most"),
-    ("exclusiveMaximum", "below"),
-    ("minLength", "characters, at least"),
-    ("maxLength", "characters, at most"),
-    ("minItems", "entries, at least"),
-    ("maxItems", "entries, at most"),
-)
-
-
-def ways_of(document: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str, Mapping[str, Any]]]]]:
-    """Return (heading, [(method, path, operation)]), headings in order of first appearance."""
-    found: dict[str, list[tuple[str, str, Mapping[str, Any]]]] = {}
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            found.setdefault((operation.get("tags") or ["other"])[0], []).append((method.upper(), path, operation))
-    return list(found.items())
-
-
-def fields_of(schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], bool]]:
-    """Return (name, schema, is required) of each field."""
-    required = set(schema.get("required", ()))
-    return [(name, one, name in required) for name, one in schema.get("properties", {}).items()]
+    html = bytes(page.body)
+    script = html.partition(b"<script>")[2].partition(b"</script>")[0]
+    return html, f"'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}'"

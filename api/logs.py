@@ -93,13 +93,22 @@ class LogFormatter(JsonFormatter):
         return "" if ei[1] is None else describe(ei[1])
 
 
-def describe(error: BaseException) -> str:
-    """Describe an exception by types and places, without its message; an OSError keeps the system's error text."""
+def words_of_the_system(error: BaseException) -> object:
+    """Return the system's error text of an OSError."""
+    return error.strerror if isinstance(error, OSError) else None
+
+
+def describe(error: BaseException, words_of: Callable[[BaseException], object] = words_of_the_system) -> str:
+    """Describe an exception by types and places, without its message.
+
+    Args:
+        words_of: returns what may be told of one exception in the chain of causes; None for nothing.
+    """
     lines: list[str] = []
     seen: BaseException | None = error
     while seen is not None and len(lines) < 200:
-        reason = f" ({seen.strerror})" if isinstance(seen, OSError) and seen.strerror else ""
-        lines.append(f"{type(seen).__module__}.{type(seen).__qualname__}{reason}")
+        words = words_of(seen)
+        lines.append(f"{type(seen).__module__}.{type(seen).__qualname__}{f' ({words})' if words else ''}")
         frames = traceback.extract_tb(seen.__traceback__)
         lines.extend(f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
         seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)

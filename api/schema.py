@@ -16,10 +16,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from feature_store.results import FileFormat, current_format
 from labeler.invitation import MAX_CERTIFICATES, TOKEN_PATTERN
 from labeler.rounds.effects import FINISHED as FINISHED
-from labeler.rounds.effects import AskedStrategy, check_selection
 from labeler.rounds.effects import JobState as JobState
 from labeler.settings import PlainNumbers
-from labeler.solving import ClassName, WantedTask
+from labeler.solving import ClassName, QuestionChoice, WantedTask
 from labeler.solving import LifeRequest as LifeRequest
 from labeler.task import MOST_CLASSES, Level, Printable
 from labeler.untrusted import ENROLLED_NAME, MOST_PROBE_CHARACTERS
@@ -134,17 +133,11 @@ class ShareRequest(Request):
     """Id of their token, which `GET /v1/whoami` shows to its holder."""
 
 
-class Selection(Request):
+class Selection(QuestionChoice):
     """The choice of images to ask about; choosing costs no privacy."""
 
-    strategy: AskedStrategy = "all"
     count: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     seed: Annotated[int, Field(ge=0, le=2**31)] = 0
-
-    @model_validator(mode="after")
-    def _count_is_given(self) -> Selection:
-        check_selection(self.strategy, self.count)
-        return self
 
 
 class EstimateRequest(Request):

@@ -62,7 +62,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made["LICENSE.md"] = "# License\n\n```\n" + (ROOT / "LICENSE").read_text() + "\n```\n"
     made |= {f"tutorials/{path.stem}.md": notebook(path) for path in (ROOT / "docs" / "tutorials").glob("*.ipynb")}
     made |= command_line()
-    made["reference/rest.md"] = rest()
+    made |= rest()
     made["reference/errors.md"] = errors()
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
@@ -146,12 +146,16 @@ def _prose(text: str) -> str:
     return re.sub(r"<(?=[a-z/])", "&lt;", text.replace("\b\n", ""))
 
 
-def rest() -> str:
-    """The REST interface, of the document of a coordinator that is made for it and never asked anything."""
+def rest() -> dict[str, str]:
+    """The REST interface with the files of Swagger UI, of the document of a coordinator that is never asked anything.
+
+    The document is in a script, so that the page works from a folder, too. References in it are read against an
+    address that is never asked, because those of files are refused.
+    """
     from api.app import create_app
     from api.coordinator.config import read_config
     from api.coordinator.service import Coordinator
-    from api.documentation import reference_text
+    from api.documentation import SWAGGER, SWAGGER_FILES
     from workers.homes.new import make_coordinator_home
 
     with tempfile.TemporaryDirectory() as folder:
@@ -164,12 +168,21 @@ def rest() -> str:
             document = create_app(coordinator).openapi()
         finally:
             coordinator.stop()
-    text = "\n".join(line for line in reference_text(document).splitlines() if line.strip())
-    return (
-        "# REST\n\nEvery route, with examples. A running service shows this page at `/api`, without internet, and the "
-        "document it is made of at `/openapi.json`. Send a token as `Authorization: Bearer lab_...`.\n\n"
-        f'<div class="reference">\n{text}\n</div>\n'
+    routes = "\n".join(
+        f"* `{method.upper()} {path}`: {way['summary']}"
+        for path, ways in document["paths"].items()
+        for method, way in ways.items()
     )
+    shown = {"spec": document, "dom_id": "#swagger-ui", "supportedSubmitMethods": []}
+    page = (
+        "# REST\n\nEvery route, and below all of them with examples. A running service shows the latter at `/api`, "
+        "without internet, and the document it is made of at `/openapi.json`. Send a token as `Authorization: Bearer "
+        f'lab_...`.\n\n{routes}\n\n<link rel="stylesheet" href="swagger-ui.css">\n<div id="swagger-ui"></div>\n'
+        '<script src="swagger-ui-bundle.js"></script>\n<script src="rest.js"></script>\n'
+    )
+    base = '.specActions.updateUrl("https://labels.example.org/openapi.json")'
+    made = {"reference/rest.md": page, "reference/rest.js": f"SwaggerUIBundle({json.dumps(shown)}){base}\n"}
+    return made | {f"reference/{name}": (SWAGGER / name).read_text() for name in SWAGGER_FILES}
 
 
 def errors() -> str:

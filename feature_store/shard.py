@@ -241,11 +241,6 @@ class Shard:
         manifest = self._manifest.model_copy(update={"records": records, "deleted": (), "job": "drawn"})
         return Shard(Path("drawn"), manifest, arrays)
 
-    def head(self, records: int) -> Shard:
-        """Return a shard in memory of the first rows of a drawn shard."""
-        manifest = self._manifest.model_copy(update={"records": records})
-        return Shard(self.path, manifest, {name: array[:records] for name, array in self._arrays.items()})
-
     def thumbnails(self, record_ids: Sequence[int] | NDArray[np.int64]) -> dict[int, bytes]:
         """PNG bytes per record id, for those that have a picture; empty for a shard made without."""
         path = self.path / self._manifest.stored("thumbnails.parquet")

@@ -16,7 +16,7 @@ from typing import Final
 
 from labeler.accounting.events import NANO
 from labeler.budget import UNBOUNDED_NANO, epsilon_spent, say_epsilon
-from labeler.errors import InvalidSetting, InvalidTask
+from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal
 from labeler.messages import MAX_MESSAGE_BYTES
 from labeler.methods.sensitivity import integer_event
 from labeler.planning import OfKind, has_finite_price
@@ -114,6 +114,22 @@ def round_charges(task: Task, queries: int, *, answered: int = 0) -> dict[Level,
         PrivacyRefusal: the task's method has no stated sensitivity.
     """
     return due(task, dict(_charges(OfKind(task), queries)), answered=answered)
+
+
+def check_queries(answered: int, max_queries: int) -> None:
+    """Refuse a round that asks more of a task than a person approved, and than its price covers.
+
+    Args:
+        answered: queries of the task, with those of this round.
+
+    Raises:
+        PrivacyRefusal: there are more than it has.
+    """
+    if answered > max_queries:
+        raise PrivacyRefusal(
+            f"the task has {max_queries} queries, and with this round {answered} of it would be answered; ask in a new "
+            "task"
+        )
 
 
 def due(task: Task, charges: Mapping[Level, int], *, answered: int) -> dict[Level, int]:

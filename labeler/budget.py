@@ -1,18 +1,12 @@
-r"""A budget in whole numbers, and an account that cannot be overdrawn.
+r"""A budget in whole numbers.
 
 Gaussian differential privacy composes by adding mu^2. A budget is therefore a cap on the sum of mu^2, kept in
 nano-units (1e9 per unit). Charges are rounded up, caps are rounded down, and no floating point number takes part in a
 decision. Charges may be chosen after seeing earlier answers; a cap fixed beforehand still holds (Smith, Thakurta 2022:
 fully adaptive Gaussian composition, where stopping at the cap loses nothing).
 
-An `Account` is a frozen value; each transition returns the next one:
-
-    reserve(id, amount)  ->  reserved  --post(id)-------------------->  posted
-                                 \-----void(id, NothingLeft(...))--->  void
-
-A reservation counts against the cap from the moment it exists until somebody *proves* that nothing left. Each step may
-run twice with the effect of one: the same id with the same amount is the same reservation. A crash can waste budget,
-never overspend it. A durable journal keeps these same rules.
+What is charged against a cap, and when it may be given back, the ledger of a journal decides (labeler.ledger.ledger).
+`NothingLeft` is the proof that it asks for.
 
 `say_epsilon` prints an epsilon for people: a bound is rounded up, so that the printed number still holds. What is left
 is the other way round (`epsilon_left`, `say_epsilon_left`): rounded down, so that a job of the printed number still
@@ -22,19 +16,15 @@ fits.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from fractions import Fraction
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Literal, get_args
 
 from labeler.accounting.events import NANO
-from labeler.errors import BudgetExceeded, InvalidSetting, PrivacyRefusal, ProtocolViolation
-from labeler.setting import Level
+from labeler.errors import InvalidSetting
 
-State = Literal["reserved", "posted", "void"]
 NothingLeftBecause = Literal["never-asked", "below-quorum", "refused", "lapsed", "divided"]
 
 UNBOUNDED_NANO = 10**13
@@ -50,7 +40,6 @@ LEAST_DELTA_OF_WINNERS = 1e-16
 UNBOUNDED_NANO at most 1e-24), which might exceed the part of delta that is held back."""
 
 _MARGIN = 1e-7
-_LAST_SPENDERS = 3
 
 
 def budget_for(epsilon: float, delta: float) -> int:
@@ -181,178 +170,6 @@ class NothingLeft:
         if self.because not in get_args(NothingLeftBecause):
             known = ", ".join(get_args(NothingLeftBecause))
             raise InvalidSetting(f"a reservation is voided because it was one of {known}; found {self.because!r}")
-
-
-@dataclass(frozen=True)
-class Reservation:
-    """One charge: its amount in nano-units of mu^2 and its state."""
-
-    amount: int
-    state: State = "reserved"
-
-    def __post_init__(self) -> None:
-        _check_amount(self.amount)
-        if self.state not in ("reserved", "posted", "void"):
-            raise InvalidSetting(f"a reservation is reserved, posted or void; found {self.state!r}")
-
-
-@dataclass(frozen=True)
-class Account:
-    """A cap and everything charged against it, at one level.
-
-    Attributes:
-        name: owner of the budget; printed in refusals, so nothing private.
-        level: "instance" or "agent", the unit whose presence it protects.
-        cap: nano-units of mu^2.
-        reservations: by id, in the order they were made.
-    """
-
-    name: str
-    level: Level
-    cap: int
-    reservations: Mapping[str, Reservation] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if type(self.cap) is not int or self.cap < 0:
-            raise InvalidSetting(f"a cap is a whole number of nano-units of at least 0, found {self.cap!r}")
-        if self.level not in ("instance", "agent"):
-            raise InvalidSetting(f"a level is 'instance' or 'agent', found {self.level!r}")
-        # A private read-only copy: a caller who keeps the dict it passed cannot rewrite the past.
-        object.__setattr__(self, "reservations", MappingProxyType(dict(self.reservations)))
-        for reservation_id in self.reservations:
-            _check_id(reservation_id)
-        if self.spent > self.cap:
-            raise BudgetExceeded(
-                f"account {self.name!r}, {self.level} level: {self.spent} is spent of {self.cap}",
-                account=self.name,
-                level=self.level,
-                asked=self.spent,
-                left=0,
-                cap=self.cap,
-                last_spenders=self._last_spenders(),
-            )
-
-    @property
-    def spent(self) -> int:
-        """Return posted plus reserved, nano-units."""
-        return sum(entry.amount for entry in self.reservations.values() if entry.state != "void")
-
-    @property
-    def posted(self) -> int:
-        """Return posted, nano-units."""
-        return sum(entry.amount for entry in self.reservations.values() if entry.state == "posted")
-
-    @property
-    def left(self) -> int:
-        """Return what can still be reserved, nano-units."""
-        return self.cap - self.spent
-
-    def reserve(self, reservation_id: str, amount: int) -> Account:
-        """Reserve the worst case before anybody is asked.
-
-        Args:
-            reservation_id: of the caller's choosing; the same id and amount again changes nothing.
-            amount: nano-units of mu^2, a positive int (`nano_units` or `PrivacyStatement.charge_nano`).
-
-        Raises:
-            InvalidSetting: the id or amount is malformed (a float, a bool, zero, negative, None).
-            ProtocolViolation: the id was used with another amount.
-            PrivacyRefusal: the id was voided; the work needs a new id.
-            BudgetExceeded: more is asked than is left.
-        """
-        _check_id(reservation_id)
-        _check_amount(amount)
-        known = self.reservations.get(reservation_id)
-        if known is None:
-            if amount > self.left:
-                raise self._refusal(amount)
-            return self._with(reservation_id, Reservation(amount))
-        if known.amount != amount:
-            raise ProtocolViolation(
-                f"account {self.name!r}: reservation {reservation_id!r} is for {known.amount} nano-units and was asked "
-                f"for again with {amount}; a different request needs a different id"
-            )
-        if known.state == "void":
-            # Reporting success to a delayed repeat would let work start that nothing pays for.
-            raise PrivacyRefusal(
-                f"account {self.name!r}: reservation {reservation_id!r} was voided and pays for nothing; use a new id"
-            )
-        return self
-
-    def post(self, reservation_id: str) -> Account:
-        """Make a reservation final: the answer was released.
-
-        Raises:
-            ProtocolViolation: there is no such reservation.
-            PrivacyRefusal: it was voided, so something left that nobody paid for.
-        """
-        known = self._known(reservation_id)
-        if known.state == "void":
-            raise PrivacyRefusal(
-                f"account {self.name!r}: reservation {reservation_id!r} was voided with a proof that nothing left, "
-                "and is now reported as released; do not release, and find out which of the two is true"
-            )
-        return self if known.state == "posted" else self._with(reservation_id, replace(known, state="posted"))
-
-    def void(self, reservation_id: str, proof: NothingLeft) -> Account:
-        """Give a reservation back, with the proof that nothing left.
-
-        Raises:
-            ProtocolViolation: there is no such reservation.
-            PrivacyRefusal: the proof is missing or about another reservation, or the charge is final.
-        """
-        known = self._known(reservation_id)
-        if not isinstance(proof, NothingLeft) or proof.reservation_id != reservation_id:
-            raise PrivacyRefusal(
-                f"account {self.name!r}: voiding reservation {reservation_id!r} needs a NothingLeft about it"
-            )
-        if known.state == "posted":
-            raise PrivacyRefusal(
-                f"account {self.name!r}: reservation {reservation_id!r} was released and stays charged for ever"
-            )
-        return self if known.state == "void" else self._with(reservation_id, replace(known, state="void"))
-
-    def _known(self, reservation_id: str) -> Reservation:
-        _check_id(reservation_id)
-        known = self.reservations.get(reservation_id)
-        if known is None:
-            raise ProtocolViolation(f"account {self.name!r} has no reservation {reservation_id!r}; reserve it first")
-        return known
-
-    def _with(self, reservation_id: str, reservation: Reservation) -> Account:
-        return replace(self, reservations={**self.reservations, reservation_id: reservation})
-
-    def _last_spenders(self) -> tuple[tuple[str, int], ...]:
-        live = [(name, entry.amount) for name, entry in self.reservations.items() if entry.state != "void"]
-        return tuple(live[-_LAST_SPENDERS:])
-
-    def _refusal(self, asked: int) -> BudgetExceeded:
-        last_spenders = self._last_spenders()
-        named = ", ".join(f"{name} ({amount})" for name, amount in last_spenders) or "nobody yet"
-        return BudgetExceeded(
-            f"account {self.name!r}, {self.level} level: {asked} nano-units of mu^2 were asked for and {self.left} "
-            f"of {self.cap} are left. Last spenders: {named}. "
-            "Ask for a smaller epsilon or for fewer queries; only the owner of the account can raise its budget.",
-            account=self.name,
-            level=self.level,
-            asked=asked,
-            left=self.left,
-            cap=self.cap,
-            last_spenders=last_spenders,
-        )
-
-
-def _check_id(reservation_id: str) -> None:
-    if type(reservation_id) is not str or not reservation_id:
-        raise InvalidSetting("a reservation id is a text of at least one character")
-
-
-def _check_amount(amount: int) -> None:
-    # `type(...) is int` on purpose: True is an int to isinstance, and a float compares without complaint.
-    if type(amount) is not int or amount < 1:
-        raise InvalidSetting(
-            f"an amount is a positive whole number of nano-units of mu^2, found {amount!r} ({type(amount).__name__})"
-        )
 
 
 _HUGE = 1_000_000

@@ -34,23 +34,19 @@ still far below any delta in use."""
 
 
 class Life(PlainNumbers):
-    """Votes for life: each record carries a spend through all tasks, and votes only while it stays within B.
+    """Votes for life: each record carries a spend through all tasks, and votes only while it stays within B."""
 
-    Attributes:
-        budget_nano: B, the most that one record may ever spend on votes, nano-units of mu^2. All tasks of this kind
-            together are sqrt(B)-GDP for one record, however many are asked; B is the largest of any task that the agent
-            answers.
-        asked_classes: only records of these classes vote, by their own label; None: all. A job costs nothing to
-            records of classes that it does not ask about.
-        least_similarity: a record votes only at queries whose cosine with it is at least this. So queries far from
-            a record cost it nothing.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True)
 
     budget_nano: Annotated[int, Field(ge=1, le=MOST_LIFE_NANO)]
+    """B, the most that one record may ever spend on votes, nano-units of mu^2. All tasks of this kind together are
+    sqrt(B)-GDP for one record, however many are asked; B is the largest of any task that the agent answers."""
     least_similarity: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
+    """A record votes only at queries whose cosine with it is at least this. So queries far from a record cost it
+    nothing."""
     asked_classes: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """Only records of these classes vote, by their own label; None: all. A job costs nothing to records of classes that
+    it does not ask about."""
 
     def least_product(self, one: int) -> int:
         """Return the smallest inner product of integer features that reaches the similarity: exact on every machine.
@@ -73,25 +69,22 @@ MOST_STEPS: Final = 10_000
 
 
 class Sampled(PlainNumbers):
-    """Public terms of `federated`, which trains in steps over secret samples (labeler.methods.federated).
+    """Public terms of `federated`, which trains in steps over secret samples (labeler.methods.federated)."""
 
-    Attributes:
-        rate: q, the chance with which a record, or an agent, takes part in a step; drawn secretly in each step. Noise
-            is divided by it, so that at a tiny rate the first step, which pays for all, would leave no model.
-        unit: "record": an agent sums the clipped gradients of the records it has drawn (DP-FedSGD). "agent": an agent
-            that has drawn itself contributes its clipped update (DP-FedAvg).
-        learning_rate: of a gradient step: the coordinator's, or each of an agent's own if the unit is the agent.
-        momentum: the part of a step with which the next one begins.
-        local_steps: gradient steps of an agent over all its records in one round, if the unit is the agent.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True)
 
     rate: Annotated[float, Field(ge=1e-6, le=1, allow_inf_nan=False)]
+    """q, the chance with which a record, or an agent, takes part in a step. It is drawn secretly in each step. Noise is
+    divided by it, so that at a tiny rate the first step, which pays for all, would leave no model."""
     unit: Literal["record", "agent"] = "record"
+    """What is sampled and clipped, record or agent. record: an agent sums the clipped gradients of the records it has
+    drawn (DP-FedSGD). agent: an agent that has drawn itself contributes its clipped update (DP-FedAvg)."""
     learning_rate: Annotated[float, Field(ge=LEAST, le=1e6, allow_inf_nan=False)] = 1.0
+    """Of a gradient step: the coordinator's, or each of an agent's own if the unit is the agent."""
     momentum: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+    """The part of a step with which the next one begins."""
     local_steps: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Gradient steps of an agent over all its records in one round, if the unit is the agent."""
 
     @model_validator(mode="after")
     def _check(self) -> Sampled:
@@ -104,46 +97,43 @@ class Sampled(PlainNumbers):
 
 
 class Training(PlainNumbers):
-    """Public terms by which an agent fits the model that it answers with, as far as the price depends on them.
+    """Public terms by which an agent fits the model that it answers with, as far as the price depends on them."""
 
-    Attributes:
-        min_records: n, a public lower bound on the records of every agent, which bounds how far one record moves a
-            model. An agent with fewer still takes part, as if its missing records said nothing.
-        max_records: n_max, a public bound on the records of every agent. Its site declared the bound when it embedded
-            them (`labeler embed --max-records`); an agent whose shard does not keep it refuses the task. Then one
-            record moves a model by half as much, and half the noise gives the same price (labeler.descent). Not
-            possible if the task caps the records of a person. None: no bound is kept.
-        regularisation: lambda of the mean loss + lambda/2 |weights|^2.
-        clip_norm: c; features are cut to this L2 norm, whatever a record holds.
-        learner: blind-average: "softmax", or "svm" with one class against the rest; or "means", which trains nothing:
-            sums of records by class along the axes (labeler.methods.blind_average). It ignores fields about training.
-        radius: blind-average: R, the largest norm of the weights; for "means" of its sums, in records, and then
-            WIDE_RADIUS by default.
-        iterations: blind-average: gradient steps.
-        axes: blind-average: the number of public axes that, with a public center, map features before the model
-            (labeler.linear_model); they are the rows that are asked about. None: features are not mapped.
-        dimension: aux-distill: the number of leading axes of the public negatives along which features are taken: fewer
-            than the negatives, and at most as many as a feature has numbers.
-        score_share: aux-distill: the part of mu^2 for the certainty scores; the head takes the rest.
-        sampled: federated: its terms. Then `iterations` are its steps, each a round. `clip_norm` is c, to which the
-            gradient of a record or the update of an agent is cut. `radius` bounds the norm of one agent's sum of a
-            step, in clips. `min_records` is the number of records per agent that a gradient is averaged over, whatever
-            the real number. `regularisation` shrinks the public model from step to step.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True)
 
     min_records: Annotated[int, Field(ge=1, le=2**40)]
+    """n, a public lower bound on the records of every agent. It bounds how far one record moves a model. An agent with
+    fewer still takes part, as if its missing records said nothing."""
     regularisation: Annotated[float, Field(ge=LEAST, le=1e6, allow_inf_nan=False)]
+    """lambda of the mean loss + lambda/2 |weights|^2."""
     clip_norm: Annotated[float, Field(ge=LEAST, le=1e6, allow_inf_nan=False)] = 1.0
+    """c; features are cut to this L2 norm, whatever a record holds."""
     max_records: Annotated[int, Field(ge=1, le=MOST_RECORDS)] | None = None
+    """n_max, a public bound on the records of every agent, which every site must keep. A site declares it when it
+    embeds (`labeler embed --max-records`); an agent whose shard does not keep it refuses the task. Then one record
+    moves a model by half as much, and half the noise gives the same price (labeler.descent). Not possible if the task
+    caps the records of a person."""
     learner: Literal["softmax", "svm", "means"] = "softmax"
+    """blind-average: "softmax", or "svm" with one class against the rest; or "means", which trains nothing: sums of
+    records by class along the axes (labeler.methods.blind_average). It ignores fields about training."""
     radius: Annotated[float, Field(ge=LEAST, le=1e9, allow_inf_nan=False)] = 100.0
+    """blind-average: R, the largest norm of the weights; for "means" of its sums, in records, and then WIDE_RADIUS by
+    default."""
     iterations: Annotated[int, Field(ge=1, le=100_000)] = 200
+    """blind-average: gradient steps."""
     axes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """blind-average: the number of public axes that, with a public center, map features before the model
+    (labeler.linear_model); they are the rows that are asked about. None: features are not mapped."""
     dimension: Annotated[int, Field(ge=1, le=1_000_000)] = 32
+    """aux-distill: the number of leading axes of the public negatives along which features are taken: fewer than the
+    negatives, and at most as many as a feature has numbers."""
     score_share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.2
+    """aux-distill: the part of mu^2 for the certainty scores; the head takes the rest."""
     sampled: Sampled | None = None
+    """federated: its terms. Then `iterations` are its steps, each a round. `clip_norm` is c, to which the gradient of a
+    record or the update of an agent is cut. `radius` bounds the norm of one agent's sum of a step, in clips.
+    `min_records` is the number of records per agent that a gradient is averaged over, whatever the real number.
+    `regularisation` shrinks the public model from step to step."""
 
     @model_validator(mode="before")
     @classmethod

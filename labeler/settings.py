@@ -65,6 +65,11 @@ def _kinds(annotation: Any) -> frozenset[Any]:
     return frozenset({annotation}) - {NoneType}
 
 
+def given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that were given: None leaves a field out."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 Loc = tuple[str | int, ...]
 
 _KIND = re.compile(r"constrained-\w+|[\w-]+\[.*\]")
@@ -154,6 +159,8 @@ def plain_problems(
     """
     found: list[tuple[Loc, str]] = []
     for problem in errors:
+        if problem.get("type") == "default_factory_not_called":
+            continue  # another field, from which a default follows, was refused
         loc = tuple(part for part in problem["loc"] if not (isinstance(part, str) and _KIND.fullmatch(part)))
         sentence = sentence_of(problem)
         match problem.get("type"):

@@ -8,9 +8,9 @@ so the noise is compared at one price. mu^2 falls with the square of sigma, so t
 is the same for every sigma (for winners nearly so).
 
 **Wanted tasks** (`WantedTask`): a task as people ask for it, in a task file or over REST, before the answering parties
-have decided their part. There is one model for both: a new setting of a task is written in `labeler.task` and here, and
-what a task gets that leaves a setting out is decided here, for every way to ask.
-Participants, the backbone and the number of queries come from the answering parties; `settled` adds them.
+have decided their part. There is one model for both: a new setting is a field of `labeler.task.Terms`. So is the choice
+of questions (`QuestionChoice`), which several files and requests share. Participants, the backbone and the number of
+queries come from the answering parties; `settled` adds them.
 """
 
 from __future__ import annotations
@@ -22,21 +22,34 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Self
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.batching import round_sizes, total_charges
 from labeler.budget import UNBOUNDED_NANO, epsilon_left, say_epsilon_left
 from labeler.errors import InvalidSetting, InvalidTask, UnsafeGrid
-from labeler.methods import DEFAULT_METHOD, DEFAULT_RELEASE, METHODS, MethodName, ReleaseKind
 from labeler.methods.sensitivity import largest_distance
 from labeler.noise import TALLIERS, NoiseBy
 from labeler.planning import NO_BOUND, PrivacyStatement, price, statement
-from labeler.setting import DEFAULT_DELTA, MOST_LIFE_NANO
+from labeler.rounds.effects import MOST_SPECTRAL_GROUPS, AskedStrategy
+from labeler.setting import MOST_LIFE_NANO
 from labeler.settings import PlainNumbers, describe_validation
-from labeler.task import MOST_CLASSES, Level, PositiveFinite, Printable, Sigma, StatedLevel, Task, Training, parse_task
+from labeler.task import (
+    MOST_CLASSES,
+    Classes,
+    Level,
+    NamedTerms,
+    PositiveFinite,
+    Printable,
+    Queries,
+    Sigma,
+    StatedLevel,
+    Task,
+    Terms,
+    parse_task,
+)
 
 MOST_QUERIES = 100_000_000
 
@@ -348,9 +361,10 @@ ClassName = Annotated[Printable, Field(max_length=200)]
 class LifeRequest(PlainNumbers):
     """Votes for life: what an image may ever spend, and how near a query has to be for it to vote."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = Terms.model_config
 
     least_similarity: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
+    """An image votes only at questions whose cosine with it is at least this, and pays only for those."""
     budget_nano: Annotated[int, Field(ge=1, le=MOST_LIFE_NANO)] | None = None
     """Nano-units of mu^2; all that the federation has set aside, when neither this nor `epsilon` is given."""
     epsilon: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
@@ -365,44 +379,42 @@ class LifeRequest(PlainNumbers):
         return self
 
 
-def _default_k(given: Mapping[str, Any]) -> int:
-    method = given.get("method")  # missing where it was refused
-    return 1 if method is None else METHODS[method].default_k
+class QuestionChoice(PlainNumbers):
+    """The choice of public images to ask about; choosing costs no privacy."""
+
+    model_config = Terms.model_config
+
+    strategy: AskedStrategy = "all"
+    """Which images: every one, random ones, or one question per cluster of them: clustered, or spectral along the graph
+    of nearest neighbors."""
+    count: Queries | None = None
+    """How many questions; required except for all."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Public seed of the choice of questions."""
+
+    @model_validator(mode="after")
+    def _count_is_given(self) -> Self:
+        if self.strategy != "all" and self.count is None:
+            raise ValueError(f"strategy {self.strategy!r} needs count, how many questions to ask")
+        if self.strategy == "spectral" and self.count is not None and self.count > MOST_SPECTRAL_GROUPS:
+            raise ValueError(
+                f"strategy 'spectral' makes at most {MOST_SPECTRAL_GROUPS} groups, found count {self.count}; strategy "
+                "'clustered' makes more"
+            )
+        return self
 
 
-class WantedTask(PlainNumbers):
-    """A task as people ask for it; `labeler.task.Task` explains each field.
+class WantedTask(NamedTerms):
+    """A task as people ask for it, in a task file or over REST."""
 
-    Attributes:
-        k: that of the method when absent (`Method.default_k`).
-        sigma_votes: the noise nobody can subtract, in votes; or give `epsilon` instead.
-        epsilon: the wanted instance-level price; the noise is solved for it.
-        colluding_agents: participants that may know their own noise, because they read the release or collude; if
-            absent, `labeler.planning.resolve_colluding_agents` decides.
-        lifetime_budget: votes for life; only in a service, whose agents remember.
-        classes: public class names in label order; those of the answering parties when absent.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-    name: Annotated[Printable, Field(min_length=1, max_length=200)]
-    classes: Annotated[tuple[Printable, ...], Field(min_length=2, max_length=MOST_CLASSES)] | None = None
-    method: MethodName = DEFAULT_METHOD
-    k: Annotated[int, Field(ge=1, le=1_000_000)] = Field(default_factory=_default_k)
+    classes: Classes | None = None
+    """Public class names in label order; those of the answering parties when absent."""
     sigma_votes: Sigma | None = None
+    """The noise that nobody can subtract, in votes; or give epsilon instead."""
     epsilon: PositiveFinite | None = None
-    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = DEFAULT_DELTA
-    release: ReleaseKind = DEFAULT_RELEASE
-    colluding_agents: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    max_dropouts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    max_agent_records: Annotated[int, Field(ge=1, le=2**40)] | None = None
-    ballot_radius: Annotated[int, Field(ge=1, le=2**40)] | None = None
-    records_per_person: Annotated[int, Field(ge=1, le=2**40)] | None = None
-    attributes_per_record: Annotated[int, Field(ge=1, le=MOST_CLASSES)] | None = None
+    """The wanted price per private image; the least noise for it is computed."""
     lifetime_budget: LifeRequest | None = None
-    training: Training | None = None
-    dishonest_talliers: Literal[1, 2] | None = None
-    abstain_below: Annotated[int, Field(ge=0, le=2**40)] | None = None
+    """Votes for life (reverse-knn); only in a service, whose agents remember."""
 
     @model_validator(mode="after")
     def _noise_or_price(self) -> WantedTask:

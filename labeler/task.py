@@ -24,12 +24,13 @@ from pydantic import (
 )
 
 from labeler.errors import InvalidTask
-from labeler.methods import DEFAULT_RELEASE, METHODS, Method, MethodName, ReleaseKind, check, grid
+from labeler.methods import DEFAULT_METHOD, DEFAULT_RELEASE, METHODS, Method, MethodName, ReleaseKind, check, grid
 from labeler.noise import (
     TALLIERS,
     NoiseBy,
     noise_reach,
 )
+from labeler.setting import DEFAULT_DELTA
 from labeler.setting import Level as Level
 from labeler.setting import Life as Life
 from labeler.setting import Sampled as Sampled
@@ -66,76 +67,115 @@ def can_name_a_class(name: str) -> bool:
     return bool(name) and name.isprintable() and name == name.strip()
 
 
-class Task(PlainNumbers):
-    """One labeling task.
+Neighbors = Annotated[int, Field(ge=1, le=1_000_000)]
+Delta = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+Queries = Annotated[int, Field(ge=1, le=100_000_000)]
+Participants = Annotated[int, Field(ge=1, le=1_000_000)]
+Absent = Annotated[int, Field(ge=0, le=1_000_000)]
+Votes = Annotated[int, Field(ge=1, le=2**40)]
+Classes = Annotated[tuple[Printable, ...], Field(min_length=2, max_length=MOST_CLASSES)]
 
-    Attributes:
-        name: for people; part of the digest.
-        classes: public list of class names, in label order. Never read from private data.
-        method: how an agent votes (see labeler.methods). A task names it; a request need not (labeler.solving).
-        k: neighbors that vote: records per query (knn), or queries per record (reverse-knn). Public,
-            the same for every agent; 1 for every other method.
-        sigma_votes: standard deviation, in votes, of the noise on one coordinate of the sum, without noise that
-            somebody can subtract. This much remains if `colluding_agents` pool what they know and `max_dropouts` are
-            gone. For methods that answer with real numbers the unit is the largest change by one record
-            (labeler.methods). Then sigma is the noise multiplier.
-        delta: the failure probability of the guarantee.
-        max_queries: most queries asked in this task; the price is for all of them. For blind-average it is the
-            number of rows of the model's weights: one per entry of a feature, and one for the intercept. For federated
-            it is that number of rows for each of the steps.
-        release: what is opened: the noisy histogram or its winner.
-        agents: N, number of participating agents.
-        colluding_agents: how many of them may pool what they know without weakening the guarantee.
-        max_dropouts: how many may fail to answer before nothing is opened.
-        max_agent_records: public bound on the records one agent votes with. Only reverse-knn needs it,
-            and only for a finite agent-level price. An agent that holds more records votes with the first ones.
-        ballot_radius: R, in votes: each agent projects its whole ballot, centered, onto a ball of this radius
-            (labeler.methods.reverse_knn). Only for reverse-knn, and only for a finite agent-level price, which needs
-            far less noise than with `max_agent_records`. Public.
-        records_per_person: m, the most records of one person with which an agent answers: those with the m smallest
-            record ids, which are random. If given, a price is also stated for a person, and an agent can answer only
-            if its shard knows the person of each record.
-        attributes_per_record: tau. If given, classes are attributes, and a record may have any number of them. It
-            votes for the first tau that it has, in the order of `classes` (labeler.methods.knn.attribute_ballots).
-            Public; None if each record is of exactly one class.
-        lifetime_budget: reverse-knn only: each record votes within a budget for its whole life, at queries that are
-            near enough. That budget is the price, however many such tasks there are (labeler.accounting.lifetime).
-        training: how an agent fits the model that it answers with; for blind-average and aux-distill, whose price
-            depends on it.
-        abstain_below: winner only: a query whose best noisy sum is below this many votes gets the answer -1.
-        talliers: how many parties hold one secret share of each ballot; the winner needs 3.
-        dishonest_talliers: how many of the three talliers may be dishonest, if they add the noise and the agents add
-            none (labeler.noise). None: the agents add it. If given, `colluding_agents` changes nothing.
-        grid_scale: grid units per vote (S). Chosen from sigma when absent.
-        backbone_fingerprint: the backbone that made every feature, private and public.
-        nonce: makes two otherwise equal tasks different, so that each draws its own noise.
+
+def _default_k(given: Mapping[str, Any]) -> int:
+    method = given.get("method")  # missing where it was refused
+    return 1 if method is None else METHODS[method].default_k
+
+
+class Terms(PlainNumbers):
+    """The terms of a task that whoever asks for it may choose, each said once: its type, bounds, default and words.
+
+    Every way to ask takes them from here: task files and REST (`labeler.solving.WantedTask`), prices on the command
+    line and in Python (`workers.plan.PlanRequest`), and the task itself. `--help`, the OpenAPI document and the Python
+    reference show these words.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True, hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True)
+
+    method: MethodName = DEFAULT_METHOD
+    """How agents answer (labeler.methods)."""
+    k: Neighbors = Field(default_factory=_default_k)
+    """Neighbors that vote: records per query (knn), or queries per record (reverse-knn). Default: 1; 5 for knn. Public,
+    the same for every agent; 1 for every other method."""
+    delta: Delta = DEFAULT_DELTA
+    """Failure probability of the guarantee."""
+    release: ReleaseKind = DEFAULT_RELEASE
+    """What is opened: the noisy histogram or its winner."""
+    colluding_agents: Absent | None = None
+    """How many agents may collude or read the release without weakening the guarantee. Default: 1, or 0 for one agent;
+    all but one if talliers add the noise."""
+    max_dropouts: Absent = 0
+    """How many agents may fail to answer before nothing is opened."""
+    max_agent_records: Votes | None = None
+    """Public bound on the records one agent votes with (reverse-knn), which makes the agent-level price finite. An
+    agent that holds more votes with the first ones."""
+    records_per_person: Votes | None = None
+    """At most this many records of one person vote, which gives a price per person. They are those with the smallest
+    record ids, which are random; an agent can answer only if its shard knows the person of each record."""
+    attributes_per_record: Annotated[int, Field(ge=1, le=MOST_CLASSES)] | None = None
+    """knn: classes are attributes, and a record votes for at most this many (tau). It may have any number of them, and
+    votes for the first tau that it has, in the order of the classes (labeler.methods.knn.attribute_ballots). Public."""
+    training: Training | None = None
+    """How an agent fits the model that it answers with (blind-average, aux-distill, federated)."""
+    dishonest_talliers: Literal[1, 2] | None = None
+    """How many of three talliers may be dishonest, if they add the noise and the agents add none (labeler.noise). Then
+    `colluding_agents` changes nothing."""
+
+
+class NamedTerms(Terms):
+    """Terms of a task with a name, and not only of a price."""
 
     name: Annotated[Printable, Field(min_length=1, max_length=200)]
-    classes: Annotated[tuple[Printable, ...], Field(min_length=2, max_length=MOST_CLASSES)]
-    method: MethodName
-    k: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    sigma_votes: Sigma
-    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
-    max_queries: Annotated[int, Field(ge=1, le=100_000_000)]
-    release: ReleaseKind = DEFAULT_RELEASE
-    agents: Annotated[int, Field(ge=1, le=1_000_000)]
-    colluding_agents: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    max_dropouts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    max_agent_records: Annotated[int, Field(ge=1, le=2**40)] | None = None
-    ballot_radius: Annotated[int, Field(ge=1, le=2**40)] | None = None
-    records_per_person: Annotated[int, Field(ge=1, le=2**40)] | None = None
-    attributes_per_record: Annotated[int, Field(ge=1, le=MOST_CLASSES)] | None = None
-    lifetime_budget: Life | None = None
-    training: Training | None = None
+    """For people; part of the digest."""
+    ballot_radius: Votes | None = None
+    """Longest ballot R, in votes (reverse-knn): each agent draws its whole ballot, centered, onto a ball of this radius
+    (labeler.methods.reverse_knn). Public. The agent-level price is finite with far less noise than under
+    `max_agent_records`."""
     abstain_below: Annotated[int, Field(ge=0, le=2**40)] | None = None
+    """Winner only: a query whose best noisy sum is below this many votes gets the answer -1."""
+
+
+_WRITTEN: Final = (
+    "name", "classes", "method", "k", "sigma_votes", "delta", "max_queries", "release", "agents", "colluding_agents",
+    "max_dropouts", "max_agent_records", "ballot_radius", "records_per_person", "attributes_per_record",
+    "lifetime_budget", "training", "abstain_below", "talliers", "dishonest_talliers", "grid_scale",
+)  # fmt: skip
+"""The order in which a task has always been written: metadata of files and names of caches have its bytes."""
+
+
+class Task(NamedTerms):
+    """One labeling task: `Terms`, and what else all parties agree on."""
+
+    model_config = ConfigDict(str_strip_whitespace=True)
+
+    classes: Classes
+    """Public list of class names, in label order. Never read from private data."""
+    method: MethodName
+    """A task names it; a request need not (labeler.solving)."""
+    k: Neighbors = 1
+    sigma_votes: Sigma
+    """Standard deviation, in votes, of the noise on one coordinate of the sum, without noise that somebody can
+    subtract. This much remains if `colluding_agents` pool what they know and `max_dropouts` are gone. For methods that
+    answer with real numbers the unit is the largest change by one record (labeler.methods). Then sigma is the noise
+    multiplier."""
+    delta: Delta
+    max_queries: Queries
+    """Most queries asked in this task; the price is for all of them. For blind-average it is the number of rows of the
+    model's weights: one per entry of a feature, and one for the intercept. For federated it is that number of rows for
+    each of the steps."""
+    agents: Participants
+    """N, number of participating agents."""
+    colluding_agents: Absent = 0
+    lifetime_budget: Life | None = None
+    """reverse-knn only: each record votes within a budget for its whole life, at queries that are near enough. That
+    budget is the price, however many such tasks there are (labeler.accounting.lifetime)."""
     talliers: Literal[2, 3] = 3
-    dishonest_talliers: Literal[1, 2] | None = None
-    grid_scale: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    """How many parties hold one secret share of each ballot; the winner needs 3."""
+    grid_scale: Votes | None = None
+    """Grid units per vote (S). Chosen from sigma when absent."""
     backbone_fingerprint: Printable = ""
+    """The backbone that made every feature, private and public."""
     nonce: Printable = ""
+    """Makes two otherwise equal tasks different, so that each draws its own noise."""
 
     @model_validator(mode="after")
     def _check(self) -> Task:
@@ -182,13 +222,15 @@ class Task(PlainNumbers):
     @model_serializer(mode="wrap")
     def _leave_out_what_is_not_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # A task without such a field is written, and hashed, as it was before the field existed.
-        fields: dict[str, Any] = dump(self)
-        for name in (
+        later = {
             "records_per_person", "ballot_radius", "attributes_per_record", "lifetime_budget", "dishonest_talliers",
-        ):  # fmt: skip
-            if getattr(self, name) is None:
-                fields.pop(name, None)
-        return fields
+        }  # fmt: skip
+        fields: dict[str, Any] = dump(self)
+        return {
+            name: fields[name]
+            for name in (*_WRITTEN, *fields)
+            if name in fields and not (name in later and fields[name] is None)
+        }
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Task:  # noqa: ARG002  # pydantic's signature; everything here is immutable
         """Return a validated copy: pydantic's own would keep the cached grid and digest of the original task."""

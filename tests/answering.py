@@ -14,17 +14,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.shard import Shard
+from labeler.batching import round_charges
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.randomness import KEY_BYTES
-from labeler.rounds.agent import ANSWERED_TO_OTHERS, IN_PROCESS, NOT_KEPT, Recipients
+from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
 from labeler.system.erasable import KeysInMemory
 from labeler.tally import InputShare, QueryBatch, round_of
 from labeler.task import Task
 from workers.agent.agent import NO_SPENDS, Agent, Seal, as_it_is, shares_of
+from workers.agent.ledger import priced
+
+
+class Charges(Protocol):
+    """A ledger that takes the price of a round; see `workers.agent.ledger.DurableLedger.charge_in`."""
+
+    def charge(self, **about: Any) -> None:
+        """Take the price of a round once, or raise."""
+        ...
 
 
 class RoundStore(Protocol):
-    """See the module. A round comes into it once its price is taken (workers.agent.agent)."""
+    """See the module. A round comes into it once its price is taken (workers.agent.ledger)."""
 
     def stored(self, round_digest: str, recipients: Recipients) -> tuple[bytes, ...] | None:
         """Return what was stored of a round, one body per recipient; None where nothing is stored yet.
@@ -117,9 +127,13 @@ class AnsweringAgent(Agent):
         agent_id, shard, settings: see Agent.
         rounds: the keys of its rounds, and what it has answered.
         noise_secret: instead of `rounds`, 32 bytes that serve every round while this object lives.
+        ledger: takes the price of each round; without one every round is paid for.
+
+    Attributes:
+        charged: digests of the rounds that were charged, in order; from then on no answer may be refused.
 
     Raises:
-        InvalidSetting: neither of the two, or both.
+        InvalidSetting: neither of the first two, or both.
     """
 
     def __init__(
@@ -129,15 +143,18 @@ class AnsweringAgent(Agent):
         *,
         rounds: RoundStore | None = None,
         noise_secret: bytes | None = None,
+        ledger: Charges | None = None,
         **settings: Any,
     ) -> None:
         if (rounds is None) == (noise_secret is None):
             raise InvalidSetting("an agent has either a store of rounds or a noise secret")
         self._rounds = RoundsInMemory(noise_secret) if rounds is None else rounds
+        self._ledger = ledger
+        self.charged: list[str] = []
         super().__init__(agent_id, shard, **settings)
 
-    def answer(self, task: Task, batch: QueryBatch, *, recipients: Recipients = IN_PROCESS) -> tuple[InputShare, ...]:
-        """Check the task, charge the own ledger, vote, add noise, split into one share per tallier.
+    def answer(self, task: Task, batch: QueryBatch, *, recipients: Recipients = ()) -> tuple[InputShare, ...]:
+        """Check the task, charge the round, vote, add noise, split into one share per tallier.
 
         Raises:
             LabelerError: see `charge` and `bodies`.
@@ -145,6 +162,22 @@ class AnsweringAgent(Agent):
         self.charge(task, batch, recipients=recipients)
         bodies = self.bodies(task, batch, recipients=recipients, seal=as_it_is)
         return shares_of(self.agent_id, round_of(task, batch), bodies)
+
+    def charge(self, task: Task, batch: QueryBatch, *, recipients: Recipients = ()) -> None:
+        """Check a round and take its price, in the order of an agent's machine.
+
+        Raises:
+            LabelerError: it does not fit, or one record has no finite price; see also `Charges`.
+        """
+        self.check(task, batch)
+        digest, charges = round_of(task, batch).digest, round_charges(task, len(batch))
+        priced(charges, "instance")
+        if self._ledger is not None:
+            self._ledger.charge(
+                round_digest=digest, shard_version=self.shard_version, charges=charges,
+                task=task, num_queries=len(batch), recipients=recipients,
+            )  # fmt: skip
+        self.charged.append(digest)
 
     def bodies(self, task: Task, batch: QueryBatch, *, recipients: Recipients, seal: Seal) -> tuple[bytes, ...]:
         """The answer itself, sealed: one body per recipient, stored before this returns and the same ever after.

@@ -12,8 +12,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
+from api.access import ACCESS
 from tests.e2e.browser.conftest import chromium  # noqa: F401  # a fixture
 
 ROOT = Path(__file__).parents[1]
@@ -59,6 +60,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
+@pytest.mark.process
 def test_every_link_of_every_page_leads_somewhere_and_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     pages = {path: Html(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
     assert len(pages) > 35
@@ -87,6 +89,7 @@ OVERFLOWS = """() => [...document.querySelectorAll('pre, pre > code, .md-content
 
 
 @pytest.mark.long
+@pytest.mark.process
 @pytest.mark.parametrize("width", [1400, 390])
 def test_no_line_of_code_and_no_picture_is_cut_off(
     site: Path,
@@ -104,8 +107,20 @@ def test_no_line_of_code_and_no_picture_is_cut_off(
 
 
 @pytest.mark.long
+@pytest.mark.process
+def test_the_rest_interface_is_shown_from_a_folder_without_a_server(site: Path, chromium: Browser) -> None:  # noqa: F811
+    page = chromium.new_page()
+    page.goto((site / "reference" / "rest.html").as_uri())
+    page.locator("[id$=-submit_job] .opblock-summary-control").click()
+    expect(page.locator("[id$=-submit_job] .opblock-body")).to_contain_text("For a token of role requester or admin.")
+    expect(page.locator(".opblock")).to_have_count(len(ACCESS))
+    expect(page.locator(".errors-wrapper")).to_have_count(0)
+    page.close()
+
+
+@pytest.mark.long
+@pytest.mark.process
 def test_pages_that_are_made_hold_what_they_are_made_of(site: Path) -> None:
-    from api.access import ACCESS
     from workers.commands.catalog import load_commands
 
     def shown(name: str) -> str:
@@ -135,6 +150,7 @@ def test_pages_that_are_made_hold_what_they_are_made_of(site: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.process
 def test_every_diagram_is_drawn_and_every_notebook_is_a_page_with_its_file(site: Path) -> None:
     for name, source in {"index": "README.md", "ARCHITECTURE": "ARCHITECTURE.md", "round": "docs/round.md"}.items():
         fences = (ROOT / source).read_text().count("```mermaid")

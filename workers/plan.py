@@ -19,14 +19,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import numpy as np
+from pydantic import Field, ValidationError, model_validator
 
 from labeler.accounting.lifetime import set_aside_nano
 from labeler.budget import budget_for
-from labeler.errors import InvalidSetting
+from labeler.errors import InvalidSetting, InvalidTask
 from labeler.expectation import (
     ALIKE,
     RECORDS_EACH,
@@ -37,20 +39,29 @@ from labeler.expectation import (
     questions_for,
     voting_records,
 )
-from labeler.methods import METHODS
 from labeler.methods.sensitivity import unit_in_words
 from labeler.planning import price, resolve_colluding_agents
-from labeler.setting import PLANNED_CLASSES, PLANNED_QUERIES
+from labeler.setting import PLANNED_AGENTS, PLANNED_CLASSES, PLANNED_QUERIES
+from labeler.settings import describe_validation
 from labeler.solving import hint, noise_choices, solve_k, solve_queries, solve_sigma
-from labeler.task import MOST_CLASSES, Life, StatedLevel, Task, parse_task
+from labeler.system.files import named_path
+from labeler.task import (
+    MOST_CLASSES,
+    Life,
+    Participants,
+    Queries,
+    Sigma,
+    StatedLevel,
+    Task,
+    Terms,
+    parse_task,
+)
 from workers.progress import ProgressCallback, silent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from workers.rehearsal import RehearsalImages
-
-_MOST_RECORDS: Final = 2**60
 
 RUNGS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Epsilons of the table of `labeler plan --accuracy`."""
@@ -62,93 +73,83 @@ _ROWS: Final = 6
 """Rows of the table, around the epsilon that was found."""
 
 
-@dataclass(frozen=True)
-class PlanRequest:
+class PlanRequest(Terms):
     """A setting to price, with at most one field left open: with `epsilon`, sigma or the field that `solve` names.
 
-    Attributes:
-        task: fields of a task, but classes and noise. If `max_queries` is None, the number that is advised if the
-            request names an accuracy and any number costs the same, else PLANNED_QUERIES. If `colluding_agents` is
-            None, it gets the value of a new task (`resolve_colluding_agents`), and k that of its method. If
-            `ballot_radius` is "auto", `with_radius` proposes one from public images.
-        classes: how many there are, since names do not change the price; those of the public images if None, or
-            PLANNED_CLASSES.
-        sigma: the noise, in votes.
-        epsilon: the price wanted, at this `level`.
-        dishonest_talliers: of three talliers. If given, the plan chooses who adds the noise (labeler.solving). Else the
-            agents add it.
-        records: of all agents together, as far as their number is public. It serves to estimate accuracy.
-        life_epsilon: set aside for votes for life (reverse-knn), for all such jobs together, ever.
-        accuracy: the share of right labels that is wanted; instead of `epsilon` and `sigma`.
+    `labeler.plan` and the command `plan` take their arguments from it.
     """
 
-    task: Mapping[str, Any]
-    classes: int | None
-    sigma: float | None
-    epsilon: float | None
-    solve: Literal["sigma", "queries", "k"] | None
-    level: StatedLevel
-    dishonest_talliers: Literal[1, 2] | None = None
-    records: int | None = None
-    life_epsilon: float | None = None
+    queries: Queries | None = None
+    """How many questions are asked. Default: 20; with `accuracy` as many as suit it. For blind-average and federated it
+    is the number of rows of the model."""
+    agents: Participants = PLANNED_AGENTS
+    """How many agents take part."""
+    classes: Annotated[int, Field(ge=2, le=MOST_CLASSES)] | None = None
+    """How many classes there are; hardly moves the price. Default: those of the public images, or 10."""
+    ballot_radius: Annotated[int, Field(strict=True, ge=1, le=2**40)] | Literal["auto"] | None = None
+    """Longest ballot, in votes (reverse-knn), for a finite price of an agent; auto proposes one from public images."""
+    sigma: Sigma | None = None
+    """Noise that nobody can subtract, in votes."""
+    epsilon: float | None = None
+    """The price that you want; `solve` says what to find for it."""
+    solve: Literal["sigma", "queries", "k"] | None = None
+    """What to find for `epsilon`. Default: sigma."""
+    level: StatedLevel = "instance"
+    """Level at which `epsilon` holds."""
+    records: Annotated[int, Field(ge=1, le=2**60)] | None = None
+    """Private images of all agents together, as far as you know; for the estimate of right labels."""
+    life_epsilon: Annotated[float, Field(ge=0)] | None = None
+    """Set aside for votes for life (reverse-knn). All such jobs together, ever, never cost more."""
+    images: PathLike[str] | str | None = None
+    """The public images as a shard, for a closer estimate of right labels; closest if some are labeled."""
     accuracy: float | None = None
+    """The share of right labels that you want, such as 0.9: finds the least `epsilon` for it, with a range."""
 
-    def __post_init__(self) -> None:
-        if self.task["k"] is None and (method := METHODS.get(self.task["method"])) is not None:
-            object.__setattr__(self, "task", {**self.task, "k": method.default_k})
-        # These checks concern the request alone; the task checks its own fields.
-        self._check_accuracy()
-        if self.epsilon is not None and self.sigma is None and self.solve is None:
-            object.__setattr__(self, "solve", "sigma")
-        _check_word("solve", self.solve, (None, "sigma", "queries", "k"))
-        _check_word("level", self.level, ("instance", "person", "agent"))
-        _check_word("dishonest_talliers", self.dishonest_talliers, (None, 1, 2))
-        if self.classes is not None:
-            _check_count("classes", self.classes, 2, MOST_CLASSES)
-        if self.records is not None:
-            _check_count("records", self.records, 1, _MOST_RECORDS)
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> PlanRequest:
+        """Return the request of these fields; None stands for the default.
 
-    def _check_accuracy(self) -> None:
+        Raises:
+            InvalidTask: a field is unknown or out of bounds.
+        """
+        try:
+            return cls.model_validate({name: value for name, value in fields.items() if value is not None})
+        except ValidationError as error:
+            raise InvalidTask(describe_validation(error, "plan", model=cls)) from None
+
+    @property
+    def wanted(self) -> Literal["sigma", "queries", "k"] | None:
+        """Return what is solved for: what was named, or the noise for a price alone."""
+        return "sigma" if self.solve is None and self.epsilon is not None and self.sigma is None else self.solve
+
+    def changed(self, **changes: Any) -> PlanRequest:
+        """Return the request with some fields changed."""
+        return self.model_copy(update=changes)
+
+    @model_validator(mode="after")
+    def _check_accuracy(self) -> PlanRequest:
         if self.accuracy is None:
-            return
+            return self
         chance = 0.0 if self.classes is None else 1 / self.classes
         if not chance < self.accuracy < 1:
-            raise InvalidSetting(
-                f"plan refused: accuracy: a share of right labels lies above chance, {chance:.3g}, and below 1, "
-                f"as 0.9; found {self.accuracy:g}"
+            raise ValueError(
+                f"accuracy: a share of right labels lies above chance, {chance:.3g}, and below 1, as 0.9; found "
+                f"{self.accuracy:g}"
             )
-        given = {
-            "epsilon": self.epsilon,
-            "sigma": self.sigma,
-            "solve": self.solve,
-            "life_epsilon": self.life_epsilon,
-        }
-        if wrong := [name for name, value in given.items() if value is not None]:
-            raise InvalidSetting(
-                f"plan refused: {wrong[0]}: accuracy asks which epsilon is needed, so leave {' and '.join(wrong)} out; "
-                "epsilon alone asks how many labels will be right"
+        instead = ("epsilon", "sigma", "solve", "life_epsilon")
+        if wrong := [name for name in instead if getattr(self, name) is not None]:
+            raise ValueError(
+                f"{wrong[0]}: accuracy asks which epsilon is needed, so leave {' and '.join(wrong)} out; epsilon alone "
+                "asks how many labels will be right"
             )
+        return self
 
 
-def _check_word(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed or isinstance(value, bool):
-        words = ", ".join(str(one) for one in allowed if one is not None)
-        raise InvalidSetting(f"plan refused: {name}: must be one of {words}; found {value!r}")
-
-
-def _check_count(name: str, value: object, least: int, most: int) -> None:
-    if type(value) is not int or not least <= value <= most:
-        raise InvalidSetting(f"plan refused: {name}: must be a whole number from {least} to {most:,}; found {value!r}")
-
-
-def make_plan(
-    request: PlanRequest, *, public: Path | None = None, progress: ProgressCallback = silent
-) -> dict[str, Any]:
+def make_plan(request: PlanRequest, *, progress: ProgressCallback = silent) -> dict[str, Any]:
     """Solve a request if it asks for that, price it, and estimate how many labels will be right.
 
-    Args:
-        public: a public shard. Its geometry tells how well its images fall into groups, and its labels, if it has
-            some, how well each noise does.
+    The geometry of the public images tells how well they fall into groups, and their labels, if there are some, how
+    well each noise does.
 
     Returns:
         The document of `labeler plan --json`.
@@ -156,19 +157,14 @@ def make_plan(
     Raises:
         InvalidSetting: the request is incomplete, contradicts itself, or has no solution.
     """
-    images = None if public is None else _PublicShard.open(public)
+    images = None if request.images is None else _PublicShard.open(named_path(request.images, "images"))
     request = _with_classes(request, images)
     least = None
     if request.accuracy is not None:
         least = least_epsilon(request, images, progress=progress)
-        request = replace(
-            request,
-            accuracy=None,
-            epsilon=least.possible if least.middle is None else least.middle,
-            solve="sigma",
-            task={**request.task, "max_queries": least.queries},
-        )
-    request = with_radius(request, public)
+        epsilon = least.possible if least.middle is None else least.middle
+        request = request.changed(accuracy=None, epsilon=epsilon, solve="sigma", queries=least.queries)
+    request = with_radius(request)
     task = solve_request(request)
     expected = _expected(task, request, images)
     return price(task).to_json() | {
@@ -226,14 +222,14 @@ def _with_classes(request: PlanRequest, images: _PublicShard | None) -> PlanRequ
     """Return the request with the number of classes of its public images, and of questions if any number costs more."""
     named = images.classes if images is not None else ()
     if request.classes is None:
-        request = replace(request, classes=len(named) if len(named) >= 2 else PLANNED_CLASSES)
+        request = request.changed(classes=len(named) if len(named) >= 2 else PLANNED_CLASSES)
     elif images is not None and images.labeled is not None and request.classes != len(named):
         raise InvalidSetting(
             f"plan refused: classes: the labeled public images have {len(named)} classes, found {request.classes}; "
             "leave it out"
         )
-    if request.task["max_queries"] is None and request.accuracy is None:
-        request = replace(request, task={**request.task, "max_queries": PLANNED_QUERIES})
+    if request.queries is None and request.accuracy is None:
+        request = request.changed(queries=PLANNED_QUERIES)
     return request
 
 
@@ -327,18 +323,18 @@ def least_epsilon(
 
 def _at(request: PlanRequest, epsilon: float, images: _PublicShard | None) -> Task:
     """Return the task at an epsilon, with as many questions as the request says or as are advised."""
-    given = request.task["max_queries"]
-    task = {**request.task, "max_queries": PLANNED_QUERIES if given is None else given}
-    if task.get("ballot_radius") == "auto":
+    given = request.queries
+    if request.ballot_radius == "auto":
         raise InvalidSetting(
             "plan refused: accuracy: give ballot_radius as a whole number; a plan with an epsilon proposes one"
         )
-    one = replace(request, accuracy=None, epsilon=epsilon, solve="sigma", task=task)
+    queries = PLANNED_QUERIES if given is None else given
+    one = request.changed(accuracy=None, epsilon=epsilon, solve="sigma", queries=queries)
     found = solve_request(one)
     if given is not None or voting_records(found) is None:
         return found
     advised = questions_for(found, public_images=_count(images), records=request.records)
-    return solve_request(replace(one, task={**task, "max_queries": advised}))
+    return solve_request(one.changed(queries=advised))
 
 
 def _ranges(
@@ -467,29 +463,28 @@ def _count(images: _PublicShard | None) -> int | None:
     return None if images is None else len(images.features)
 
 
-def with_radius(request: PlanRequest, public: Path | None) -> PlanRequest:
+def with_radius(request: PlanRequest) -> PlanRequest:
     """Return the request, with a radius proposed from its public images if it asks for one.
 
     Raises:
         InvalidSetting: it asks for a radius, and there are no public images or too few.
     """
-    asked = request.task
-    if asked.get("ballot_radius") != "auto":
+    if request.ballot_radius != "auto":
         return request
-    if public is None:
+    if request.images is None:
         raise InvalidSetting(
             "a radius is proposed from the public images: name their shard (`images`), or give a whole number"
         )
     from feature_store.students.labeling import propose_radius
 
     radius = propose_radius(
-        _PublicShard.open(public).features,
-        questions=asked["max_queries"],
+        _PublicShard.open(Path(request.images)).features,
+        questions=PLANNED_QUERIES if request.queries is None else request.queries,
         num_classes=request.classes or PLANNED_CLASSES,
-        k=asked["k"],
-        records=RECORDS_EACH if request.records is None else max(1, request.records // asked["agents"]),
+        k=request.k,
+        records=RECORDS_EACH if request.records is None else max(1, request.records // request.agents),
     )
-    return replace(request, task={**asked, "ballot_radius": radius})
+    return request.changed(ballot_radius=radius)
 
 
 def _advised(task: Task, request: PlanRequest, images: _PublicShard | None) -> int | None:
@@ -507,39 +502,41 @@ def _life(request: PlanRequest) -> Life | None:
     """
     if request.life_epsilon is None:
         return None
-    if request.solve == "sigma":
+    if request.wanted == "sigma":
         raise InvalidSetting(
             "life_epsilon is the price whatever the noise: give `sigma`, which decides how many votes a record has"
         )
-    budget = set_aside_nano(budget_for(request.life_epsilon, request.task["delta"]))
+    budget = set_aside_nano(budget_for(request.life_epsilon, request.delta))
     return Life(budget_nano=budget, least_similarity=-1.0)
 
 
 def solve_request(request: PlanRequest) -> Task:
     """Return the task that a request describes, after solving for its open field."""
-    if request.epsilon is not None and request.sigma is not None and request.solve is None:
+    solve = request.wanted
+    if request.epsilon is not None and solve is None:
         raise InvalidSetting(
             "give the price (`epsilon`) or the noise (`sigma`), or both and what to find: `solve` queries or k"
         )
-    if (request.epsilon is None) != (request.solve is None):
+    if (request.epsilon is None) != (solve is None):
         raise InvalidSetting("`epsilon` (the price wanted) and `solve` (what to find for it) go together")
-    if request.solve == "sigma" and request.sigma is not None:
+    if solve == "sigma" and request.sigma is not None:
         raise InvalidSetting("`solve` sigma finds the noise for `epsilon`, so do not give `sigma` as well")
-    if request.solve != "sigma" and request.sigma is None:
-        if request.solve is None:
+    if solve != "sigma" and request.sigma is None:
+        if solve is None:
             raise InvalidSetting("give a price as `epsilon`, or the noise as `sigma`")
-        raise InvalidSetting(f"`solve` {request.solve} finds what `epsilon` pays for: give the noise (`sigma`), too")
-    asked = request.task
-    fields = {
-        **asked,
+        raise InvalidSetting(f"`solve` {solve} finds what `epsilon` pays for: give the noise (`sigma`), too")
+    fields = request.model_dump(
+        include={*Terms.model_fields, "agents", "ballot_radius"}, exclude={"dishonest_talliers"}
+    ) | {
         "name": "plan",
         "classes": [f"class {number}" for number in range(request.classes or PLANNED_CLASSES)],
         "sigma_votes": 1.0 if request.sigma is None else request.sigma,
+        "max_queries": PLANNED_QUERIES if request.queries is None else request.queries,
         "colluding_agents": resolve_colluding_agents(
-            asked["colluding_agents"],
-            agents=asked["agents"],
-            max_dropouts=asked["max_dropouts"],
-            method=asked["method"],
+            request.colluding_agents,
+            agents=request.agents,
+            max_dropouts=request.max_dropouts,
+            method=request.method,
         ),
         "lifetime_budget": _life(request),
     }
@@ -550,7 +547,7 @@ def solve_request(request: PlanRequest) -> Task:
     if request.epsilon is None:
         return task
     found: dict[str, float | int]
-    match request.solve:
+    match solve:
         case "sigma":
             found = {"sigma_votes": solve_sigma(task, request.epsilon, level=request.level)}
         case "queries":

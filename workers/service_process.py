@@ -15,17 +15,14 @@ import os
 import socket
 import sys
 import time
-import traceback
 from types import TracebackType
-from typing import Final
 
 from pythonjsonlogger.json import JsonFormatter
 
-from api.logs import CountRepeats
+from api.logs import CountRepeats, describe
 from labeler.errors import LabelerError
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
-_DEEPEST: Final = 10
 
 
 def configure_logging() -> None:
@@ -58,14 +55,4 @@ class _Lines(JsonFormatter):
         )
 
     def formatException(self, ei: _ExcInfo) -> str:
-        lines: list[str] = []
-        seen = ei[1]
-        for _ in range(_DEEPEST):
-            if seen is None:
-                break
-            words = f": {seen}" if isinstance(seen, LabelerError) else ""
-            lines.append(f"{type(seen).__module__}.{type(seen).__qualname__}{words}")
-            frames = traceback.extract_tb(seen.__traceback__)
-            lines.extend(f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
-            seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
-        return "\n".join(lines)
+        return "" if ei[1] is None else describe(ei[1], lambda one: one if isinstance(one, LabelerError) else None)

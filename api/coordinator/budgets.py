@@ -32,7 +32,7 @@ from labeler.ledger.database import Connection, Database
 from labeler.ledger.evidence import EvidenceScope, coordinator_facts
 from labeler.ledger.ledger import LOOKED_THROUGH, Balance, Ledger
 from labeler.ledger.lifetimes import all_set_aside, set_aside
-from labeler.ledger.rounds import PostedRounds
+from labeler.ledger.rounds import FEDERATION, PostedRounds, agent_account
 from labeler.ledger.tasks import TaskStore
 from labeler.methods.sensitivity import least_delta
 from labeler.setting import LEVELS
@@ -40,14 +40,6 @@ from labeler.solving import ways_to_fit
 from labeler.system.clock import Clock
 from labeler.system.keys import PartyKeys
 from labeler.task import Level, Task
-
-FEDERATION = "federation"
-"""The account of the whole federation."""
-
-
-def agent_account(agent_id: str) -> str:
-    """Return the name of the coordinator's account of one agent."""
-    return f"agent:{agent_id}"
 
 
 def open_accounts(ledger: Ledger, config: CoordinatorConfig, agent_ids: Iterable[str] = ()) -> None:
@@ -62,7 +54,7 @@ def open_accounts(ledger: Ledger, config: CoordinatorConfig, agent_ids: Iterable
     for account, caps in accounts:
         for level in LEVELS:
             ledger.open_account(account, level, caps.cap_nano(level, config.delta))
-        if (for_life := caps.life_nano(config.delta)) is not None:
+        if (for_life := caps.set_aside_nano(config.delta)) is not None:
             set_aside(ledger, account, for_life)
 
 

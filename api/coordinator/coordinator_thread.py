@@ -97,9 +97,7 @@ class CoordinatorThread:
         )
         self.post_office = PostOffice(keys=keys, sequences=stores.sequences)
         self.driver = CoordinatorDriver(
-            aggregates=stores.aggregates,
             parties=stores.parties,
-            sequences=stores.sequences,
             sender=Sender(self.post_office, self.questions),
             mailbox=mailbox,
             questions=self.questions,

@@ -13,13 +13,14 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from api.coordinator.budgets import FEDERATION, agent_account, refusal
+from api.coordinator.budgets import refusal
 from api.schema import AccountAfter, EstimateView, ExpectedAccuracy, LifeView, PriceView
 from labeler.batching import question_charges, round_charges, round_sizes, total_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import BudgetExceeded, NotReady
 from labeler.expectation import Expectation, expect
 from labeler.ledger.ledger import Balance, Charge
+from labeler.ledger.rounds import FEDERATION, agent_account
 from labeler.ledger.tasks import TaskRecord
 from labeler.planning import OfKind, Price, price
 from labeler.setting import LEVELS

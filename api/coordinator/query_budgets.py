@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from api.coordinator.budgets import FEDERATION
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.ownership import Owners, Reader
 from api.coordinator.stores import Stores
@@ -34,6 +33,7 @@ from feature_store.results.questions import LABELS, read_parquet
 from labeler.errors import InvalidSetting, Unavailable
 from labeler.ledger.jobs import JobRecord, RoundRecord
 from labeler.ledger.ledger import Ledger
+from labeler.ledger.rounds import FEDERATION
 from labeler.query_budgets import COLUMNS, ChargedRounds, query_budgets
 from labeler.release import release_from_bytes
 from labeler.rounds.effects import ABSTAINED_LABEL, AnswerStatus

@@ -22,7 +22,7 @@ from functools import partial
 from anyio import to_thread
 
 from api.coordinator import submission
-from api.coordinator.budgets import Budgets, agent_account, ledger_page, open_accounts, signed_evidence
+from api.coordinator.budgets import Budgets, ledger_page, open_accounts, signed_evidence
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.coordinator_thread import CoordinatorThread
 from api.coordinator.estimates import Estimates, Prices
@@ -58,6 +58,7 @@ from labeler.driver.mail import Mailbox
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import NotAuthenticated, NotFound, TryAgain
 from labeler.ledger.evidence import EvidenceScope
+from labeler.ledger.rounds import agent_account
 from labeler.ledger.tasks import TaskRecord
 from labeler.rounds.effects import Patience
 from labeler.system.clock import Clock

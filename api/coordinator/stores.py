@@ -34,7 +34,6 @@ from labeler.ledger.database import Database, open_database
 from labeler.ledger.jobs import ForgottenJobs, JobStore
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.parties import PartyStore
-from labeler.ledger.rounds import AggregateStore
 from labeler.ledger.sequences import Sequences
 from labeler.ledger.tasks import TaskStore
 from labeler.ledger.tokens import TokenStore
@@ -53,7 +52,6 @@ class Stores:
     tasks: TaskStore
     jobs: JobStore
     forgotten: ForgottenJobs
-    aggregates: AggregateStore
     parties: PartyStore
     sequences: Sequences
     tokens: TokenStore
@@ -68,7 +66,6 @@ class Stores:
             tasks=TaskStore(database, clock=clock),
             jobs=JobStore(database, clock=clock),
             forgotten=ForgottenJobs(database, clock=clock),
-            aggregates=AggregateStore(database),
             parties=PartyStore(database, clock=clock),
             sequences=Sequences(database, clock=clock),
             tokens=TokenStore(database, clock=clock),

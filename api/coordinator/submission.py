@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 
-from api.coordinator.budgets import FEDERATION, refusal
+from api.coordinator.budgets import refusal
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.estimates import Prices
 from api.coordinator.ownership import Owners, Reader, own_spenders
@@ -50,7 +50,7 @@ from labeler.ledger.database import Connection
 from labeler.ledger.jobs import Idempotency, JobRecord, RoundRecord
 from labeler.ledger.ledger import Charge
 from labeler.ledger.parties import PartyStore
-from labeler.ledger.rounds import proposed_id
+from labeler.ledger.rounds import FEDERATION, proposed_id
 from labeler.ledger.tasks import TaskRecord
 from labeler.methods.evaluate import Scored
 from labeler.task import Task

@@ -109,7 +109,7 @@ def _life(request: LifeRequest, config: CoordinatorConfig, delta: float) -> dict
         InvalidTask: nothing was set aside, or less than requested.
         InvalidSetting: the epsilon buys less than votes for life need, or more than their proof covers.
     """
-    aside = [caps.life_nano(config.delta) for caps in (config.federation, config.agents)]
+    aside = [caps.set_aside_nano(config.delta) for caps in (config.federation, config.agents)]
     most = min((0 if nano is None else nano for nano in aside), default=0)
     if most == 0:
         raise InvalidTask(

@@ -16,7 +16,7 @@ from api import console as dashboard
 from api import examples
 from api.access import Route
 from api.coordinator.roster import for_strangers
-from api.documentation import answers, document, problem, reference_page
+from api.documentation import SWAGGER, SWAGGER_FILES, answers, document, problem, reference_page
 from api.metrics import Metrics
 from api.schema import ReadinessView
 from labeler.errors import NotFound
@@ -34,9 +34,12 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
     """Build the routes outside /v1. Dashboard files that are added later are not served."""
     router = APIRouter(tags=["operations"], route_class=Route)
     probes = CapacityLimiter(1)  # a thread of their own, so that a probe waits for no other request
-    made: dict[str, bytes] = {}  # cached, because strangers may request these documents any number of times
-    making = threading.Lock()  # one makes them, and the others of the same moment wait
+    made: dict[str, bytes] = {}  # cached, because strangers may request the document any number of times
+    making = threading.Lock()  # one makes it, and the others of the same moment wait
     assets = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
+    assets |= {name: Path(str(SWAGGER / name)) for name in SWAGGER_FILES}
+    reference, script = reference_page("REST interface of private-labeler")
+    policy = dashboard.HEADERS["Content-Security-Policy"].replace("script-src 'self'", f"script-src 'self' {script}")
 
     @router.get(
         "/healthz",
@@ -107,15 +110,12 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
     @router.get(
         "/api",
         summary="This document, for people",
-        description="Every route with examples, as a page that needs nothing from elsewhere.",
+        description="Every route with examples, as a page of Swagger UI that needs nothing from elsewhere.",
         response_class=Response,
         responses=_page("text/html", "<!doctype html>..."),
     )
-    def read_reference(request: Request) -> Response:
-        with making:
-            if "reference" not in made:
-                made["reference"] = reference_page(document(request.app)).encode()
-        return HTMLResponse(made["reference"], headers=dashboard.HEADERS)
+    async def read_reference() -> Response:
+        return HTMLResponse(reference, headers=dashboard.HEADERS | {"Content-Security-Policy": policy})
 
     for place in ("/docs", "/redoc"):
         router.get(

@@ -16,6 +16,7 @@ from typing import Any, Final
 from labeler.ledger.chain import Head, entry_hash, salted, time_of, time_text
 from labeler.ledger.database import Connection, Database, insert_rows, select_rows, update_rows
 from labeler.ledger.ledger import SUMS_EVERY, Ledger
+from labeler.ledger.rounds import FEDERATION
 from labeler.ledger.schema import (
     jobs,
     ledger_accounts,
@@ -26,7 +27,6 @@ from labeler.ledger.schema import (
 )
 from labeler.setting import LEVELS
 
-FEDERATION: Final = "federation"
 PERIOD: Final = timedelta(days=365)
 _ROWS: Final = 20_000
 

@@ -23,11 +23,12 @@ from pathlib import Path
 
 from api.coordinator.budgets import Budgets, ledger_page
 from benchmarks import BenchRow, in_turn, seconds_of
-from benchmarks.speed.grown import FEDERATION, PERIOD, grow
+from benchmarks.speed.grown import PERIOD, grow
 from labeler.ledger.agent_memory import AgentMemory, answered
 from labeler.ledger.database import CHECKPOINT_PAGES, open_database
 from labeler.ledger.jobs import ForgottenJobs, JobStore
 from labeler.ledger.ledger import Charge, Ledger
+from labeler.ledger.rounds import FEDERATION
 from labeler.ledger.tasks import TaskRecord, TaskStore
 from labeler.setting import LEVELS
 from labeler.task import Task

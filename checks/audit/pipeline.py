@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,22 +30,22 @@ from numpy.typing import NDArray
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.batching import total_charges
-from labeler.budget import Account
-from labeler.errors import InvalidSetting, LabelerError, ProtocolViolation
+from labeler.budget import NothingLeft
+from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, ProtocolViolation
+from labeler.ledger.ledger import Charge
 from labeler.linear_model import model_before
 from labeler.methods.sensitivity import kept_bound
 from labeler.noise import DiscreteGaussian, noise_share, noise_source
 from labeler.randomness import KEY_BYTES, os_source, seeded_source
 from labeler.release import Release, on_grid
-from labeler.rounds.agent import IN_PROCESS
 from labeler.setting import StatedLevel
 from labeler.sharing import ShareVector, unshard
 from labeler.tally import BallotShare, QueryBatch, round_of
 from labeler.task import Task
-from workers.agent.agent import NOISE, Agent, Answer, InMemoryLedger, Seal, as_it_is, shares_of
+from workers.agent.agent import NOISE, Agent, Answer, Seal, as_it_is, shares_of
 from workers.progress import silent
 from workers.run.folder import RoundStore
-from workers.run.labeling import agent_ids, open_run_journal, run_rounds
+from workers.run.labeling import ACCOUNT, RunJournal, agent_ids, open_run_journal, run_rounds
 from workers.run.parties import RunParties, tallier_names
 from workers.run.task_file import QueriesTable
 
@@ -189,7 +189,7 @@ def attributes_of(labels: NDArray[np.int16], task: Task) -> NDArray[np.int16]:
 
 
 _MORE_LIVES: Final = 5
-"""Requests for more than was paid for: once for questions beyond the task's, then for them again."""
+"""Jobs for more than was paid for: once for questions beyond the task's, then for the task's own again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,10 +226,11 @@ class Levelling(Agent):
 
     _key: bytes | None = None
 
-    def _computed(self, task: Task, batch: QueryBatch, key: bytes, seal: Seal) -> Answer:
+    def computed(self, task: Task, batch: QueryBatch, *, key: bytes, seal: Seal) -> Answer:
+        """See Agent; its ballots know the key meanwhile."""
         self._key = key
         try:
-            return super()._computed(task, batch, key, seal)
+            return super().computed(task, batch, key=key, seal=seal)
         finally:
             self._key = None
 
@@ -274,27 +275,28 @@ class Pipeline:
         }
         agents = self.agents(world, is_seeded=seed is not None)
         steps = [QueryBatch(self._batch.features, len(self._batch) * step) for step in range(self._task.steps)]
-        seen = self._job(agents, keys, steps, is_seeded=seed is not None)
-        asked = steps
-        if self._task.sampled is not None:
-            # Colluders give their answers to the same questions that the job asked.
-            asked = [replace(one, model=model_before(self._task, seen[:step])) for step, one in enumerate(steps)]
-        for batch in self._beyond(agents):
-            with suppress(LabelerError):
-                seen += self._job(agents, keys, [batch], is_seeded=seed is not None)
-                asked.append(batch)
+        folder = Path(tempfile.mkdtemp(prefix="audit-"))
+        try:
+            kept = RoundStore(folder, self._names, talliers=self._noisy, secrets=keys)
+            with open_run_journal(folder) as journal:
+                seen = self._job(journal, kept, agents, steps, is_seeded=seed is not None)
+                asked = steps
+                if self._task.sampled is not None:
+                    # Colluders give their answers to the same questions that the job asked.
+                    models = [model_before(self._task, seen[:step]) for step in range(len(steps))]
+                    asked = [replace(one, model=model) for one, model in zip(steps, models, strict=True)]
+                for batch in self._beyond(journal):
+                    with suppress(LabelerError):
+                        seen += self._job(journal, kept, agents, [batch], is_seeded=seed is not None)
+                        asked.append(batch)
+        finally:
+            shutil.rmtree(folder)
         return Observation(tuple(seen), tuple(self._known_noise(agents, keys, batch) for batch in asked))
 
     def agents(self, world: World, *, is_seeded: bool) -> list[Agent]:
-        """Return agents whose accounts hold what the task costs, and no more."""
+        """Return the task's agents over the shards of a world."""
         return [
-            self._kind(place, world)(
-                name,
-                shard,
-                ledger=InMemoryLedger({level: Account(name, level, nano) for level, nano in self._charges.items()}),
-                is_seeded=is_seeded,
-                engine="numpy",
-            )
+            self._kind(place, world)(name, shard, is_seeded=is_seeded, engine="numpy")
             for place, (name, shard) in enumerate(zip(self._names, world.shards, strict=False))
         ]
 
@@ -315,42 +317,50 @@ class Pipeline:
         )
         return np.asarray(sums, dtype=np.float64) / task.scale
 
-    def _beyond(self, agents: Sequence[Agent]) -> list[QueryBatch]:
-        """Return the task's questions again, as often as the agents accept a charge for them: they must refuse."""
+    def _beyond(self, journal: RunJournal) -> Iterator[QueryBatch]:
+        """Yield questions beyond the task's, then the task's own again, while the account takes their price: a sound
+        one refuses.
+        """
         features = self._batch.features
-        found: list[QueryBatch] = []
         if self._task.sampled is not None:
-            return found  # a step is asked with a model that only the job before it can make
+            return  # a step is asked with a model that only the job before it can make
         for place in range(min(_MORE_LIVES, features.shape[1])):
+            if not self._is_covered(journal, f"again-{place}"):
+                return
             again = features.copy()
             again[-1, place] += 1 if again[-1, place] < 0 else -1  # another batch: other noise around the same votes
-            batch = QueryBatch(again, first_query=len(features) if place == 0 else 0)
-            try:
-                for agent in agents:
-                    agent.charge(self._task, self._batch, recipients=IN_PROCESS)
-                    agent.charge(self._task, batch, recipients=IN_PROCESS)
-            except LabelerError:
-                continue
-            found.append(batch)
-        return found
+            yield QueryBatch(again, first_query=len(features) if place == 0 else 0)
+
+    def _is_covered(self, journal: RunJournal, name: str) -> bool:
+        """Return whether the account takes the price of the whole task once more, which is then given back."""
+        charges = [Charge(ACCOUNT, level, nano) for level, nano in self._charges.items()]
+        try:
+            with journal.database.write() as connection:
+                journal.ledger.reserve(name, charges, connection=connection)
+                journal.ledger.void(name, NothingLeft(name, "never-asked"), connection=connection)
+        except BudgetExceeded:
+            return False
+        return True
 
     def _job(
-        self, agents: Sequence[Agent], keys: dict[str, bytes], batches: Sequence[QueryBatch], *, is_seeded: bool
+        self,
+        journal: RunJournal,
+        kept: RoundStore,
+        agents: Sequence[Agent],
+        batches: Sequence[QueryBatch],
+        *,
+        is_seeded: bool,
     ) -> list[Release]:
-        task, folder = self._task, Path(tempfile.mkdtemp(prefix="audit-"))
-        try:
-            with open_run_journal(folder) as journal:
-                kept = RoundStore(folder, self._names, talliers=self._noisy, secrets=keys)
-                parties = RunParties(
-                    task, list(batches), agents, kept, is_seeded=is_seeded, winner_engine=None, progress=silent
-                )
-                name = hashlib.sha256(batches[0].digest.encode()).hexdigest()[:16]
-                images, chosen = len(batches[0]), QueriesTable()
-                job = journal.begin(name, task, self._enrolled, batches, self._charges, images=images, chosen=chosen)
-                run_rounds(journal, job, batches[0].features, parties, is_seeded=is_seeded)
-                found = [journal.release(job.job_id, number) for number in range(len(batches))]
-        finally:
-            shutil.rmtree(folder)
+        """Run a job in a journal whose account holds what the task costs, and no more."""
+        task = self._task
+        parties = RunParties(
+            task, list(batches), agents, kept, is_seeded=is_seeded, winner_engine=None, progress=silent
+        )
+        name = hashlib.sha256(batches[0].digest.encode()).hexdigest()[:16]
+        images, chosen = len(batches[0]), QueriesTable()
+        job = journal.begin(name, task, self._enrolled, batches, self._charges, images=images, chosen=chosen)
+        run_rounds(journal, job, batches[0].features, parties, is_seeded=is_seeded)
+        found = [journal.release(job.job_id, number) for number in range(len(batches))]
         releases = [one for one in found if one is not None]
         if len(releases) < len(batches):
             raise ProtocolViolation("a job of an audit ended without a release; this is a defect of this program")

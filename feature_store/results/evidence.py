@@ -22,6 +22,7 @@ from jinja2 import Environment
 from feature_store.results.page_templates import count, figure_card, page_templates
 from labeler.budget import epsilon_left, epsilon_spent, spent_in_words
 from labeler.errors import Forged, ProtocolViolation, TooLarge
+from labeler.evidence.derive import UNITS
 from labeler.evidence.document import (
     FORMAT,
     AccountFacts,
@@ -31,7 +32,6 @@ from labeler.evidence.document import (
     Mechanism,
     TaskFacts,
     TaskFindings,
-    Unit,
     canonical_bytes,
     parse_evidence,
 )
@@ -111,11 +111,6 @@ def _statement(evidence: Evidence) -> bytes:
     return FORMAT.encode() + b"\n" + canonical_bytes(evidence)
 
 
-_UNITS: Final[dict[Unit, str]] = {"image": "one image", "person": "one person", "agent": "one agent"}
-_UNIT_OF: Final[dict[str, Unit]] = {"instance": "image", "person": "person", "agent": "agent"}
-"""Of the levels of accounts and audits."""
-
-
 @dataclass(frozen=True)
 class _Value:
     """The value of a name: words, or a digest, a key or a module to be read letter by letter."""
@@ -143,7 +138,7 @@ def render_page(document: Evidence, *, verify_key: str = "", signature: str = ""
             remarks=document.remarks,
             tasks=[_task(one, found) for one, found in zip(facts.tasks, document.tasks, strict=False)],
             audits=[
-                one.model_dump() | {"unit": _UNITS[_UNIT_OF[one.level]], "runs": f"{one.runs:,}"}
+                one.model_dump() | {"unit": f"one {UNITS[one.level][0]}", "runs": f"{one.runs:,}"}
                 for one in document.audits
             ],
             confidence=", ".join(sorted({one.confidence for one in document.audits})),
@@ -191,7 +186,7 @@ def _cards(document: Evidence) -> list[dict[str, str]]:
     [found] = document.tasks
     promised = [
         figure_card(
-            f"epsilon, {_UNITS[one.unit]}",
+            f"epsilon, one {one.unit}",
             "no bound" if one.epsilon is None else one.epsilon,
             "of all that may ever be asked" if one.epsilon is not None else "the reason is below",
         )
@@ -228,7 +223,7 @@ def _period(since: str, until: str) -> str:
 
 def _task(facts: TaskFacts, found: TaskFindings) -> dict[str, Any]:
     stated = found.promised or found.spent
-    neighbours = "; ".join(f"{_UNITS[one.unit]}: {one.neighbours}" for one in stated)
+    neighbours = "; ".join(f"one {one.unit}: {one.neighbours}" for one in stated)
     reasons = sorted({one.reason for one in stated if one.reason})
     return {
         "name": "" if facts.task is None else str(facts.task["name"]),
@@ -246,7 +241,7 @@ def _guarantees(found: TaskFindings) -> list[dict[str, str]]:
     promised = {one.unit: one for one in found.promised}
     return [
         {
-            "unit": _UNITS[one.unit],
+            "unit": f"one {one.unit}",
             "promised": _epsilon(promised.get(one.unit)),
             "participant": one.participant_epsilon or "",
             "spent": _epsilon(spent[one.unit]) if one.unit in spent else "",
@@ -358,7 +353,7 @@ def _accounts(document: Evidence) -> list[dict[str, str]]:
     return [
         {
             "account": one.account,
-            "unit": _UNITS[_UNIT_OF[one.level]],
+            "unit": f"one {UNITS[one.level][0]}",
             "spent": _spent_in_words(one, delta),
             "cap": found.cap_epsilon or "only recorded, not limited",
         }

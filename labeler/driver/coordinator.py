@@ -54,7 +54,7 @@ class CoordinatorDriver(Inbox):
 
     Args:
         questions: makes the questions of jobs.
-        settlement: decides the charges, and names the stores of the journal.
+        settlement: decides the charges, and names the journal with all its stores.
         steady: seconds that never run backwards.
         requester_of: returns the name of a token's holder, by the token's id; a proposal tells it to the sites.
         is_simulated: noise from a known seed is expected, and every release says so; never in a service.
@@ -63,9 +63,7 @@ class CoordinatorDriver(Inbox):
     def __init__(
         self,
         *,
-        aggregates: AggregateStore,
         parties: PartyBook,
-        sequences: Sequences,
         sender: Writer,
         mailbox: Mailbox,
         questions: Questions,
@@ -78,7 +76,7 @@ class CoordinatorDriver(Inbox):
     ) -> None:
         super().__init__()
         self._database, self._ledger, self._jobs = settlement.database, settlement.ledger, settlement.jobs
-        self._sequences = sequences
+        self._sequences, aggregates = Sequences(self._database), AggregateStore(self._database)
         self._book = parties
         self._mailbox = mailbox
         self._clock = clock

@@ -84,7 +84,7 @@ def registry_record(document: Evidence) -> Section:
             "administrative": {
                 "sources": f"Signed evidence of task {found.digest}. Journal: {document.facts.journal.entries} "
                 f"entries, head {document.facts.journal.head}.",
-                "notes": _notes(document, found, mechanism),
+                "notes": _notes(document, found),
                 "registry_authors": [TO_FILL],
             },
         },
@@ -196,20 +196,14 @@ def _audits(document: Evidence) -> str:
     )
 
 
-def _notes(document: Evidence, found: TaskFindings, mechanism: Mechanism) -> str:
-    """Return the questions of SP 800-226: answered from the document, unanswered, and to be filled in."""
+def _notes(document: Evidence, found: TaskFindings) -> str:
+    """Return the questions of SP 800-226 that no other field answers: answered, unanswered, and to be filled in."""
     meaning, cadence = dict(document.meaning), found.cadence
-    promised = "; ".join(f"{UNITS[one.unit]}: {_said(one)}" for one in found.promised)
     answers = (
-        ("How large is epsilon?", promised),
-        ("What is the unit of privacy?", "; ".join(f"{UNITS[one.unit]}: {one.neighbours}" for one in found.promised)),
         (
             "Are guarantees mixed, or compared across units?",
             "each unit has its own bound above; none is derived from another",
         ),
-        ("Which mechanism, and where is its proof?", f"{mechanism.noise}; `{mechanism.proof}`"),
-        ("How is privacy loss composed?", mechanism.accounting),
-        ("What is the trust model?", mechanism.holds_against),
         (
             "What is the query model?",
             f"questions charged: {cadence.questions_charged}; rounds: {cadence.rounds_charged}, in a day at "
@@ -226,7 +220,11 @@ def _notes(document: Evidence, found: TaskFindings, mechanism: Mechanism) -> str
         ("How are the records secured at the sites?", "no journal knows; each organisation answers for itself"),
         ("How were the records collected?", "no journal knows; each organisation answers for itself"),
     )
-    lines = ["What NIST SP 800-226 asks of a guarantee, answered from the verified journal:", ""]
+    lines = [
+        "What NIST SP 800-226 asks of a guarantee, answered from the verified journal. The fields privacy_loss, "
+        "implementation, accounting and deployment_model state epsilon, unit, mechanism, composition and trust.",
+        "",
+    ]
     lines += [f"- {question} {answer[:1].upper()}{answer[1:].rstrip('.')}." for question, answer in answers]
     if document.remarks:
         lines += ["", "Remarks of the evidence:", "", *(f"- {remark}" for remark in document.remarks)]

@@ -30,6 +30,7 @@ from typing import Literal
 
 from sqlalchemy import Connection, bindparam, delete, func, literal_column, select, update
 
+from labeler.batching import check_queries
 from labeler.budget import LEAST_DELTA_OF_WINNERS
 from labeler.errors import (
     AwaitingApproval,
@@ -151,11 +152,7 @@ class AgentMemory:
             if known is not None:
                 return False
             answered = self.queries_of(task_digest, connection=joined) + num_queries
-            if answered > max_queries:
-                raise PrivacyRefusal(
-                    f"the task has {max_queries} queries, and with this round {answered} of it would be answered; ask "
-                    "in a new task"
-                )
+            check_queries(answered, max_queries)
             if not is_promised and self._ledger.state(reservation_id, connection=joined) is not None:
                 raise PrivacyRefusal(
                     f"reservation {reservation_id!r} has paid for something else, and pays for nothing more: one "

@@ -39,7 +39,7 @@ from labeler.ledger.agent_memory import check_delta
 from labeler.ledger.chain import Head, time_of, time_text
 from labeler.ledger.ledger import WRITTEN_OFF, hash_at
 from labeler.ledger.promises import SiteRefusal, refused_by_site
-from labeler.ledger.rounds import job_of, proposed_id, reservation_id
+from labeler.ledger.rounds import FEDERATION, agent_account, job_of, proposed_id, reservation_id
 from labeler.ledger.schema import (
     FINISHED,
     answered_rounds,
@@ -62,7 +62,6 @@ from labeler.ledger.verification import verify_ledger
 from labeler.setting import LEVELS
 from labeler.task import Level
 
-FEDERATION = "federation"
 _RELEASES_AT_ONCE = 16
 MAX_JOBS = 20_000
 """Most jobs of one document: nobody can check a longer one on paper."""
@@ -138,7 +137,7 @@ def coordinator_facts(
     for row in rows:
         found.setdefault(row["task_digest"], []).append(_job(row, chain, tables, moment))
     facts_of_tasks = tuple(_task(connection, digest, of) for digest, of in found.items())
-    named = {FEDERATION, *(f"agent:{one}" for task in facts_of_tasks for one in task.participants)}
+    named = {FEDERATION, *(agent_account(one) for task in facts_of_tasks for one in task.participants)}
     facts = JournalFacts(
         scope=wanted.scope("coordinator", "coordinator"),
         journal=chain.journal,

@@ -280,6 +280,15 @@ def _check_live(row: Row[Any]) -> None:
         )
 
 
+FEDERATION: Final = "federation"
+"""The account of the whole federation, at the coordinator."""
+
+
+def agent_account(agent_id: str) -> str:
+    """Return the name of an agent's account, in its own journal and in the coordinator's."""
+    return f"agent:{agent_id}"
+
+
 def reservation_id(job_id: str, number: int) -> str:
     """Return the ledger's name for the charge of one round."""
     return f"{job_id}/{number}"

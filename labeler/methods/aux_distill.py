@@ -371,7 +371,6 @@ METHOD: Final = Method(
     negatives=negatives,
     check_room=check_dimension,
     check_questions=check_negatives,
-    most_rows=lambda task, _: most_trained(task),
     is_attacked=True,
     one_record=one_model,
 )

@@ -477,7 +477,6 @@ METHOD: Final = Method(
     single_round=True,
     labels="images",
     check_room=check_dimension,
-    most_rows=lambda task, _: most_trained(task),
     is_attacked=True,
     one_record=one_record,
 )

@@ -128,6 +128,5 @@ METHOD: Final = Method(
     row_total=lambda task: task.k,
     share_kind=share_of_a_row,
     check_room=check_head,
-    most_rows=lambda task, dimension: most_records(dimension=dimension, num_classes=task.num_classes),
     is_attacked=True,
 )

@@ -275,5 +275,4 @@ METHOD: Final = Method(
     single_round=True,
     labels=None,
     check_questions=check_questions,
-    most_rows=lambda task, _: task.max_agent_records,
 )

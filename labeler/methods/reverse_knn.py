@@ -292,7 +292,6 @@ METHOD: Final = Method(
     searched="questions",
     votes=votes,
     share_kind=lambda task: "shared" if task.lifetime_budget is None else "life",
-    most_rows=lambda task, _: task.max_agent_records,
     is_attacked=True,
     one_record=one_record,
 )

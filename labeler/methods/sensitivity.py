@@ -451,8 +451,6 @@ class Method:
         check_room: (task, dimension of features): refuse what an agent has no room to answer, before the charge and by
             public facts alone.
         check_questions: (task, batch, learner): refuse questions that it cannot be asked, likewise.
-        most_rows: (task, dimension of features): the most records that take part in an agent's answer, by public
-            facts; None for all of them.
         negatives: (task): its queries that are public negative examples, which agents learn from.
         default_k: k of a task that names none.
         one_record: (task): what one record of an agent changes in its answer, a sentence for people; None where no
@@ -475,7 +473,6 @@ class Method:
     is_attacked: bool = False
     check_room: Callable[[Task, int], None] = _accepts
     check_questions: Callable[[Task, QueryBatch, Learner], None] = _accepts
-    most_rows: Callable[[Task, int], int | None] = _accepts
     negatives: Callable[[Task], range] = lambda _: range(0)  # one line says it
     default_k: int = 1
     one_record: Callable[[Task], str | None] = _accepts

@@ -57,9 +57,6 @@ another order one tallier would see another share of the same split, and with al
 Another set of talliers could sum the round over other agents under the same noise.
 """
 
-IN_PROCESS: Final[Recipients] = ()
-"""The recipients if talliers are objects of the same process, which get their shares by number."""
-
 NOT_KEPT: Final = (
     "this agent was charged for this round before and keeps nothing of it any more: every tallier has confirmed it, or "
     "its deadline has passed. It is not answered again; ask in a new task (a new nonce), which is charged anew"

@@ -54,21 +54,6 @@ MOST_SPECTRAL_GROUPS: Final = 500
 """The most groups that `spectral` makes. Each needs one eigenvector, and time grows with the square of their number."""
 
 
-def check_selection(strategy: AskedStrategy, count: int | None) -> None:
-    """Refuse a choice of questions that no set of images allows.
-
-    Raises:
-        ValueError: no count where one is needed, or more groups than the strategy makes.
-    """
-    if strategy != "all" and count is None:
-        raise ValueError(f"strategy {strategy!r} needs count, how many questions to ask")
-    if strategy == "spectral" and count is not None and count > MOST_SPECTRAL_GROUPS:
-        raise ValueError(
-            f"strategy 'spectral' makes at most {MOST_SPECTRAL_GROUPS} groups, found count {count}; strategy "
-            "'clustered' makes more"
-        )
-
-
 class AnswerStatus(StrEnum):
     """The reason for a query's label."""
 

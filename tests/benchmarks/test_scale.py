@@ -39,7 +39,6 @@ from feature_store.index.definition import check_features
 from feature_store.query_selection import model_rows
 from feature_store.rows import quantize
 from feature_store.shard import Shard
-from labeler.budget import Account
 from labeler.errors import InvalidSetting, LabelerError
 from labeler.methods import METHODS
 from labeler.randomness import ByteSource, derive_key, keyed_source
@@ -49,7 +48,7 @@ from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
 from tests.one_round import Tallier, agree_on_contributors, run_round
-from workers.agent.agent import Agent, InMemoryLedger
+from workers.agent.agent import Agent
 from workers.learning.learner import Trainer
 from workers.voting import NeighborIndexes
 
@@ -72,10 +71,6 @@ def task_of(method: str, agents: int, *, queries: int, **fields: Any) -> Task:
     if method == "blind-average":
         given["training"] = {"min_records": 8, "regularisation": 0.1}
     return parse_task(given | fields)
-
-
-def unlimited() -> InMemoryLedger:
-    return InMemoryLedger({"instance": Account("own", "instance", 10**18)})
 
 
 def federation_of(shards: list[Shard]) -> Federation:
@@ -107,7 +102,7 @@ def test_sums_are_bit_for_bit_those_of_agents_and_talliers_of_the_product(
     task = task_of(method, len(shards), queries=len(batch), talliers=talliers, **fields)
     secrets = [bytes([number]) * 32 for number in range(len(shards))]
     agents = [
-        AnsweringAgent(name_of(number), shard, ledger=unlimited(), noise_secret=secret, is_seeded=True)
+        AnsweringAgent(name_of(number), shard, noise_secret=secret, is_seeded=True)
         for number, (shard, secret) in enumerate(zip(shards, secrets, strict=True))
     ]
     round = round_of(task, batch)
@@ -152,7 +147,7 @@ def test_a_round_of_the_benches_is_the_round_of_answering_agents(make_shard: Mak
     for number, shard in enumerate(shards):
         name, secret = name_of(number), bytes([number]) * 32
         ours.append((Agent(name, shard), secret))
-        theirs.append(AnsweringAgent(name, shard, ledger=unlimited(), noise_secret=secret))
+        theirs.append(AnsweringAgent(name, shard, noise_secret=secret))
     found, expected = sums.run_round(task, batch, ours), run_round(task, batch, theirs)
     assert np.array_equal(np.asarray(found.noisy_votes), np.asarray(expected.noisy_votes))
 

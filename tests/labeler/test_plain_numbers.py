@@ -8,34 +8,40 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from api.schema import JobRequest, LabelsRequest, Selection, TaskRequest
-from labeler.errors import InvalidTask
 from labeler.setting import Life, Training
-from labeler.task import parse_task
-from workers.run.task_file import TaskFile
+from labeler.settings import _numbers_of
+from labeler.task import Task
+from workers.plan import PlanRequest
+from workers.run.task_file import TaskTable
 
 WANTED = {"name": "t", "method": "knn", "delta": 1e-5, "sigma_votes": 25.0}
 TASK: dict[str, Any] = {**WANTED, "classes": ["a", "b"], "agents": 3, "max_queries": 9}
 JOB = {"task_id": "0" * 64}
 
 
-@pytest.mark.parametrize("bad", ["5", "1.0", True, False, "", "nan"])
-@pytest.mark.parametrize(
-    ("model", "given", "field"),
-    [
-        (TaskRequest, {**WANTED, "max_queries": 9}, "k"),
-        (TaskRequest, {**WANTED, "max_queries": 9}, "delta"),
-        (TaskRequest, {**WANTED, "max_queries": 9}, "dishonest_talliers"),
-        (Selection, {"strategy": "random", "count": 3}, "seed"),
-        (JobRequest, JOB, "deadline_s"),
-        (Training, {"min_records": 5, "regularisation": 0.1}, "clip_norm"),
-        (Life, {"budget_nano": 5, "least_similarity": 0.5}, "least_similarity"),
-    ],
-)
-def test_what_is_no_number_is_refused(model: type[BaseModel], given: dict[str, Any], field: str, bad: Any) -> None:
+GOOD: dict[type[BaseModel], dict[str, Any]] = {
+    TaskRequest: {**WANTED, "max_queries": 9},
+    TaskTable: WANTED,
+    Task: TASK,
+    PlanRequest: {"sigma": 25.0},
+    Selection: {"strategy": "random", "count": 3},
+    JobRequest: JOB,
+    Training: {"min_records": 5, "regularisation": 0.1},
+    Life: {"budget_nano": 5, "least_similarity": 0.5},
+}
+
+
+@pytest.mark.parametrize(("model", "field"), [(model, name) for model in GOOD for name in sorted(_numbers_of(model))])
+def test_what_is_no_number_is_refused_in_every_field_of_every_model(model: type[BaseModel], field: str) -> None:
     """true was taken for 1, and so were a task's k and its number of colluders."""
-    model.model_validate(given)
-    with pytest.raises(ValidationError, match="number is needed"):
-        model.model_validate(given | {field: bad})
+    model.model_validate(GOOD[model])
+    for bad in ("5", "1.0", True, False, "", "nan"):
+        with pytest.raises(ValidationError, match="number is needed"):
+            model.model_validate(GOOD[model] | {field: bad})
+
+
+def test_the_models_of_a_task_have_its_numbers() -> None:
+    assert {"k", "delta", "dishonest_talliers", "max_dropouts"} <= _numbers_of(TaskRequest) & _numbers_of(PlanRequest)
 
 
 @pytest.mark.parametrize("bad", ["1.0", True])
@@ -44,15 +50,6 @@ def test_a_vector_holds_numbers(model: type[BaseModel], bad: Any) -> None:
     model.model_validate({**JOB, "backbone_fingerprint": "f", "features": [[1, 0.5]]})
     with pytest.raises(ValidationError, match="features"):
         model.model_validate({**JOB, "backbone_fingerprint": "f", "features": [[1, bad]]})
-
-
-def test_a_task_and_its_file_say_numbers_too() -> None:
-    assert parse_task(TASK | {"k": 3}).k == 3
-    for bad in ("3", True):
-        with pytest.raises(InvalidTask, match="k: a number is needed here"):
-            parse_task(TASK | {"k": bad})
-        with pytest.raises(ValidationError, match="number is needed"):
-            TaskFile.model_validate({"task": WANTED | {"k": bad}})
 
 
 def test_what_may_be_a_text_stays_one() -> None:

@@ -44,7 +44,7 @@ from tests.simulation.campaign import Stage
 from tests.simulation.case import Case
 from tests.simulation.seeds import Wanted, comes_late, comes_through, is_left_to_a_tallier, of, seeds_where
 from workers import voting
-from workers.agent import agent, ledger
+from workers.agent import ledger
 from workers.agent.agent import Agent
 from workers.agent.driver import AgentDriver
 from workers.learning import learner, linear
@@ -273,7 +273,7 @@ def _start_every_step_anew(_: Any, task: Any, releases: Any) -> Any:
 @planted("all", "charge no step of training in full", "the price", "paid before answered", among=of("steps"))
 def _charge_no_step_in_full(patch: Patch) -> None:
     due = batching.due
-    for module in (batching, agent, ledger):
+    for module in (batching, ledger):
         patch.setattr(module, "due", lambda task, charges, *, answered: due(task, charges, answered=max(1, answered)))
 
 

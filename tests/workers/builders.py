@@ -14,9 +14,7 @@ import numpy as np
 
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from labeler.budget import Account
 from tests.answering import AnsweringAgent
-from workers.agent.agent import InMemoryLedger
 from workers.agent.policy import Policy
 
 
@@ -68,10 +66,9 @@ def shard_of_rows(
     return Shard.open(path)
 
 
-def agent_of(shard: Shard) -> tuple[AnsweringAgent, InMemoryLedger]:
-    """An agent with a large budget and a known secret."""
-    ledger = InMemoryLedger({"instance": Account("a", "instance", 10**15)})
-    return AnsweringAgent("a", shard, noise_secret=b"s" * 32, ledger=ledger, is_seeded=True, engine="numpy"), ledger
+def agent_of(shard: Shard) -> AnsweringAgent:
+    """An agent with a known secret."""
+    return AnsweringAgent("a", shard, noise_secret=b"s" * 32, is_seeded=True, engine="numpy")
 
 
 def killed_at(point: str, fault: Path, code: str, *arguments: object) -> None:

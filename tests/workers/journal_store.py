@@ -69,7 +69,7 @@ class JournalStore:
 
 @dataclass(repr=False)
 class ChargingLedger:
-    """A `workers.agent.agent.AgentLedger` over a site's: a charge, and the beginning of its round, by themselves."""
+    """A `tests.answering.Charges` over a site's ledger: a charge, and the beginning of its round, by themselves."""
 
     database: Database
     rounds: JournalRounds
@@ -77,7 +77,7 @@ class ChargingLedger:
     expires_at: float | None = None
 
     def charge(self, *, round_digest: str, **given: Any) -> None:
-        """See AgentLedger."""
+        """See Charges."""
         policy = self.ledger.open_accounts()
         with self.database.write() as connection:
             if self.ledger.charge_in(connection, policy, round_digest=round_digest, **given):

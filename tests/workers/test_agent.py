@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -16,19 +15,18 @@ import labeler.methods.knn
 from api.coordinator.pricing import finite_levels
 from feature_store.shard import Shard
 from labeler.batching import round_charges
-from labeler.budget import MOST_EPSILON, UNBOUNDED_NANO, Account, budget_for
-from labeler.errors import BudgetExceeded, InvalidSetting, MixedShards, PolicyRefusal, PrivacyRefusal
+from labeler.budget import MOST_EPSILON, UNBOUNDED_NANO, budget_for
+from labeler.errors import BudgetExceeded, MixedShards, PolicyRefusal, PrivacyRefusal
 from labeler.ledger.database import open_database
 from labeler.planning import integer_event, price
 from labeler.randomness import seeded_source
 from labeler.rounds.agent import Recipients
 from labeler.tally import QueryBatch
 from labeler.task import Level, Task
-from tests.answering import AnsweringAgent
+from tests.answering import AnsweringAgent, Charges
 from tests.labeler.tasks import make_task
 from tests.workers.builders import policy_of
 from tests.workers.journal_store import DurableSite
-from workers.agent.agent import AgentLedger, InMemoryLedger
 from workers.agent.policy import Policy
 
 SECRET = seeded_source(b"agent under test").bytes(32)
@@ -39,12 +37,8 @@ def task_for(shard: Shard, **changes: object) -> Task:
     return make_task(**(fields | {"k": 5, "sigma_votes": 4.0, "max_queries": 9} | changes))
 
 
-def ledger_of(cap: int = 10**15) -> InMemoryLedger:
-    return InMemoryLedger({"instance": Account("a", "instance", cap)})
-
-
-def agent_for(shard: Shard, *, ledger: InMemoryLedger | None = None, engine: str = "numpy") -> AnsweringAgent:
-    return AnsweringAgent("a", shard, noise_secret=SECRET, ledger=ledger or ledger_of(), is_seeded=True, engine=engine)
+def agent_for(shard: Shard, *, ledger: Charges | None = None) -> AnsweringAgent:
+    return AnsweringAgent("a", shard, noise_secret=SECRET, ledger=ledger, is_seeded=True, engine="numpy")
 
 
 @pytest.fixture
@@ -54,13 +48,12 @@ def batch(make_shard) -> QueryBatch:
 
 def test_a_batch_beyond_the_queries_paid_for_is_refused_uncharged(make_shard, batch) -> None:
     shard = make_shard("own")
-    ledger = ledger_of()
-    agent = agent_for(shard, ledger=ledger)
+    agent = agent_for(shard)
     with pytest.raises(PrivacyRefusal, match="would reach query 10"):
         agent.answer(task_for(shard), QueryBatch(batch.features, first_query=1))
     with pytest.raises(MixedShards, match="dimension 15"):
         agent.answer(task_for(shard), QueryBatch(batch.features[:, :-1]))
-    assert ledger.accounts["instance"].spent == 0
+    assert not agent.charged
 
 
 @pytest.mark.parametrize("method", ["knn", "reverse-knn"])
@@ -77,16 +70,15 @@ def test_ballots_found_in_many_blocks_are_those_found_in_one(make_shard, batch, 
 
 def test_nothing_private_prints(make_shard, batch) -> None:
     shard = make_shard("own")
-    ledger = ledger_of()
-    agent = agent_for(shard, ledger=ledger)
+    agent = agent_for(shard)
     agent.answer(task_for(shard), batch)
-    shown = f"{agent!r} {agent} {ledger!r}"
+    shown = f"{agent!r} {agent}"
     assert "60" not in repr(agent)
     assert SECRET.hex() not in shown
     assert repr(SECRET) not in shown
 
 
-# One suite for both ledgers.
+# The ledger.
 
 
 def policy_with(*, max_queries_per_day: int = 100, **budget: object) -> Policy:
@@ -105,27 +97,11 @@ def durable(tmp_path: Path) -> Iterator[DurableSite]:
         yield DurableSite(database, policy_with())
 
 
-@dataclass
-class Twin:
-    ledger: AgentLedger
-    spent: Callable[[], int]
-    cap: int
-
-
-@pytest.fixture(params=["in memory", "durable"])
-def twin(request: pytest.FixtureRequest, durable: DurableSite) -> Twin:
-    cap = budget_for(2.0, 1e-5)
-    if request.param == "durable":
-        return Twin(durable.ledger, durable.spent, cap)
-    ledger = ledger_of(cap)
-    return Twin(ledger, lambda: ledger.accounts["instance"].spent, cap)
-
-
 TALLIERS: Recipients = (("tallier-0", "a" * 64), ("tallier-1", "b" * 64))
 
 
 def charge(
-    ledger: AgentLedger,
+    ledger: Charges,
     amount: int | None,
     *,
     name: str = "r",
@@ -146,10 +122,10 @@ def charge(
     )
 
 
-def test_a_round_is_charged_once_whatever_becomes_of_the_records(twin: Twin) -> None:
+def test_a_round_is_charged_once_whatever_becomes_of_the_records(durable: DurableSite) -> None:
     for version in ("v", "w", "v"):
-        charge(twin.ledger, 5, version=version)
-    assert twin.spent() == 5
+        charge(durable.ledger, 5, version=version)
+    assert durable.spent() == 5
 
 
 @pytest.mark.parametrize(
@@ -163,36 +139,39 @@ def test_a_round_is_charged_once_whatever_becomes_of_the_records(twin: Twin) -> 
     ],
     ids=["another order", "another tallier", "another key", "two others", "one less"],
 )
-def test_a_round_is_answered_to_the_same_talliers_in_the_same_order_for_ever(twin: Twin, others: Recipients) -> None:
-    charge(twin.ledger, 5)
+def test_a_round_is_answered_to_the_same_talliers_in_the_same_order_for_ever(
+    durable: DurableSite, others: Recipients
+) -> None:
+    charge(durable.ledger, 5)
     with pytest.raises(PrivacyRefusal, match="answered for other talliers"):
-        charge(twin.ledger, 5, recipients=others)
-    charge(twin.ledger, 5)
-    charge(twin.ledger, 5, name="another round", recipients=others)
-    assert twin.spent() == 10
+        charge(durable.ledger, 5, recipients=others)
+    charge(durable.ledger, 5)
+    charge(durable.ledger, 5, name="another round", recipients=others)
+    assert durable.spent() == 10
 
 
-def test_the_rounds_of_a_task_hold_no_more_queries_than_it_has(durable: DurableSite, twin: Twin) -> None:
+def test_the_rounds_of_a_task_hold_no_more_queries_than_it_has(durable: DurableSite) -> None:
     durable.policy = policy_with(max_queries_per_day=10**6)
-    charge(twin.ledger, 1, name="first", queries=600)
+    charge(durable.ledger, 1, name="first", queries=600)
     with pytest.raises(PrivacyRefusal, match="the task has 900 queries, and with this round 901 of it"):
-        charge(twin.ledger, 1, name="second", queries=301)
-    charge(twin.ledger, 1, name="first", queries=600)
-    charge(twin.ledger, 1, name="second", queries=300)
+        charge(durable.ledger, 1, name="second", queries=301)
+    charge(durable.ledger, 1, name="first", queries=600)
+    charge(durable.ledger, 1, name="second", queries=300)
     with pytest.raises(PrivacyRefusal, match="ask in a new task"):
-        charge(twin.ledger, 1, name="third", queries=1)
-    charge(twin.ledger, 1, name="third", queries=1, nonce="a new task")
-    assert twin.spent() == 3
+        charge(durable.ledger, 1, name="third", queries=1)
+    charge(durable.ledger, 1, name="third", queries=1, nonce="a new task")
+    assert durable.spent() == 3
 
 
-def test_the_cap_can_be_spent_to_the_last_unit_and_not_beyond(twin: Twin) -> None:
-    charge(twin.ledger, twin.cap - 1)
+def test_the_cap_can_be_spent_to_the_last_unit_and_not_beyond(durable: DurableSite) -> None:
+    cap = budget_for(2.0, 1e-5)
+    charge(durable.ledger, cap - 1)
     with pytest.raises(BudgetExceeded):
-        charge(twin.ledger, 2, name="two")
-    charge(twin.ledger, 1, name="two")  # what was refused is not remembered as answered
+        charge(durable.ledger, 2, name="two")
+    charge(durable.ledger, 1, name="two")  # what was refused is not remembered as answered
     with pytest.raises(BudgetExceeded):
-        charge(twin.ledger, 1, name="another")
-    assert twin.spent() == twin.cap
+        charge(durable.ledger, 1, name="another")
+    assert durable.spent() == cap
 
 
 OUT_OF_REACH = {
@@ -220,11 +199,8 @@ def test_an_agent_refuses_a_task_without_a_finite_price_where_that_level_is_limi
     task = task_for(shard, delta=1e-5, max_queries=4, **OUT_OF_REACH[level])
     batch = QueryBatch(np.asarray(shard.features[:4]))
     durable.policy = policy_with(agent_epsilon=100.0)
-    both: dict[Level, Account] = {one: Account("a", one, 10**18) for one in ("instance", "agent")}
-    for ledger in (durable.ledger, InMemoryLedger(both)):
-        agent = AnsweringAgent("a", shard, noise_secret=bytes(32), ledger=ledger, is_seeded=True)
-        with pytest.raises(PrivacyRefusal, match=f"no finite {level}-level price"):
-            agent.answer(task, batch)
+    with pytest.raises(PrivacyRefusal, match=f"no finite {level}-level price"):
+        agent_for(shard, ledger=durable.ledger).answer(task, batch)
     assert durable.spent() == 0
 
 
@@ -244,15 +220,10 @@ def test_a_level_without_a_price_is_written_down_so_that_no_later_cap_counts_it(
         charge(durable.ledger, 5, name="next")
 
 
-def test_a_limited_level_without_a_price_is_refused(twin: Twin) -> None:
+def test_a_limited_level_without_a_price_is_refused(durable: DurableSite) -> None:
     with pytest.raises(PrivacyRefusal, match="no finite instance-level price"):
-        charge(twin.ledger, None)
-    assert twin.spent() == 0
-
-
-def test_a_ledger_in_memory_must_cover_the_instance_level() -> None:
-    with pytest.raises(InvalidSetting, match=r"no instance-level account.*raise sigma_votes"):
-        InMemoryLedger({})
+        charge(durable.ledger, None)
+    assert durable.spent() == 0
 
 
 def test_the_days_queries_are_limited_and_a_repetition_is_not_counted(durable: DurableSite) -> None:

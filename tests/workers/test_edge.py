@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from api.coordinator.config import CapsTable, CoordinatorConfig
+from api.coordinator.config import CoordinatorConfig
 from api.server import KEEP_ALIVE_S
+from labeler.caps import CapsTable
 from labeler.errors import InvalidSetting
 from tests.processes import has_caddy
 from workers.serve import UPSTREAM_KEEP_ALIVE_S, Edge, caddyfile, program, refuse_open_doors

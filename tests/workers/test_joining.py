@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 
-from api.coordinator.config import CapsTable, CoordinatorConfig
+from api.coordinator.config import CoordinatorConfig
 from feature_store.shard import Shard
 from labeler import invitation
+from labeler.caps import CapsTable
 from labeler.ledger.database import open_database
 from labeler.system.keys import PartyKeys
 from tests.api.routes.conftest import Service, running_at_a_socket

@@ -26,14 +26,8 @@ from workers.run.task_file import TaskFile
 CLASSES = tuple("0123456789")
 
 
-def request(**changes: Any) -> PlanRequest:
-    fields = {
-        "method": "reverse-knn", "k": None, "max_queries": None, "delta": 1e-5, "agents": 3, "colluding_agents": None,
-        "max_dropouts": 0,
-    }  # fmt: skip
-    others = {"classes": None, "sigma": None, "epsilon": None, "solve": None, "level": "instance"}
-    task = fields | {name: value for name, value in changes.items() if name in fields}
-    return PlanRequest(task, **(others | {name: value for name, value in changes.items() if name not in fields}))
+def request(**fields: Any) -> PlanRequest:
+    return PlanRequest.of(fields)
 
 
 def groups(path: Path, *, images: int = 120, labeled: int = 60, overlap: float = 0.05) -> Path:
@@ -56,7 +50,7 @@ def test_without_data_only_the_lower_end_of_the_least_epsilon_is_known() -> None
     for row in least["table"]:
         assert row["low"] < 0.9
         assert row["epsilon"] in RUNGS
-    just_below = make_plan(request(epsilon=0.95 * least["low"], max_queries=10))["expected_accuracy"]
+    just_below = make_plan(request(epsilon=0.95 * least["low"], queries=10))["expected_accuracy"]
     assert just_below["high"] < 0.9
 
 
@@ -69,31 +63,31 @@ def test_more_records_and_a_smaller_share_need_less() -> None:
 
 
 def test_labeled_public_images_give_the_number_of_classes_and_a_range(tmp_path: Path) -> None:
-    document = make_plan(request(epsilon=1.0, records=300), public=groups(tmp_path / "some"))
+    document = make_plan(request(epsilon=1.0, records=300, images=groups(tmp_path / "some")))
     assert document["rehearsed_on"] == 60
     assert document["expected_accuracy"]["low"] > 0.9
     assert document["queries"] == 20
-    plain = make_plan(request(epsilon=1.0, records=300, classes=4), public=groups(tmp_path / "none", labeled=0))
+    plain = make_plan(request(epsilon=1.0, records=300, classes=4, images=groups(tmp_path / "none", labeled=0)))
     assert "rehearsed_on" not in plain
     assert plain["instance"] == document["instance"]
 
 
 @pytest.mark.long
 def test_labeled_public_images_give_both_ends_and_the_number_of_classes(tmp_path: Path) -> None:
-    document = make_plan(request(accuracy=0.9, records=300), public=groups(tmp_path / "some"))
+    document = make_plan(request(accuracy=0.9, records=300, images=groups(tmp_path / "some")))
     least = document["least_epsilon"]
     assert document["rehearsed_on"] == 60
     assert 0 < least["low"] <= least["middle"] <= least["high"]
     assert document["instance"]["epsilon"] <= least["middle"]
     assert [row["low"] for row in least["table"]] == sorted(row["low"] for row in least["table"])
     assert least["table"][-1]["low"] > 0.9
-    assert make_plan(request(accuracy=0.9, records=300), public=groups(tmp_path / "again"))["least_epsilon"] == least
+    assert make_plan(request(accuracy=0.9, records=300, images=groups(tmp_path / "again")))["least_epsilon"] == least
 
 
 @pytest.mark.long
 def test_classes_that_cannot_be_told_apart_are_not_promised_at_any_price(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match=r"no epsilon up to 10 gets 95\.000% of the labels right"):
-        make_plan(request(accuracy=0.95, records=300), public=groups(tmp_path / "mixed", overlap=1.5))
+        make_plan(request(accuracy=0.95, records=300, images=groups(tmp_path / "mixed", overlap=1.5)))
 
 
 @pytest.mark.parametrize(
@@ -116,9 +110,9 @@ def test_what_nothing_can_be_said_of_is_refused(changes: dict[str, Any], said: s
 
 def test_labels_that_miss_a_class_and_other_numbers_of_classes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match=r"each class, found fewer of b, c, d"):
-        make_plan(request(accuracy=0.9), public=groups(tmp_path / "few", labeled=5))
+        make_plan(request(accuracy=0.9, images=groups(tmp_path / "few", labeled=5)))
     with pytest.raises(InvalidSetting, match="have 4 classes, found 7"):
-        make_plan(request(accuracy=0.9, classes=7), public=groups(tmp_path / "four"))
+        make_plan(request(accuracy=0.9, classes=7, images=groups(tmp_path / "four")))
 
 
 def test_the_range_of_the_next_job_is_the_closed_form() -> None:
@@ -167,9 +161,9 @@ def test_ranges_hold_what_real_runs_get_right(tmp_path: Path) -> None:
             file = TaskFile.model_validate({"task": task, "queries": {"strategy": "clustered", "count": 20}})
             job = LabelingJob(file, tuple(shards), asked, place / f"job {epsilon}", seed=seed)
             right = run_job(job, warn=lambda _: None)["images"]["accuracy"]
-            wanted = request(epsilon=epsilon, max_queries=20, records=718)
             for name, shard in at_hand.items():
-                expected = make_plan(wanted, public=shard)["expected_accuracy"]
+                wanted = request(epsilon=epsilon, queries=20, records=718, images=shard)
+                expected = make_plan(wanted)["expected_accuracy"]
                 held[name].append(expected["low"] <= right <= expected["high"])
     counts = {name: sum(found) for name, found in held.items()}
     print(counts, "of", len(held["no data"]), "each")

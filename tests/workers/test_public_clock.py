@@ -28,7 +28,7 @@ from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Ledger
 from labeler.messages.bodies import Ask, Settled, TallierKey
-from labeler.records import Records, block_rows
+from labeler.records import block_rows
 from labeler.system.keys import PartyKeys
 from labeler.system.site_key import SiteKey
 from labeler.tally import QueryBatch
@@ -47,7 +47,6 @@ from workers.agent.public_clock import (
     ROOM,
     TICK_S,
     DrawnProbe,
-    Padding,
     PublicClock,
     _NothingSpent,
 )
@@ -193,39 +192,17 @@ def test_rows_are_drawn_by_public_facts_alone(make_shard: MakeShard) -> None:
     assert (drawn.max_records, len(drawn), drawn.dimension) == (1000, 30, one.dimension)
 
 
-@pytest.mark.parametrize("method", ["knn", "reverse-knn", "ensemble"])
-def test_a_padded_agent_works_on_as_many_rows_whatever_it_holds_and_answers_the_same(
-    make_shard: MakeShard, monkeypatch: pytest.MonkeyPatch, method: str
+@pytest.mark.parametrize("written", ["false", "true"])
+def test_a_home_of_an_earlier_version_is_served_and_one_that_asked_for_padding_is_told_that_it_is_gone(
+    office: Office, written: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    batch = QueryBatch(make_shard("public", records=8, seed=99, public=True).features[:])
-    select, worked = Agent._records, dict[str, int]()
-    totals = []
-
-    def counted(self: Agent, task: Task) -> Records:
-        records = select(self, task)
-        worked[self.agent_id] = len(records)
-        return records
-
-    monkeypatch.setattr(Agent, "_records", counted)
-    for number, records in enumerate((60, 61, 64)):
-        shard = make_shard(f"own-{number}", records=records, max_records=64)
-        task = task_of(shard, method=method, k=3 if method != "ensemble" else 1, sigma_votes=4.0)
-        plain, padded = Agent("a", shard), Agent("a", shard, padding=Padding(shard))
-        one, other = (agent.computed(task, batch, key=bytes(range(32)), seal=as_it_is) for agent in (plain, padded))
-        assert one.bodies == other.bodies
-        totals.append(worked["a"] + worked["padding"])
-    assert totals == [64, 64, 65], "there is always a drawn row"
-
-
-@pytest.mark.parametrize("records", [10, 30, 60])
-def test_padding_counts_the_rows_that_a_task_lets_take_part(make_shard: MakeShard, records: int) -> None:
-    """A requester's cap would else be filled twice: by records, and by drawn rows."""
-    batch = QueryBatch(make_shard("public", records=8, seed=99, public=True).features[:])
-    shard = make_shard("own", records=records, max_records=64)
-    task = task_of(shard, method="reverse-knn", k=3, max_agent_records=40, sigma_votes=400.0)
-    padding = Padding(shard)
-    padding(task, batch, records)
-    assert list(padding._agents) == [max(1, 40 - min(records, 40))]
+    settings = office.home / "agent.toml"
+    assert "pad" not in settings.read_text()
+    settings.write_text(f"pad = {written}\n{settings.read_text()}")
+    ask = office.ask()
+    answered, _ = office.after(ask)
+    assert (shares_of(answered, ask), office.computed) == (3, 1)
+    assert ["pad = true does nothing" in one for one in caplog.messages].count(True) == (written == "true")
 
 
 def test_work_that_is_late_tells_how_late_it_was_to_a_factor_of_two_alone() -> None:
@@ -440,15 +417,10 @@ def test_what_is_late_anyway_is_not_timed(office: Office, monkeypatch: pytest.Mo
     assert refused.kinds == ("refused", "poll")
 
 
-@pytest.mark.parametrize("way", ["probe", "padding"])
-def test_drawn_rows_are_worked_on_under_a_fresh_key_that_nobody_can_search_an_order_for(bench: Bench, way: str) -> None:
-    task = task_of(bench.shard, method="reverse-knn", k=3, sigma_votes=4e3, max_queries=8)
-    padding, probe = Padding(bench.shard, engine="numpy"), bench.probe()
+def test_drawn_rows_are_worked_on_under_a_fresh_key_that_nobody_can_search_an_order_for(bench: Bench) -> None:
+    task, probe = task_of(bench.shard, method="reverse-knn", k=3, sigma_votes=4e3, max_queries=8), bench.probe()
     for number in range(3):
-        if way == "probe":
-            probe.seconds(bench.ask(task, questions(bench.shard, number)))
-        else:
-            padding(task, questions(bench.shard, 0), 60)
+        probe.seconds(bench.ask(task, questions(bench.shard, number)))
     keys = [key for _, key in bench.runs]
     assert len(set(keys)) == len(keys) >= 3
     assert bytes(32) not in keys

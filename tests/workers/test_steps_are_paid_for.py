@@ -14,7 +14,7 @@ import pytest
 
 from feature_store.query_selection import model_rows
 from labeler.batching import round_charges, round_sizes, total_charges
-from labeler.budget import Account
+from labeler.budget import epsilon_left
 from labeler.driver.sending import batch_of
 from labeler.errors import (
     BadData,
@@ -35,10 +35,10 @@ from labeler.rounds.effects import JobRun, Patience, RoundRun
 from labeler.sharing import ShareVector, unshard
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Level, Task, parse_task
-from tests.answering import AnsweringAgent, RoundsInMemory
+from tests.answering import AnsweringAgent, Charges, RoundsInMemory
 from tests.workers.builders import policy_of
 from tests.workers.journal_store import ChargingLedger, DurableSite
-from workers.agent.agent import AgentLedger, InMemoryLedger, as_it_is, shares_of
+from workers.agent.agent import as_it_is, shares_of
 from workers.agent.policy import Policy
 
 ROWS, STEPS = 5, 4
@@ -75,21 +75,17 @@ def charge_of(asked: Task, step: int) -> dict[str, Any]:
 class Paid:
     """A site's ledger, and what it has spent."""
 
-    ledger: AgentLedger
+    ledger: Charges
     spent: Callable[[], int]
-    promise: Callable[[Task, tuple[int, ...]], object] | None = None
+    promise: Callable[[Task, tuple[int, ...]], object]
 
     def charge(self, asked: Task, step: int) -> None:
         """Pay for the answer to one step, as an agent does."""
         self.ledger.charge(**charge_of(asked, step))
 
 
-@pytest.fixture(params=["in memory", "durable"])
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Paid]:
-    if request.param == "in memory":
-        kept = InMemoryLedger({"instance": Account("a", "instance", 10**15)})
-        yield Paid(kept, lambda: kept.accounts["instance"].spent)
-        return
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Paid]:
     with closing(open_database(tmp_path / "agent.db", anchor=None, allow_unsynced=True)) as database:
         yield durable_site(database)
 
@@ -130,8 +126,6 @@ def test_the_step_that_is_charged_first_pays_for_all_whichever_it_is(site: Paid,
 def test_what_was_promised_to_a_job_pays_for_its_steps_once_whichever_comes_first(
     site: Paid, order: tuple[int, ...]
 ) -> None:
-    if site.promise is None:
-        pytest.skip("a run promises nothing")
     asked = task()
     sizes = round_sizes(asked, STEPS * ROWS)
     site.promise(asked, sizes)
@@ -225,13 +219,15 @@ def test_a_policy_that_was_narrowed_while_a_task_was_admitted_pays_for_none_of_i
         assert site.spent() == 0
 
 
-def test_an_account_that_covers_no_whole_task_answers_no_step_of_it() -> None:
-    whole = round_charges(task(), ROWS)["instance"]
-    site = Paid(kept := InMemoryLedger({"instance": Account("a", "instance", whole - 1)}), lambda: 0)
-    for step in range(STEPS):
-        with pytest.raises(BudgetExceeded):
-            site.charge(task(), step)
-    assert kept.accounts["instance"].spent == 0
+def test_an_account_that_covers_no_whole_task_answers_no_step_of_it(tmp_path: Path) -> None:
+    less = epsilon_left(round_charges(task(), ROWS)["instance"] - 1, POLICY.budget.delta)
+    policy = policy_of(methods=["federated"], budget={"instance_epsilon": less})
+    with closing(open_database(tmp_path / "agent.db", anchor=None, allow_unsynced=True)) as database:
+        site = durable_site(database, policy)
+        for step in range(STEPS):
+            with pytest.raises(BudgetExceeded):
+                site.charge(task(), step)
+        assert site.spent() == 0
 
 
 def test_a_step_is_asked_with_its_public_model_and_nothing_else_is() -> None:
@@ -270,8 +266,7 @@ def test_the_key_of_a_round_never_serves_two_models(make_shard: Any) -> None:
     }  # fmt: skip
     sampled = {"rate": 1.0, "unit": "agent", "learning_rate": 1e3}
     asked = parse_task(fields | {"training": task().training.model_dump() | {"sampled": sampled}})
-    account = Account("a", "instance", 10**15)
-    agent = AnsweringAgent("a", shard, rounds=kept, ledger=InMemoryLedger({"instance": account}), engine="numpy")
+    agent = AnsweringAgent("a", shard, rounds=kept, engine="numpy")
     sums, bare = [], []
     for size in (0.0, 2.0):
         one = QueryBatch(model_rows(shard.dimension), 0, np.full((rows, len(shard.classes)), size))

@@ -1,40 +1,32 @@
-"""One organisation's agent: its records, its index, its rounds' keys, and the ledger of a run.
+"""One organisation's agent: its records, its index, and its answers.
 
-Everything private stays in this object. Only one secret share per tallier leaves it, and only after the agent itself
-has checked the task and a ledger has taken the price.
-
-A charge happens whole or not at all. The round must never have been charged for other recipients, and every level that
-the owner limits must be priced and covered; only then is the price taken. A round is charged once, even if the records
-change; `labeler.rounds.agent` then says what is sent of it. The ledger here and its durable twin (workers.agent.ledger)
-keep the same rules and pass the same tests.
+Everything private stays in this object. Only one secret share per tallier leaves it. Before that, its caller has had
+the agent check the task, and has made the price durable: in the site's own journal (workers.agent.ledger), or, for all
+agents of a run alike, in the journal of the job (workers.run.labeling).
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.shard import Shard
-from labeler.batching import due, round_charges
-from labeler.budget import Account
-from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
+from labeler.errors import MixedShards, PrivacyRefusal
 from labeler.ledger.lifetimes import CastVotes, LifetimeSpends
 from labeler.messages.bodies import share_from_bytes, share_to_bytes
 from labeler.methods.ensemble import head_of
 from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.records import ModelStore, Records, RunnerContext
 from labeler.release import input_shares
-from labeler.rounds.agent import ANSWERED_TO_OTHERS, IN_PROCESS, Recipients
 from labeler.settings import same_names
 from labeler.tally import InputShare, QueryBatch, Round, round_of
-from labeler.task import Level, Task
+from labeler.task import Task
 from workers.learning.learner import Trainer
 from workers.voting import NO_PERSONS, NeighborIndexes, check_bound, check_labels_fit, lifetime_ballots, select_records
 
@@ -84,20 +76,17 @@ class Agent:
     (labeler.rounds.agent) decides the order. Its caller (workers.agent.driver, workers.run.parties) keeps keys and
     answers, and knows that a round is answered once.
 
-    What `charge` raises was decided from public things, and the asker may see it. What `computed` raises may depend on
+    What `check` raises was decided from public things, and the asker may see it. What `computed` raises may depend on
     the records, and the asker may not.
 
     Args:
         agent_id: the name under which talliers count it.
         shard: its private records.
-        ledger: what the agent itself allows, and remembers (workers.agent.agent); None where the caller charges for
-            many rounds together (workers.agent.driver).
         models: where it keeps what it trains while it answers; in memory by default.
         is_seeded: True in simulations, where the secret follows from a seed. It travels with every release.
         engine: which exact index engine searches (see feature_store.index.build_index).
         memory_limit_bytes: search in blocks that need at most this much memory besides the shard.
         spends: what its images have spent on votes for life; without it no such task is answered.
-        padding: called after every answer, with how many records took part (`workers.agent.public_clock.Padding`).
 
     Raises:
         InvalidSetting: an engine that this machine does not have, or a limit without room for one record.
@@ -108,17 +97,13 @@ class Agent:
         agent_id: str,
         shard: Shard,
         *,
-        ledger: AgentLedger | None = None,
         models: ModelStore | None = None,
         is_seeded: bool = False,
         engine: str = "auto",
         memory_limit_bytes: int | None = None,
         spends: LifetimeSpends | None = None,
-        padding: Callable[[Task, QueryBatch, int], None] | None = None,
     ) -> None:
         self.agent_id = agent_id
-        self._padding = padding
-        self._ledger = ledger
         self._shard = shard
         self.is_seeded = is_seeded
         self._answering = threading.Lock()
@@ -163,32 +148,6 @@ class Agent:
     def __repr__(self) -> str:
         return f"Agent({self.agent_id!r}, records=<private>)"
 
-    def charge(self, task: Task, batch: QueryBatch, *, recipients: Recipients = IN_PROCESS) -> None:
-        """Check the task and charge the agent's ledger; nothing of the records but their class list takes part.
-
-        Args:
-            recipients: who gets the shares, in this order; the same at every answer to one round.
-
-        Raises:
-            MixedShards: see `check`.
-            PrivacyRefusal: see `check`; the shares went to other recipients, or the price is not covered.
-            BudgetExceeded: an account has too little left; nothing was computed.
-            InvalidSetting: it has no ledger.
-        """
-        if self._ledger is None:
-            raise InvalidSetting(f"agent {self.agent_id} has no ledger of its own; its driver charges what it answers")
-        with self._answering:
-            self.check(task, batch)
-            round_digest = round_of(task, batch).digest
-            self._ledger.charge(
-                round_digest=round_digest,
-                shard_version=self._shard.version,
-                charges=round_charges(task, len(batch)),
-                task=task,
-                num_queries=len(batch),
-                recipients=recipients,
-            )
-
     @property
     def shard_version(self) -> str:
         """The version of the records that would answer; for the site's own ledger."""
@@ -203,26 +162,20 @@ class Agent:
         Args:
             seal: seals the body of one recipient, by its number.
         """
-        with self._answering:
-            answer = self._computed(task, batch, key, seal)
-            if self._padding is not None:
-                self._padding(task, batch, len(self._records(task)))
-            return answer
-
-    def _computed(self, task: Task, batch: QueryBatch, key: bytes, seal: Seal) -> Answer:
         cast: CastVotes | None = None
-        if task.lifetime_budget is None:
-            ballots = self.ballots(task, batch, key)
-        elif self._spends is None:
-            raise PrivacyRefusal(f"agent {self.agent_id}: {NO_SPENDS}")
-        else:
-            order = self._order(key, task, batch)
-            ballots, cast = lifetime_ballots(
-                task, batch, self._shard, self._spends.spent, indexes=self._neighbors, order=order
-            )
-        source = self._source(key, NOISE, task, batch, self._shard.version)
-        shares = input_shares(ballots, task, round_of(task, batch), agent_id=self.agent_id, source=source)
-        return Answer(tuple(seal(number, share_to_bytes(share.share)) for number, share in enumerate(shares)), cast)
+        with self._answering:
+            if task.lifetime_budget is None:
+                ballots = self.ballots(task, batch, key)
+            elif self._spends is None:
+                raise PrivacyRefusal(f"agent {self.agent_id}: {NO_SPENDS}")
+            else:
+                order = self._order(key, task, batch)
+                ballots, cast = lifetime_ballots(
+                    task, batch, self._shard, self._spends.spent, indexes=self._neighbors, order=order
+                )
+            source = self._source(key, NOISE, task, batch, self._shard.version)
+            shares = input_shares(ballots, task, round_of(task, batch), agent_id=self.agent_id, source=source)
+            return Answer(tuple(seal(number, share_to_bytes(share.share)) for number, share in enumerate(shares)), cast)
 
     def ballots(self, task: Task, batch: QueryBatch, key: bytes) -> NDArray[np.int64]:
         """Return this agent's contribution, shape (num_queries, num_classes): votes, or numbers on the grid.
@@ -327,105 +280,4 @@ def shares_of(agent_id: str, round: Round, bodies: Sequence[bytes]) -> tuple[Inp
             share_from_bytes(body, max_entries=entries, terms=round.terms, most_bytes=len(body)),
         )
         for tallier, body in enumerate(bodies)
-    )
-
-
-class AgentLedger(Protocol):
-    """A ledger that an agent asks before it computes anything."""
-
-    def charge(
-        self,
-        *,
-        round_digest: str,
-        shard_version: str,
-        charges: Mapping[Level, int],
-        task: Task,
-        num_queries: int,
-        recipients: Recipients,
-    ) -> None:
-        """Take the price of one answer, once: the same round again changes nothing.
-
-        Args:
-            shard_version: which records would answer, were it answered now.
-            charges: nano-units of mu^2 at every level at which the task has a finite price.
-            recipients: who gets the shares of the answer.
-
-        Raises:
-            PrivacyRefusal: the round was charged for other recipients, more queries of the task
-                than it has are asked, or a level that is limited has no finite price.
-            PolicyRefusal: the site's policy does not allow it now.
-            BudgetExceeded: an account has too little left. Nothing was charged.
-        """
-        ...
-
-
-class InMemoryLedger:
-    """The ledger of an agent that lives for one `run`.
-
-    Args:
-        accounts: what may be spent at each level; instance level always, agent level where it is limited.
-
-    Raises:
-        InvalidSetting: no instance-level account.
-    """
-
-    def __init__(self, accounts: Mapping[Level, Account]) -> None:
-        if "instance" not in accounts:
-            raise InvalidSetting(
-                "an agent's ledger has no instance-level account, so it could not refuse anything; where a task has no "
-                "finite price for one private image there is none: raise sigma_votes, or ask fewer queries"
-            )
-        self.accounts: dict[Level, Account] = dict(accounts)
-        self._answered: dict[str, Recipients] = {}
-        self._queries: Counter[str] = Counter()
-
-    def charge(
-        self,
-        *,
-        round_digest: str,
-        shard_version: str,  # noqa: ARG002  # see AgentLedger
-        charges: Mapping[Level, int],
-        task: Task,
-        num_queries: int,
-        recipients: Recipients,
-    ) -> None:
-        """See AgentLedger."""
-        if self._answered.get(round_digest, recipients) != recipients:
-            raise PrivacyRefusal(ANSWERED_TO_OTHERS)
-        if round_digest in self._answered:
-            return
-        asked = self._queries[task.digest] + num_queries
-        if asked > task.max_queries:
-            raise PrivacyRefusal(beyond_task(asked, task))
-        charged = dict(self.accounts)
-        charges = due(task, charges, answered=self._queries[task.digest])
-        for level, account in self.accounts.items():
-            charged[level] = account.reserve(round_digest, priced(charges, level)).post(round_digest)
-        self.accounts = charged
-        self._answered[round_digest] = recipients
-        self._queries[task.digest] = asked
-
-    def __repr__(self) -> str:
-        return f"InMemoryLedger(levels={sorted(self.accounts)})"
-
-
-def priced(charges: Mapping[Level, int], level: Level) -> int:
-    """Return the charge at a level that is limited.
-
-    Raises:
-        PrivacyRefusal: there is none, so no budget could pay it.
-    """
-    if level not in charges:
-        raise PrivacyRefusal(
-            f"this task has no finite {level}-level price, so no {level}-level budget can pay it; give the task "
-            "ballot_radius or max_agent_records, or raise sigma_votes"
-        )
-    return charges[level]
-
-
-def beyond_task(answered: int, task: Task) -> str:
-    """Return why a round is refused that asks more of a task than a person approved, and than its price covers."""
-    return (
-        f"the task has {task.max_queries} queries, and with this round {answered} of it would be answered; ask in a "
-        "new task"
     )

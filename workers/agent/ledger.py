@@ -1,7 +1,9 @@
 """The ledger of a site's own agent process: its journal, under the policy that its owner keeps in the same home.
 
-The twin of workers.agent.agent.InMemoryLedger for what has to survive crashes, of many rounds in one transaction. The
-charge, and the key and the deadline of the round, are durable before anything is computed (workers.agent.driver).
+A charge happens whole or not at all. The round must never have been charged for other recipients, and every level that
+the owner limits must be priced and covered; only then is the price taken. A round is charged once, even if the records
+change; `labeler.rounds.agent` then says what is sent of it. The charges of a turn are one transaction, and with the key
+and the deadline of each round they are durable before anything is computed (workers.agent.driver).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from math import floor
 
-from labeler.batching import due, round_charges
+from labeler.batching import check_queries, due, round_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import PolicyRefusal, PrivacyRefusal, ProtocolViolation
 from labeler.ledger.agent_memory import AgentMemory, check_delta
@@ -27,7 +29,6 @@ from labeler.rounds.agent import Recipients
 from labeler.setting import LEVELS
 from labeler.system.clock import Clock
 from labeler.task import Level, Task
-from workers.agent.agent import beyond_task, priced
 from workers.agent.policy import Policy
 
 LONGEST_PROMISE = timedelta(days=31)
@@ -62,8 +63,7 @@ class Payment:
 
 
 class DurableLedger:
-    """A ledger that charges a site's journal within the caps and the daily limit of its policy; see
-    workers.agent.agent.
+    """A ledger that charges a site's journal within the caps and the daily limit of its policy; see the module.
 
     The policy is checked again at every charge, so tightening it works at once. A cap lowered below what is spent stops
     the agent from answering anything new. Accounts are reopened where it is another policy.
@@ -201,8 +201,7 @@ class DurableLedger:
             for size, charges in rounds:
                 prices.append(_amounts(policy, due(task, charges, answered=asked)))
                 asked += size
-            if asked > task.max_queries:
-                raise PrivacyRefusal(beyond_task(asked, task))
+            check_queries(asked, task.max_queries)
             self._check_day(policy, asked - before, connection)
             compared = self._compared(policy, task, requester, prices, connection)
             self._check_covered(compared, requester, connection)
@@ -380,3 +379,17 @@ def _amounts(policy: Policy, charges: Mapping[Level, int]) -> dict[Level, int]:
         if level == "instance" or policy.budget.cap(level) is not None:
             priced(charges, level)
     return {level: charges.get(level, UNBOUNDED_NANO) for level in LEVELS}
+
+
+def priced(charges: Mapping[Level, int], level: Level) -> int:
+    """Return the charge at a level that is limited.
+
+    Raises:
+        PrivacyRefusal: there is none, so no budget could pay it.
+    """
+    if level not in charges:
+        raise PrivacyRefusal(
+            f"this task has no finite {level}-level price, so no {level}-level budget can pay it; give the task "
+            "ballot_radius or max_agent_records, or raise sigma_votes"
+        )
+    return charges[level]

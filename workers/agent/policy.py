@@ -19,7 +19,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, budget_for, say_epsilon
+from labeler.budget import LEAST_DELTA, MOST_DELTA, budget_for, say_epsilon
+from labeler.caps import CapsTable
 from labeler.errors import AwaitingApproval, InvalidSetting, PolicyRefusal
 from labeler.messages.bodies import Ask, Proposal
 from labeler.methods import MethodName, ReleaseKind
@@ -28,6 +29,7 @@ from labeler.noise import TALLIERS
 from labeler.planning import has_finite_price
 from labeler.setting import LEVELS
 from labeler.settings import SettingsText
+from labeler.solving import epsilon_within
 from labeler.system.files import read_named
 from labeler.task import Level, PositiveFinite, Task
 
@@ -35,67 +37,50 @@ MAX_POLICY_BYTES = 1024 * 1024
 
 HexKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 PartyId = Annotated[str, Field(min_length=1, max_length=200)]
-Cap = Annotated[float, Field(gt=0, le=MOST_EPSILON, allow_inf_nan=False)] | Literal["unlimited"]
 
 
-class _Table(BaseModel):
+class Settings(BaseModel):
+    """A settings file, or a table of it: every field known, of its exact type."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, strict=True)
 
 
-class BudgetTable(_Table):
-    """`[budget]`: the most that all answers of this agent together may ever cost.
+class BudgetTable(CapsTable):
+    """`[budget]`: the most that all answers of this agent together may ever cost. What `life_epsilon` set aside once is
+    never given back.
 
     Attributes:
-        instance_epsilon: cap on what is learned about one record, or "unlimited".
-        agent_epsilon: cap on what is learned about the site as a whole, or "unlimited".
-        delta: failure probability of both.
-        life_epsilon: what of `instance_epsilon` is set aside for votes for life (`Task.lifetime_budget`). All such
-            tasks that are ever answered together cost one record no more, and none is answered that says more. What was
-            set aside once is never given back. None where no such task is answered.
+        delta: failure probability of the caps.
         per_requester: the share of each cap, and of the `life_epsilon` for a record, that the jobs of one requester may
             take. So none uses up the others' budget. None if one may take all. The coordinator names the requester
             (`Proposal.requester`). A share divides a budget among requesters; only the caps protect records. Jobs
             without a named requester share one share.
     """
 
-    instance_epsilon: Cap
-    agent_epsilon: Cap
+    model_config = ConfigDict(strict=True)
+
     delta: Annotated[float, Field(ge=LEAST_DELTA, le=MOST_DELTA)]
-    life_epsilon: Annotated[float, Field(gt=0, le=MOST_EPSILON, allow_inf_nan=False)] | None = None
     per_requester: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
 
     @model_validator(mode="after")
     def _check_life(self) -> BudgetTable:
-        if self.life_epsilon is not None:
-            if self.instance_epsilon != "unlimited" and self.life_epsilon > self.instance_epsilon:
-                raise ValueError("life_epsilon is a part of instance_epsilon, so it cannot be larger")
+        try:
             _ = self.life_nano
+        except InvalidSetting as error:
+            raise ValueError(f"life_epsilon: {error}") from None
         return self
 
     @property
     def life_nano(self) -> int | None:
-        """B, nano-units of mu^2; None where votes for life are not cast.
-
-        Raises:
-            ValueError: the epsilon is too small, or larger than what votes for life are proved for.
-        """
-        if self.life_epsilon is None:
-            return None
-        # Imported on use: few sites cast votes for life.
-        from labeler.accounting.lifetime import set_aside_nano
-
-        try:
-            return set_aside_nano(budget_for(self.life_epsilon, self.delta))
-        except InvalidSetting as error:
-            raise ValueError(f"life_epsilon: {error}") from None
+        """B, nano-units of mu^2; None where votes for life are not cast."""
+        return self.set_aside_nano(self.delta)
 
     def cap(self, level: Level) -> int | None:
         """Return the cap in nano-units of mu^2; None where it is not limited."""
-        epsilon = self.instance_epsilon if level == "instance" else self.agent_epsilon
-        return None if epsilon == "unlimited" else budget_for(epsilon, self.delta)
+        return self.cap_nano(level, self.delta)
 
 
-class AllowTable(_Table):
+class AllowTable(Settings):
     """`[allow]`: which tasks are answered.
 
     Attributes:
@@ -141,7 +126,7 @@ class AllowTable(_Table):
     life_job_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
 
 
-class CoordinatorTable(_Table):
+class CoordinatorTable(Settings):
     """`[coordinator]`: whose asks are answered at all.
 
     Attributes:
@@ -151,7 +136,7 @@ class CoordinatorTable(_Table):
     verify_key: HexKey
 
 
-class Policy(_Table):
+class Policy(Settings):
     """A whole policy file.
 
     Attributes:
@@ -324,8 +309,6 @@ class Policy(_Table):
         # The whole task, whatever part of it this ask is; at the site's own delta.
         person = price(task.model_copy(update={"delta": delta})).person
         if person is None or not person.epsilon <= most:
-            from labeler.solving import epsilon_within
-
             asked = f"epsilon {say_epsilon(person.epsilon)}" if person and isfinite(person.epsilon) else "no bound"
             fits = epsilon_within(task, task.max_queries, level="person", left_nano=budget_for(most, delta))
             remedy = "" if fits is None else f"make a task of epsilon {fits:g} per image or less"

@@ -12,7 +12,8 @@ so on. So an observer sees that it is late, and by how much only to a factor of 
 records leaves at once.
 
 **The remaining leak** is the chance that work over n records misses a plan for `max_records`, which depends on n. It is
-small because the plan covers `max_records` and more. A site may pad the work itself (`Padding`).
+small because the plan covers `max_records` and more. Padding the work with drawn rows would not hide it where a site's
+own rows take longer than those.
 
 References:
     Ratliff, Vadhan (2024), A framework for differential privacy against timing attacks.
@@ -45,7 +46,6 @@ from labeler.messages.bodies import Ask
 from labeler.randomness import KEY_BYTES
 from labeler.records import ModelStore
 from labeler.tally import QueryBatch
-from labeler.task import Task
 from workers.agent.agent import Agent, as_it_is
 from workers.learning.steps import first_steps
 from workers.party.link import cause
@@ -80,7 +80,6 @@ LONG_S: Final = 0.25
 """From this time on the difference of two runs is not mostly chance."""
 
 _MOST_TIMED: Final = 10_000
-_MOST_PADDED: Final = 4
 
 
 @dataclass
@@ -363,48 +362,6 @@ def _line(took: Mapping[int, float], size: int) -> float:
     *_, few, many = (0, *sorted(took))
     slope = max(0.0, took[many] - took.get(few, 0.0)) / (many - few)
     return took[many] + slope * (size - many)
-
-
-class Padding:
-    """Answers everything a second time, over drawn rows, and drops it, so that work follows from `max_records`.
-
-    An agent calls it with the number of records it answers a task from. Of the most rows that a task lets take part
-    (`most_rows`), it works on those that the agent has no record for, and at least on one.
-
-    Args:
-        shard: whose public facts rows are drawn by; it declares `max_records`.
-        engine, memory_limit_bytes: see Agent.
-    """
-
-    def __init__(self, shard: Shard, *, engine: str = "auto", memory_limit_bytes: int | None = None) -> None:
-        assert shard.max_records is not None  # noqa: S101  # an agent does not serve from another
-        self._drawn = shard.drawn(shard.max_records)
-        self._engine = local_engine(engine)
-        self._memory_limit_bytes = memory_limit_bytes
-        self._agents: OrderedDict[int, Agent] = OrderedDict()
-
-    def __call__(self, task: Task, batch: QueryBatch, own: int) -> None:
-        """Answer over the missing rows; see the class.
-
-        Args:
-            own: records that the agent answers from.
-        """
-        most = min(len(self._drawn), task.traits.most_rows(task, self._drawn.dimension) or len(self._drawn))
-        rows = max(1, most - min(own, most))
-        if rows not in self._agents:
-            self._agents[rows] = Agent(
-                "padding",
-                self._drawn.head(rows),
-                models=ModelStore(),
-                engine=self._engine,
-                memory_limit_bytes=self._memory_limit_bytes,
-                spends=_NothingSpent(),
-            )
-            if len(self._agents) > _MOST_PADDED:
-                self._agents.popitem(last=False)
-        agent = self._agents[rows]
-        agent.computed(task, batch, key=secrets.token_bytes(KEY_BYTES), seal=as_it_is)  # see DrawnProbe._once
-        agent.forget_models()
 
 
 class _NothingSpent(LifetimeSpends):

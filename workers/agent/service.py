@@ -26,6 +26,7 @@ from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.backup import mark_home
 from labeler.ledger.lifetimes import LifetimeSpends
 from labeler.ledger.promises import PromiseStore
+from labeler.ledger.rounds import agent_account
 from labeler.system.clock import Clock, now_utc
 from labeler.system.keys import PartyKeys
 from workers.agent.agent import Agent
@@ -34,7 +35,7 @@ from workers.agent.driver import AgentDriver
 from workers.agent.images import embed_before_answering, first_poll_s
 from workers.agent.ledger import DurableLedger
 from workers.agent.policy import Policy, read_policy
-from workers.agent.public_clock import TICK_S, DrawnProbe, Padding, PublicClock
+from workers.agent.public_clock import TICK_S, DrawnProbe, PublicClock
 from workers.party.coordinator import CoordinatorDoor
 from workers.party.home import KEYS_FILE, POLICY_FILE, AgentConfig, path_in_home, read_agent_config, witness_of
 from workers.party.link import PartyLink, cause, converse, open_journal, said
@@ -69,7 +70,11 @@ def run_agent(
         LabelerError: the home, the shard, the policy or the journal cannot be used.
     """
     began = ticks()
-    read_agent_config(home)
+    if read_agent_config(home).pad:
+        log.warning(
+            "pad = true does nothing now: it did not hide how many records there are where they take longer than drawn "
+            "rows. Remove it from agent.toml; a larger max_records or a machine of its own makes late work rarer"
+        )
     read_policy(home / POLICY_FILE)  # what is wrong with it is said before hours of embedding
     has_images = embed_before_answering(home, stop=stop)
     if has_images and stop.is_set():
@@ -125,7 +130,7 @@ def open_agent(
             memory,
             ledger,
             promises,
-            account=account_of(config.agent_id),
+            account=agent_account(config.agent_id),
             read_policy=read,
             clock=clock,
         )
@@ -172,17 +177,12 @@ def open_agent(
                 public_clock=public_clock
                 or PublicClock(
                     tick_s=TICK_S if config.tick_s is None else config.tick_s,
-                    estimate_s=lambda ask: (2 if config.pad else 1) * probe.seconds(ask),
+                    estimate_s=probe.seconds,
                     started=lambda: link.polled_at,
                     ticks=ticks,
                 ),
             )
             yield link, driver, records
-
-
-def account_of(agent_id: str) -> str:
-    """Return the name of an agent's account, in its own journal and in the coordinator's."""
-    return f"agent:{agent_id}"
 
 
 class _Records:
@@ -276,15 +276,12 @@ class _Records:
         check_served(shard)
         claim(self._path, agent_id=self._config.agent_id, journal=self._journal)
         self._shard = shard
-        limit = self._config.memory_limit_bytes
-        padding = Padding(shard, engine=self._config.engine, memory_limit_bytes=limit) if self._config.pad else None
         agent = Agent(
             self._config.agent_id,
             shard,
             engine=self._config.engine,
             memory_limit_bytes=self._config.memory_limit_bytes,
             spends=self._spends,
-            padding=padding,
         )
         agent.build_index()
         return agent

@@ -208,7 +208,6 @@ ALIASES: Final[Mapping[str, str]] = {
     "max_queries": "queries",
     "memory_limit_bytes": "memory_limit",
     "idempotency_key": "key",
-    "images": "public",
 }
 """Fields whose parameters have another name."""
 

@@ -6,12 +6,16 @@ Access to a running service is here too, with the options that name it. Commands
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from textwrap import fill
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import typer
@@ -23,12 +27,81 @@ from labeler.budget import say_epsilon, say_epsilon_left
 from labeler.errors import InvalidSetting
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from api.client import Client
     from workers.progress import ProgressCallback
 
 T = TypeVar("T", bound=str)
+F = TypeVar("F", bound=Callable[..., None])
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for machines, nothing else.")]
+
+
+def option(model: type[BaseModel], name: str, *flags: str, lead: str = "", default: Any = None) -> Any:
+    """Return the typer option of a model's field, with its words and bounds.
+
+    Args:
+        flags: of the option, if not --NAME.
+        lead: stands before the words: where the option applies.
+        default: of the option. The field's is told where the option's is None.
+    """
+    kinds, help = _kinds(model, name), lead + option_words(model, name, default)
+    if len(kinds) > 1 or kinds[0].get("type") != "integer":
+        return typer.Option(*flags, help=help)
+    return typer.Option(*flags, min=kinds[0].get("minimum"), max=kinds[0].get("maximum"), help=help)
+
+
+def option_words(model: type[BaseModel], name: str, default: Any) -> str:
+    """Return the first sentence of a field's words, with its choices and default."""
+    field = _properties(model)[name]
+    first, _, rest = " ".join(field["description"].split()).rstrip(".").partition(". ")
+    parts = [first]
+    if choices := _kinds(model, name)[0].get("enum"):
+        parts.append(f"One of: {', '.join(map(str, choices))}")
+    if default is None and field.get("default") is not None:
+        parts.append(f"Default: {field['default']}")
+    said = ". ".join([*parts, *re.findall(r"Default: .*?(?=\. |$)", rest)]) + "."
+    return re.sub("`([a-z_]+)`", lambda one: f"--{one[1]}".replace("_", "-"), said)
+
+
+def _kinds(model: type[BaseModel], name: str) -> list[dict[str, Any]]:
+    """Return the JSON schemas of a field's types, but null."""
+    field = _properties(model)[name]
+    return [one for one in field.get("anyOf", [field]) if one.get("type") != "null"]
+
+
+@cache
+def _properties(model: type[BaseModel]) -> dict[str, Any]:
+    found: dict[str, Any] = model.model_json_schema()["properties"]
+    return found
+
+
+def with_options_of(
+    model: type[BaseModel], *, without: Collection[str] = (), flags: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> Callable[[F], F]:
+    """Give a command an option for each field of a model, in place of its `**fields`; the model checks their values."""
+
+    def parameter(name: str) -> inspect.Parameter:
+        kinds, default = _kinds(model, name), _properties(model)[name].get("default")
+        kind = {"integer": int, "number": float}.get(kinds[0]["type"], str) if len(kinds) == 1 else str
+        if kinds[0].get("format") == "path":
+            kind = Path
+        info = typer.Option(*flags.get(name, ()), help=option_words(model, name, default))
+        typed: Any = kind if default is not None else kind | None
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[typed, info]
+        )
+
+    def decorate(command: F) -> F:
+        own = inspect.signature(command, eval_str=True)
+        others = [one.replace(kind=one.KEYWORD_ONLY) for one in own.parameters.values() if one.kind != one.VAR_KEYWORD]
+        found = [*(parameter(name) for name in _properties(model) if name not in without), *others]
+        vars(command)["__signature__"] = own.replace(parameters=found)
+        command.__annotations__ = {one.name: one.annotation for one in found}
+        return command
+
+    return decorate
 
 
 def print_json(document: Any) -> None:

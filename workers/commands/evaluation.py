@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from labeler.errors import InvalidSetting, JobNotCompleted
-from labeler.methods.evaluate import DEFAULT_EPSILON, LAYOUTS, MOST_BANDS
+from labeler.methods.evaluate import DEFAULT_EPSILON, LAYOUTS
 from labeler.setting import DEFAULT_DELTA
+from labeler.solving import WantedTask
 from workers.commands.console import (
     CaFile,
     Json,
@@ -18,9 +19,11 @@ from workers.commands.console import (
     connect,
     folder_of,
     one_of,
+    option,
     print_json,
     tell_warning,
 )
+from workers.run.task_file import EvaluationTable
 
 
 def evaluate(
@@ -31,29 +34,14 @@ def evaluate(
         ),
     ],
     shard: Annotated[list[Path] | None, typer.Option(help="An agent's shard; repeat for each agent.")] = None,
-    epsilon: Annotated[float, typer.Option(help="The price per private image.")] = DEFAULT_EPSILON,
-    delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = DEFAULT_DELTA,
+    epsilon: Annotated[float, option(WantedTask, "epsilon", default=DEFAULT_EPSILON)] = DEFAULT_EPSILON,
+    delta: Annotated[float, option(WantedTask, "delta", default=DEFAULT_DELTA)] = DEFAULT_DELTA,
     out: Annotated[Path, typer.Option(help="Output folder; an interrupted run continues in it.")] = Path("evaluation"),
-    layout: Annotated[
-        str | None,
-        typer.Option(
-            help=f"What is counted: {', '.join(LAYOUTS)}. Default: the finest that is useful under the noise."
-        ),
-    ] = None,
-    bands: Annotated[
-        int | None,
-        typer.Option(min=1, max=MOST_BANDS, help="Bands of stated confidence. Default: as many as are useful."),
-    ] = None,
-    records: Annotated[
-        int | None,
-        typer.Option(min=1, help="Private images in all, as far as you know; helps to choose what is counted."),
-    ] = None,
-    colluding_agents: Annotated[
-        int | None, typer.Option(help="How many agents may collude or read the result. Default: 1, or 0 for one agent.")
-    ] = None,
-    records_per_person: Annotated[
-        int | None, typer.Option(min=1, help="At most this many records of one person are scored.")
-    ] = None,
+    layout: Annotated[str | None, option(EvaluationTable, "layout")] = None,
+    bands: Annotated[int | None, option(EvaluationTable, "bands")] = None,
+    records: Annotated[int | None, option(EvaluationTable, "records")] = None,
+    colluding_agents: Annotated[int | None, option(WantedTask, "colluding_agents")] = None,
+    records_per_person: Annotated[int | None, option(WantedTask, "records_per_person")] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Simulation: reproducible noise that protects nobody; the files say so.")
     ] = None,

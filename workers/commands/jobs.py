@@ -1,22 +1,23 @@
 """Commands of a job: `plan` its price, run it in one process (`demo`, `run`), use it (`student`, `predict`).
 
-More than 600 lines: most of them are options, with the words that `--help` says of each.
+More than 600 lines: one command after the other, each with its options and what it prints.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from labeler.errors import InvalidSetting
-from labeler.methods import DEFAULT_METHOD, DEFAULT_RELEASE, METHODS
+from labeler.methods import METHODS
 from labeler.rounds.effects import STUDENT_KINDS
-from labeler.setting import DEFAULT_DELTA, PLANNED_AGENTS, PLANNED_CLASSES, PLANNED_QUERIES
+from labeler.setting import PLANNED_QUERIES, Sampled, Training
+from labeler.solving import WantedTask
 from labeler.system.files import check_file, check_folder
 from workers.commands.console import (
     JOB,
@@ -28,11 +29,15 @@ from workers.commands.console import (
     escaped,
     folder_of,
     one_of,
+    option,
     print_json,
     tell,
     tell_warning,
     waiting,
+    with_options_of,
 )
+from workers.plan import PlanRequest
+from workers.run.task_file import StudentTable
 
 if TYPE_CHECKING:
     from workers.progress import StageClock
@@ -75,14 +80,10 @@ def run(
         Path | None,
         typer.Argument(help="Task file (TOML); every field is in docs/task-file.md. Or give --epsilon instead."),
     ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Instead of a task file: what the job may cost, per private image.")
-    ] = None,
-    delta: Annotated[float | None, typer.Option(help=f"With --epsilon. Default: {DEFAULT_DELTA:g}.")] = None,
-    method: Annotated[
-        str | None, typer.Option(help=f"With --epsilon: {', '.join(METHODS)}. Default: {DEFAULT_METHOD}.")
-    ] = None,
-    k: Annotated[int | None, typer.Option(help="With --epsilon: neighbors that vote.")] = None,
+    epsilon: Annotated[float | None, option(WantedTask, "epsilon", lead="Instead of a task file: ")] = None,
+    delta: Annotated[float | None, option(WantedTask, "delta", lead="With --epsilon: ")] = None,
+    method: Annotated[str | None, option(WantedTask, "method", lead="With --epsilon: ")] = None,
+    k: Annotated[int | None, option(WantedTask, "k", lead="With --epsilon: ")] = None,
     questions: Annotated[
         int | None,
         typer.Option(min=1, help="With --epsilon: how many groups of images to ask about. Default: what suits them."),
@@ -191,7 +192,7 @@ def student(
     backbone: Annotated[
         str | None, typer.Option(help="finetune only: the network to start from (file, checkpoint or timm name).")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=4_294_967_295, help="Public seed.")] = 0,
+    seed: Annotated[int, option(StudentTable, "seed", default=0)] = 0,
     out: Annotated[
         Path, typer.Option(help="Of a service: the file for the student that labeled the job's images.")
     ] = Path("student.safetensors"),
@@ -444,107 +445,25 @@ def _labeled(images: dict[str, Any], method: str) -> str:
     return f"{said}; they state a confidence of {images['mean_confidence']:.1%} on average"
 
 
+_FOR_TRAINED = "blind-average, aux-distill: "
+
+
+@with_options_of(PlanRequest, without=["training"], flags={"images": ("--public", "--queries-shard")})
 def plan(
-    queries: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help=f"How many questions are asked. Default: {PLANNED_QUERIES}; with --accuracy as many as suit it."
-        ),
-    ] = None,
-    method: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")] = DEFAULT_METHOD,
-    k: Annotated[
-        int | None,
-        typer.Option(help=f"Neighbors that vote. Default: 1; {METHODS['knn'].default_k} for knn."),
-    ] = None,
-    sigma: Annotated[float | None, typer.Option(help="Noise that nobody can subtract, in votes.")] = None,
-    delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = DEFAULT_DELTA,
-    agents: Annotated[int, typer.Option(help="How many agents take part.")] = PLANNED_AGENTS,
-    colluding_agents: Annotated[
-        int | None,
-        typer.Option(help="How many of them may collude or read the release. Default: 1, or 0 for one agent."),
-    ] = None,
-    max_dropouts: Annotated[int, typer.Option(help="How many may fail to answer.")] = 0,
-    dishonest_talliers: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=2, help="How many of three talliers may be dishonest. The plan then chooses who adds the noise."
-        ),
-    ] = None,
-    classes: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            help=f"How many classes there are; hardly moves the price. Default: as --public has, or {PLANNED_CLASSES}.",
-        ),
-    ] = None,
-    max_agent_records: Annotated[
-        int | None, typer.Option(help="Public bound on an agent's records (reverse-knn, agent level).")
-    ] = None,
-    ballot_radius: Annotated[
-        str | None,
-        typer.Option(
-            help="Longest ballot, in votes; longer ones shrink (reverse-knn, agent level). auto proposes one."
-        ),
-    ] = None,
-    life_epsilon: Annotated[
-        float | None,
-        typer.Option(min=0, help="Set aside for votes for life (reverse-knn). All such jobs together never cost more."),
-    ] = None,
-    attributes_per_record: Annotated[
-        int | None,
-        typer.Option(min=1, help="knn: classes are attributes, and a record votes for at most this many."),
-    ] = None,
-    records_per_person: Annotated[
-        int | None, typer.Option(min=1, help="At most this many records of one person vote. Gives a price per person.")
-    ] = None,
-    min_records: Annotated[
-        int | None, typer.Option(min=1, help="blind-average, aux-distill: fewest records of any agent.")
-    ] = None,
+    min_records: Annotated[int | None, option(Training, "min_records", lead=_FOR_TRAINED)] = None,
     axes: Annotated[
         int | None,
         typer.Option(min=1, help="blind-average: compare class means along this many public axes; nothing is trained."),
     ] = None,
-    max_records: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="With --min-records or --axes: the most records of any agent. Every site must keep this."
-        ),
-    ] = None,
-    regularisation: Annotated[
-        float, typer.Option(help="blind-average, aux-distill: lambda of the agents' learner.")
-    ] = 0.01,
+    max_records: Annotated[int | None, option(Training, "max_records", lead="With --min-records or --axes: ")] = None,
+    regularisation: Annotated[float, option(Training, "regularisation", lead=_FOR_TRAINED)] = 0.01,
     steps: Annotated[
         int | None, typer.Option(min=1, help="federated: number of steps, each a round; needs --rate.")
     ] = None,
-    rate: Annotated[
-        float | None, typer.Option(help="federated: the chance to take part in a step; needs --steps.")
-    ] = None,
-    unit: Annotated[str, typer.Option(help="federated: what is sampled and clipped, record or agent.")] = "record",
-    release: Annotated[str, typer.Option(help="histogram or winner.")] = DEFAULT_RELEASE,
-    epsilon: Annotated[
-        float | None, typer.Option(help="The price that you want; --solve says what to find for it.")
-    ] = None,
-    solve: Annotated[
-        str | None, typer.Option(help="What to find for --epsilon: sigma (default), queries or k.")
-    ] = None,
-    level: Annotated[str, typer.Option(help="Level at which --epsilon holds: instance, person or agent.")] = "instance",
-    records: Annotated[
-        int | None,
-        typer.Option(min=1, help="Private images in all, as far as you know; for the estimate of right labels."),
-    ] = None,
-    public: Annotated[
-        Path | None,
-        typer.Option(
-            "--public",
-            "--queries-shard",
-            help="The public images as a shard, for a closer estimate of right labels; closest if some are labeled.",
-        ),
-    ] = None,
-    accuracy: Annotated[
-        float | None,
-        typer.Option(help="The share of right labels that you want, such as 0.9: finds the least epsilon for it."),
-    ] = None,
+    rate: Annotated[float | None, option(Sampled, "rate", lead="federated, with --steps: ")] = None,
+    unit: Annotated[str, option(Sampled, "unit", lead="federated: ", default="record")] = "record",
     as_json: Json = False,
+    **fields: Any,
 ) -> None:
     """Show the price of a setting before anything is asked, or the setting for a price.
 
@@ -581,9 +500,6 @@ def plan(
     For blind-average and federated, --queries is the number of rows of the model: one more than the features have
     numbers, or than the axes. Each step of federated asks for all of them.
     """
-    from labeler.setting import Training
-    from workers.plan import PlanRequest, make_plan
-
     if max_records is not None and min_records is None and axes is None:
         raise InvalidSetting("--max-records bounds the records that agents train with; give --min-records as well")
     if axes is not None and min_records is not None:
@@ -595,56 +511,27 @@ def plan(
     if steps is not None:
         sampled = {"rate": rate, "unit": one_of("unit", unit, ("record", "agent"))}
         training = {"min_records": min_records or 1, "regularisation": 1e-4, "iterations": steps, "sampled": sampled}
+        fields["queries"] = steps * (PLANNED_QUERIES if fields["queries"] is None else fields["queries"])
     elif axes is not None:
         training = {"learner": "means", "axes": axes, "max_records": max_records}
     elif min_records is not None:
         training = {"min_records": min_records, "max_records": max_records, "regularisation": regularisation}
-    request = PlanRequest(
-        {
-            "method": one_of("method", method, tuple(METHODS)),
-            "k": k,
-            "max_queries": None if queries is None and steps is None else (queries or PLANNED_QUERIES) * (steps or 1),
-            "delta": delta,
-            "agents": agents,
-            "colluding_agents": colluding_agents,
-            "max_dropouts": max_dropouts,
-            "max_agent_records": max_agent_records,
-            "release": one_of("release", release, ("histogram", "winner")),
-            "attributes_per_record": attributes_per_record,
-            "records_per_person": records_per_person,
-            "ballot_radius": _radius(ballot_radius),
-            "training": None if training is None else Training.model_validate(training),
-        },
-        classes=classes,
-        sigma=sigma,
-        epsilon=epsilon,
-        solve=None if solve is None else cast(Any, one_of("solve", solve, ("sigma", "queries", "k"))),
-        level=one_of("level", level, ("instance", "person", "agent")),
-        dishonest_talliers=cast(Literal[1, 2] | None, dishonest_talliers),
-        records=records,
-        life_epsilon=life_epsilon,
-        accuracy=accuracy,
-    )
+    radius = fields["ballot_radius"]
+    if radius is not None and radius.isascii() and radius.isdigit():
+        fields["ballot_radius"] = int(radius)
+    fields["training"] = None if training is None else Training.model_validate(training)
+    request = PlanRequest.of(fields)
+    from workers.plan import make_plan
     from workers.progress import progress_bars
 
     with progress_bars(quiet=as_json) as progress:
-        result = make_plan(request, public=public, progress=progress)
+        result = make_plan(request, progress=progress)
     if as_json:
         print_json(result)
         return
-    if accuracy is not None:
+    if request.accuracy is not None:
         _print_least(result["least_epsilon"], result.get("rehearsed_on"))
     _print_plan(result)
-
-
-def _radius(text: str | None) -> int | Literal["auto"] | None:
-    if text is None:
-        return None
-    if text == "auto":
-        return "auto"
-    if not text.isascii() or not text.isdigit():
-        raise InvalidSetting(f"--ballot-radius takes a whole number of votes, or auto; found {text!r}")
-    return int(text)
 
 
 def _print_choices(console: Console, result: dict[str, Any]) -> None:

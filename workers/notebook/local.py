@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ParamSpec, Self
 
 import numpy as np
 
@@ -17,12 +19,12 @@ from api.client import Client, made
 from api.schema import LabelsOf, Selection, TaskRequest
 from feature_store.backbones.spec import DEFAULT_BACKBONE
 from labeler.errors import InvalidSetting, JobNotCompleted
-from labeler.methods import DEFAULT_METHOD, DEFAULT_RELEASE, MethodName, ReleaseKind
+from labeler.methods import DEFAULT_METHOD, MethodName
 from labeler.rounds.effects import AskedStrategy, StudentKind
-from labeler.setting import DEFAULT_DELTA, PLANNED_AGENTS
+from labeler.setting import DEFAULT_DELTA
 from labeler.system.files import named_path
-from labeler.task import StatedLevel
 from workers.notebook.job import Frame, LabeledJob, TrainedStudent, framed, load_student
+from workers.plan import PlanRequest, make_plan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from feature_store.embedding import Duplicates
     from feature_store.own_features import Column, FittedOn
     from feature_store.sources import PersonColumn
+
+P = ParamSpec("P")
 
 SHARD_SUFFIX = ".shard"
 
@@ -230,78 +234,38 @@ class Plan:
         return price + right + least + (f". WARNING: {self.warning}" if self.warning else "")
 
 
-def plan(
-    *,
-    method: MethodName = DEFAULT_METHOD,
-    queries: int | None = None,
-    agents: int = PLANNED_AGENTS,
-    epsilon: float | None = None,
-    sigma: float | None = None,
-    delta: float = DEFAULT_DELTA,
-    k: int | None = None,
-    classes: int | None = None,
-    release: ReleaseKind = DEFAULT_RELEASE,
-    colluding_agents: int | None = None,
-    max_dropouts: int = 0,
-    dishonest_talliers: Literal[1, 2] | None = None,
-    max_agent_records: int | None = None,
-    attributes_per_record: int | None = None,
-    records_per_person: int | None = None,
-    ballot_radius: int | Literal["auto"] | None = None,
-    records: int | None = None,
-    images: PathLike[str] | str | None = None,
-    level: StatedLevel = "instance",
-    solve: Literal["sigma", "queries", "k"] | None = None,
-    accuracy: float | None = None,
-) -> Plan:
-    """Compute the price of a setting (`sigma`), or the setting for a price (`epsilon`) or for a share of right labels
-    (`accuracy`); asks no agent.
+def _by_fields(request: Callable[P, PlanRequest]) -> Callable[[Callable[[PlanRequest], Plan]], Callable[P, Plan]]:
+    """Let a call take the fields of its request by their names, typed, with their words in its help."""
+    fields = PlanRequest.model_fields
+    named = [
+        one.replace(default=None) if fields[one.name].default_factory else one
+        for one in inspect.signature(request).parameters.values()
+    ]
+    own = inspect.Signature(named, return_annotation=Plan)
+    words = "".join(f"\n    {name}: {one.description}" for name, one in fields.items())
 
-    Args:
-        method, k, queries, agents, delta, release, colluding_agents, max_dropouts, max_agent_records,
-            attributes_per_record, records_per_person, ballot_radius: as in a task file (docs/task-file.md); "auto" has
-            a radius proposed from `images`. Without `queries` there are 20, or with `accuracy` as many as suit it.
-        dishonest_talliers: how many of three talliers may be dishonest; if given, agents or talliers add the noise,
-            whichever costs less accuracy (`labeler.solving`).
-        epsilon: the price wanted; `solve` names what is solved for, the noise by default.
-        sigma: the noise, in votes; with `epsilon` only where `solve` is another.
-        classes: how many; those of `images` if None, or 10.
-        level: whose price `epsilon` is.
-        records: private images of all agents together, as far as you know, for `expected_accuracy`.
-        images: the public images as a shard, whose geometry makes that narrower, and most if some are labeled.
-        accuracy: the share of right labels that is wanted: finds the least epsilon for it, with a range.
+    def decorate(call: Callable[[PlanRequest], Plan]) -> Callable[P, Plan]:
+        @wraps(call)
+        def by_fields(*nothing: P.args, **fields: P.kwargs) -> Plan:
+            own.bind(*nothing, **fields)  # a TypeError, as of every call
+            return call(PlanRequest.of(fields))
+
+        vars(by_fields)["__signature__"] = own
+        by_fields.__doc__ = f"{inspect.getdoc(call)}\n\nArgs:{words}"
+        return by_fields
+
+    return decorate
+
+
+@_by_fields(PlanRequest)
+def plan(request: PlanRequest) -> Plan:
+    """Compute the price of a setting (`sigma`), or the setting for a price (`epsilon`) or for a share of right labels
+    (`accuracy`); asks no agent. Its arguments are the fields of `workers.plan.PlanRequest`, each by its name.
 
     Raises:
         InvalidSetting: the request is incomplete, contradicts itself, or has no solution.
     """
-    from workers.plan import PlanRequest, make_plan
-
-    public = None if images is None else named_path(images, "images")
-    request = PlanRequest(
-        {
-            "method": method,
-            "k": k,
-            "max_queries": queries,
-            "delta": delta,
-            "agents": agents,
-            "colluding_agents": colluding_agents,
-            "max_dropouts": max_dropouts,
-            "max_agent_records": max_agent_records,
-            "release": release,
-            "attributes_per_record": attributes_per_record,
-            "records_per_person": records_per_person,
-            "ballot_radius": ballot_radius,
-        },
-        classes=classes,
-        sigma=sigma,
-        epsilon=epsilon,
-        solve=solve,
-        level=level,
-        dishonest_talliers=dishonest_talliers,
-        records=records,
-        accuracy=accuracy,
-    )
-    document = make_plan(request, public=public)
+    document = make_plan(request)
     expected, least = document["expected_accuracy"], document.get("least_epsilon")
     return Plan(
         epsilon=document["instance"]["epsilon"],

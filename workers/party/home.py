@@ -24,7 +24,7 @@ import stat
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar, overload
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from feature_store.backbones.spec import DEFAULT_BACKBONE
 from labeler.errors import InvalidSetting, UnsafeStorage
@@ -32,7 +32,7 @@ from labeler.settings import SettingsText
 from labeler.system.files import read_named, replace_file
 from labeler.system.keys import PartyKeys, PublicKeys
 from labeler.untrusted import check_party_id
-from workers.agent.policy import HexKey, PartyId, Policy, policy_toml, toml_text
+from workers.agent.policy import HexKey, PartyId, Policy, Settings, policy_toml, toml_text
 
 AGENT_FILE = "agent.toml"
 TALLIER_FILE = "tallier.toml"
@@ -50,12 +50,6 @@ SEEN_FILE = "coordinator.head"
 PROOF_FILE = "coordinator.proof"
 
 _MAX_SETTINGS_BYTES = 64 * 1024
-
-
-class Settings(BaseModel):
-    """A settings file: every field known, of its exact type."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, strict=True)
 
 
 class EmbedSettings(Settings):
@@ -103,7 +97,7 @@ class AgentConfig(Settings):
             erasable keys, even if the coordinator misbehaves. Without it only the coordinator detects that.
         tick_s: T of the site's public clock, in seconds (workers.agent.public_clock); its default where absent. Never
             choose it by observed delays.
-        pad: work as long as over `max_records` records, however many there are.
+        pad: of earlier versions, whose agents padded their work; read, never written, and true does nothing.
     """
 
     agent_id: PartyId
@@ -114,7 +108,7 @@ class AgentConfig(Settings):
     ca_file: str | None = None
     witness_file: str | None = None
     tick_s: Annotated[float, Field(ge=0.01, le=60.0)] | None = None
-    pad: bool = False
+    pad: Annotated[bool, Field(exclude=True)] = False
     images: str | None = None
     embedding: EmbedSettings | None = None
 

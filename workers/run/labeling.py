@@ -19,7 +19,8 @@ continues from what is in the journal.
 
 It holds nothing private: only contributors, charges, and what the charges paid for. The talliers' sums come in the turn
 that opens them, so they are never written (`labeler.driver.storing`). All agents of a run have the same budget and pay
-the same, so one account serves for each of them.
+the same, so one account serves for each of them. The price of every round is reserved in it, durably, before any agent
+is asked.
 """
 
 from __future__ import annotations
@@ -38,17 +39,15 @@ from feature_store.index.build import may_use_device
 from feature_store.results.pseudo_labels import AnsweredRound
 from feature_store.results.questions import named_error
 from labeler.batching import round_charges
-from labeler.budget import Account, budget_for
+from labeler.budget import budget_for
 from labeler.driver.coordinator import CoordinatorDriver
 from labeler.driver.mail_memory import MemoryMailbox
 from labeler.driver.settlement import Settlement
-from labeler.errors import LabelerError, ProtocolViolation, Unavailable
+from labeler.errors import InvalidSetting, LabelerError, ProtocolViolation, Unavailable
 from labeler.expectation import expect
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.jobs import JobRecord, JobStore, RoundRecord
 from labeler.ledger.ledger import Charge, Ledger
-from labeler.ledger.rounds import AggregateStore
-from labeler.ledger.sequences import Sequences
 from labeler.ledger.tasks import TaskRecord, TaskStore
 from labeler.methods import METHODS
 from labeler.randomness import KEY_BYTES, seeded_source
@@ -57,7 +56,7 @@ from labeler.rounds.effects import UNFINISHED, JobRun, Patience
 from labeler.system.clock import now_utc
 from labeler.tally import QueryBatch
 from labeler.task import Level, Task
-from workers.agent.agent import Agent, InMemoryLedger
+from workers.agent.agent import Agent
 from workers.progress import ProgressCallback, StageClock, silent
 from workers.run.folder import JOURNAL_FILE, JobFolder, RoundStore, open_job_folder
 from workers.run.parties import RunParties, tallier_names
@@ -140,7 +139,6 @@ def label(prepared: PricedJob, folder: JobFolder, *, progress: ProgressCallback 
             Agent(
                 agent_id,
                 shard,
-                ledger=InMemoryLedger({level: Account(agent_id, level, cap) for level, cap in caps.items()}),
                 is_seeded=is_seeded,
                 engine=prepared.engine,
                 memory_limit_bytes=prepared.job.memory_limit_bytes,
@@ -212,12 +210,21 @@ def _secrets(prepared: PricedJob, agents: Sequence[str]) -> dict[str, bytes]:
 
 
 def _caps(prepared: PricedJob) -> dict[Level, int]:
-    """Return what each agent may spend: the caps of the task file, else exactly what this job costs."""
+    """Return what each agent may spend: the caps of the task file, else exactly what this job costs.
+
+    Raises:
+        InvalidSetting: one private image has no finite price, so no account could refuse anything.
+    """
     budget = prepared.job.file.budget
     caps = job_charges(prepared.task, prepared.batches)
     for level, epsilon in (("instance", budget.instance_epsilon), ("agent", budget.agent_epsilon)):
         if epsilon is not None:
             caps[cast(Level, level)] = budget_for(epsilon, prepared.task.delta)
+    if "instance" not in caps:
+        raise InvalidSetting(
+            "an agent's ledger has no instance-level account, so it could not refuse anything; where a task has no "
+            "finite price for one private image there is none: raise sigma_votes, or ask fewer queries"
+        )
     return caps
 
 
@@ -370,9 +377,7 @@ def run_rounds(
         problem_of=problem_of,
     )
     driver = CoordinatorDriver(
-        aggregates=AggregateStore(journal.database),
         parties=parties,
-        sequences=Sequences(journal.database),
         sender=parties,
         mailbox=MemoryMailbox(),
         questions=GivenQuestions(features),

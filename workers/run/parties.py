@@ -5,8 +5,9 @@ over each send once the turn that made it is durable. The send then waits for `a
 replies as events for the coordinator's machine. Nothing is serialized, sealed or signed, because nothing leaves the
 process. Every party answers at once or raises, so errors reach the caller unchanged.
 
-    agents      labeler.rounds.agent: each agent charges and computes. The answers of all agents to a round are stored
-                together (workers.run.folder), and then handed to the talliers.
+    agents      labeler.rounds.agent: each agent checks and computes. The job's journal has reserved its price before
+                it is asked (labeler.driver.settlement). The answers of all agents to a round are stored together
+                (workers.run.folder), and then handed to the talliers.
     talliers    labeler.rounds.tallier: objects in memory only. A continued run hands them the agents' stored answers
                 again, so the sum is the same. If talliers add the noise, it is the same too: its key is stored with
                 the agents' keys.
@@ -282,8 +283,7 @@ def _step(
                     agent.check(ask.task, ask.batch)
                     waiting.append(machine.AskAdmitted(ask))
                 case machine.ChargeRound(ask):
-                    agent.charge(ask.task, ask.batch)
-                    waiting.append(machine.RoundCharged(ask))
+                    waiting.append(machine.RoundCharged(ask))  # the job's journal has reserved it; see the module
                 case machine.Compute(ask):
                     bodies = agent.computed(ask.task, ask.batch, key=keys[agent.agent_id], seal=as_it_is).bodies
                     waiting.append(machine.Computed(bodies))

@@ -33,7 +33,7 @@ from labeler.methods import METHODS
 from labeler.planning import Price, price
 from labeler.records import UNDECLARED_RECORDS
 from labeler.rounds.effects import StudentKind
-from labeler.settings import check_names_are_text, misspelt, one_spelling, same_names
+from labeler.settings import check_names_are_text, given, misspelt, one_spelling, same_names
 from labeler.solving import ways_to_fit
 from labeler.system.files import check_folder
 from labeler.tally import QueryBatch
@@ -325,16 +325,12 @@ def evaluation_job(
     Raises:
         InvalidTask: a field is unknown or out of bounds.
     """
-    fields = {"name": f"evaluate {model.name}"[:200], "method": "evaluate"} | _given(task)
+    fields = {"name": f"evaluate {model.name}"[:200], "method": "evaluate"} | given(task)
     try:
-        file = TaskFile.model_validate({"task": fields, "evaluation": _given(evaluation)})
+        file = TaskFile.model_validate({"task": fields, "evaluation": given(evaluation)})
     except ValidationError as error:
         raise InvalidTask(describe_validation(error, "evaluation", model=TaskFile)) from None
     return LabelingJob(file, tuple(shards), model, out, seed=seed)
-
-
-def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def prepare_evaluation(job: LabelingJob, folder: JobFolder) -> PricedJob:

@@ -1,6 +1,7 @@
 """The task file of `labeler run`: a TOML file, documented field by field, unknown fields refused.
 
-Every field with its default is listed in `docs/task-file.md` or `docs/task-training.md`; a test compares them.
+A task's fields are those of `labeler.task.Terms`. Every field with its default is listed in `docs/task-file.md` or
+`docs/task-training.md`; a test compares them.
 
 A job needs no file: `make_task_file` makes one of what was said on the command line or in Python. Where nobody said how
 many questions to ask, public facts decide (`labeler.expectation.questions_for`).
@@ -12,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from labeler.errors import InvalidSetting, InvalidTask
 from labeler.methods import METHODS
 from labeler.methods.evaluate import MOST_BANDS, Layout
-from labeler.rounds.effects import AskedStrategy, StudentKind, check_selection
-from labeler.settings import Loc, PlainNumbers, SettingsText, problems_of
-from labeler.solving import WantedTask
+from labeler.rounds.effects import AskedStrategy, StudentKind
+from labeler.settings import Loc, PlainNumbers, SettingsText, given, problems_of
+from labeler.solving import QuestionChoice, WantedTask
 from labeler.system.files import read_named
-from labeler.task import PositiveFinite, Task, describe_validation
+from labeler.task import PositiveFinite, Task, Terms, describe_validation
 
 _ANY_CLASSES: Final = ("one", "two")
 _MANY_QUERIES: Final = 100_000_000
@@ -31,83 +32,59 @@ MOST_SEED: Final = 2**32 - 1
 
 
 class _Table(PlainNumbers):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = Terms.model_config
 
 
 class TaskTable(WantedTask):
-    """`[task]`: what is asked and how it is answered.
-
-    Attributes:
-        talliers: 2 or 3 parties that hold one share each; the winner needs 3.
-        grid_scale: grid units per vote; chosen when absent.
-    """
+    """`[task]`: what is asked and how it is answered."""
 
     talliers: Literal[2, 3] = 3
+    """2 or 3 parties that hold one share each; the winner needs 3."""
     grid_scale: int | None = None
+    """Grid units per vote; chosen when absent."""
 
 
-class QueriesTable(_Table):
-    """`[queries]`: which of the public images are asked about. Costs no privacy.
-
-    Attributes:
-        strategy: "all", "random", "clustered" (one question per cluster of public images), or "spectral" (the same,
-            along the graph of their nearest neighbors).
-        count: how many to ask; required except for "all".
-        seed: public seed of the choice.
-    """
-
-    strategy: AskedStrategy = "all"
-    count: Annotated[int, Field(ge=1, le=_MANY_QUERIES)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+class QueriesTable(QuestionChoice):
+    """`[queries]`: which of the public images are asked about. Costs no privacy."""
 
     @model_validator(mode="after")
-    def _count_is_given(self) -> QueriesTable:
-        check_selection(self.strategy, self.count)
+    def _seed_clusters(self) -> QueriesTable:
         if self.strategy in ("clustered", "spectral") and self.seed > MOST_SEED:
             raise ValueError(f"seed is at most {MOST_SEED} where images are clustered, found {self.seed}")
         return self
 
 
 class StudentTable(_Table):
-    """`[student]`: what is trained on the answers. Costs no privacy.
-
-    Attributes:
-        kind: which student; see feature_store.students.student. When absent "planned".
-        seed: public seed of its training.
-    """
+    """`[student]`: what is trained on the answers. Costs no privacy."""
 
     kind: StudentKind | None = None
+    """Which student labels all images (feature_store.students.student); planned when absent."""
     seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = 0
+    """Public seed of its training."""
 
 
 class EvaluationTable(_Table):
-    """`[evaluation]`: which numbers an evaluation of a model counts (method evaluate). Costs no privacy.
-
-    Attributes:
-        layout: "confusion" (true and predicted class), "classes" (true class, right or wrong) or "bands" (right or
-            wrong), each by bands of confidence; when absent the finest that noise leaves useful.
-        bands: how many bands of confidence, of equally many public images where their labels are with the model; when
-            absent as many as noise leaves useful, five at most.
-        edges: between bands, ascending confidences; instead of `bands`.
-        records: private records in all, as far as anybody may know, by which the layout is chosen.
-    """
+    """`[evaluation]`: which numbers an evaluation of a model counts (method evaluate). Costs no privacy."""
 
     layout: Layout | None = None
+    """What is counted: confusion (true and predicted class), classes (true class, right or wrong) or bands (right or
+    wrong), each by bands of confidence. Default: the finest that is useful under the noise."""
     bands: Annotated[int, Field(ge=1, le=MOST_BANDS)] | None = None
+    """How many bands of confidence, of equally many public images where their labels are with the model. Default: as
+    many as are useful, five at most."""
     edges: Annotated[tuple[float, ...], Field(strict=False)] | None = None
+    """Confidences between bands, ascending; instead of `bands`."""
     records: Annotated[int, Field(ge=1, le=2**60)] | None = None
+    """Private images in all, as far as you know; helps to choose what is counted."""
 
 
 class JobBudgetTable(_Table):
-    """`[budget]`: the most that this run may cost; a run that costs more is refused before any agent is asked.
-
-    Attributes:
-        instance_epsilon: cap on the instance-level epsilon at the task's delta.
-        agent_epsilon: cap on the agent-level epsilon at the task's delta.
-    """
+    """`[budget]`: the most that this run may cost; a run that costs more is refused before any agent is asked."""
 
     instance_epsilon: PositiveFinite | None = None
+    """Cap on the instance-level epsilon at the task's delta."""
     agent_epsilon: PositiveFinite | None = None
+    """The same at agent level."""
 
 
 class TaskFile(_Table):
@@ -255,7 +232,7 @@ def make_task_file(
     Raises:
         InvalidTask: a field is unknown, missing or out of bounds.
     """
-    table = {"name": out.name} | {name: value for name, value in fields.items() if value is not None}
+    table = {"name": out.name} | given(fields)
     tables: dict[str, Any] = {"task": table, "student": {} if student is None else {"kind": student}}
     try:
         file = TaskFile.model_validate({"task": table})

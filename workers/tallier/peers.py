@@ -21,8 +21,8 @@ from pydantic import Field
 
 from labeler.errors import InvalidSetting
 from labeler.system.files import replace_file
-from workers.agent.policy import HexKey, PartyId, toml_value
-from workers.party.home import Settings, read_settings
+from workers.agent.policy import HexKey, PartyId, Settings, toml_value
+from workers.party.home import read_settings
 from workers.winner.certificates import fingerprint, issue_certificate, read_certificate
 from workers.winner.engine import NUM_PARTIES, Address
 from workers.winner.links import PROTOCOL_NAME

@@ -25,10 +25,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -63,6 +62,7 @@ from workers.party.home import (
 )
 from workers.tallier.peers import make_identity, pin_peers, public_part
 from workers.up import FederationPlan
+from workers.winner.session import free_ports
 
 TALLIERS: Final = 3
 STATE_FILE: Final = "federation.json"
@@ -165,7 +165,7 @@ def introduce_talliers(homes: Mapping[str, Path]) -> None:
     A certificate is made once.
     """
     paths = list(homes.values())
-    listens = free_listens(len(paths))
+    listens = [f"{LOOPBACK}:{port}" for port in free_ports(len(paths))]
     documents = []
     for number, (name, path) in enumerate(homes.items()):
         public = public_document(_public(path), party_id=name, role="tallier", tallier=number)
@@ -173,15 +173,6 @@ def introduce_talliers(homes: Mapping[str, Path]) -> None:
         documents.append(public | public_part(path))
     for number, path in enumerate(paths):
         pin_peers(path, [document for document in documents if document["tallier"] != number])
-
-
-def free_listens(count: int) -> list[str]:
-    """Return free addresses on loopback; all are held at once, so that they differ."""
-    with ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind((LOOPBACK, 0))
-        return [f"{LOOPBACK}:{probe.getsockname()[1]}" for probe in probes]
 
 
 def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, budget: BudgetTable) -> None:

@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 
 from api.coordinator.budgets import (
-    FEDERATION,
-    agent_account,
     budget_view,
     cap_as_written,
     check_delta,
@@ -20,6 +18,7 @@ from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.budget import UNBOUNDED_NANO, NothingLeft, budget_for, epsilon_spent
 from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, NotFound
 from labeler.ledger.ledger import Charge
+from labeler.ledger.rounds import FEDERATION, agent_account
 from labeler.setting import LEVELS
 from tests.api.conftest import House
 

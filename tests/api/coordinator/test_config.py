@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from api.coordinator.config import (
-    CapsTable,
     CoordinatorConfig,
     LimitsTable,
     RetentionTable,
@@ -16,6 +15,7 @@ from api.coordinator.config import (
     read_config,
 )
 from labeler.budget import budget_for
+from labeler.caps import CapsTable
 from labeler.errors import InvalidSetting
 
 ROOT = Path(__file__).parents[3]

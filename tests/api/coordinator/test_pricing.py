@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from api.coordinator import pricing
-from api.coordinator.config import MAX_CAP_EPSILON
 from api.coordinator.pricing import estimate, finite_levels, price_view, round_amounts
 from api.schema import EstimateView
 from labeler import batching, planning
 from labeler.accounting import sampled, winner
 from labeler.accounting.losses import NotCertified, only_certified
 from labeler.batching import round_charges, round_sizes, total_charges
-from labeler.budget import UNBOUNDED_NANO, budget_for
+from labeler.budget import MOST_EPSILON, UNBOUNDED_NANO, budget_for
 from labeler.errors import InvalidSetting, NotReady
 from labeler.ledger.tasks import TaskRecord
 from labeler.planning import price
@@ -63,7 +62,7 @@ def test_a_level_without_a_bound_has_no_number_and_says_why(house: House) -> Non
 
 
 def test_no_cap_that_can_be_configured_covers_an_unbounded_round() -> None:
-    assert budget_for(MAX_CAP_EPSILON, 0.9) < UNBOUNDED_NANO
+    assert budget_for(MOST_EPSILON, 0.9) < UNBOUNDED_NANO
 
 
 def test_an_estimate_shows_every_account_and_how_many_such_jobs_are_left(house: House) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from api.coordinator.budgets import FEDERATION, budget_view
+from api.coordinator.budgets import budget_view
 from api.coordinator.ownership import Reader
 from api.coordinator.query_budgets import PRICES, QueryBudgetPages, RunningPrices
 from api.schema import JobView, QueryBudgetView
@@ -21,7 +21,7 @@ from labeler.batching import person_spent
 from labeler.budget import epsilon_spent
 from labeler.errors import InvalidSetting, NotFound, Unavailable
 from labeler.ledger.jobs import ForgottenJobs
-from labeler.ledger.rounds import PostedRounds
+from labeler.ledger.rounds import FEDERATION, PostedRounds
 from labeler.ledger.tasks import TaskRecord
 from labeler.query_budgets import COLUMNS, running_prices
 from labeler.release import release_to_bytes

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from api.coordinator.budgets import FEDERATION, budget_view, open_accounts
+from api.coordinator.budgets import budget_view, open_accounts
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.pricing import price_view
 from api.schema import TaskRequest
@@ -16,6 +16,7 @@ from labeler.accounting.lifetime import ROUND_NANO, set_aside_nano
 from labeler.budget import budget_for
 from labeler.errors import BudgetExceeded, InvalidTask
 from labeler.ledger.lifetimes import SET_ASIDE
+from labeler.ledger.rounds import FEDERATION
 from tests.api.conftest import House
 
 AGENTS = ("east", "north", "west")

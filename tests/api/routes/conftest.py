@@ -23,11 +23,12 @@ import pytest
 import uvicorn
 
 from api import request_context
-from api.coordinator.config import CapsTable, CoordinatorConfig, LimitsTable
+from api.coordinator.config import CoordinatorConfig, LimitsTable
 from api.coordinator.ownership import Reader
 from api.coordinator.service import Coordinator
 from api.schema import PartyRequest, Role, TaskRequest, TaskView
 from api.server import listen, serve_at, server_of
+from labeler.caps import CapsTable
 from labeler.driver.mail_memory import MemoryMailbox
 from labeler.messages import COORDINATOR, Message, frame
 from labeler.messages.bodies import Poll

@@ -8,11 +8,12 @@ from functools import partial
 
 import pytest
 
-from api.coordinator.budgets import FEDERATION, Budgets, budget_view, ledger_page
+from api.coordinator.budgets import Budgets, budget_view, ledger_page
 from api.coordinator.ownership import Reader, ledger_for
 from api.limits import LISTS_AT_ONCE, LISTS_EACH
 from api.schema import BudgetView
 from labeler.ledger.ledger import Charge, Ledger
+from labeler.ledger.rounds import FEDERATION
 from tests.api.conftest import House
 from tests.api.routes.conftest import Service
 

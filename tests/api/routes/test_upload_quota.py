@@ -22,9 +22,10 @@ from starlette.types import Message
 
 from api import limits, request_context
 from api.app import create_app
-from api.coordinator.config import CapsTable, CoordinatorConfig, LimitsTable
+from api.coordinator.config import CoordinatorConfig, LimitsTable
 from api.coordinator.service import Coordinator
 from api.schema import PartyRequest, TaskRequest
+from labeler.caps import CapsTable
 from labeler.driver.mail_memory import MemoryMailbox
 from labeler.system.keys import PartyKeys
 from tests.api.routes.conftest import AGENTS, CLASSES, DIMENSION, FINGERPRINT, TALLIERS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from checks.audit.adversaries import STRONGEST, Surroundings
 from checks.audit.run import Audit, run_audit
 from feature_store.rows import quantize
 from labeler.auditing import AuditFacts, AuditFindings, findings_of
-from labeler.task import Task, parse_task
+from labeler.ledger.ledger import Ledger
+from labeler.task import Level, Task, parse_task
 
 
 def audited_task(**changes: object) -> Task:
@@ -45,6 +47,16 @@ def audit_of(task: Task, *, runs: int = 100, adversaries: tuple[str, ...] = (STR
 def findings(task: Task, folder: Path, **changes: object) -> AuditFindings:
     document = run_audit(audit_of(task, **changes), folder)
     return findings_of(AuditFacts.model_validate_json(json.dumps(document["facts"])))
+
+
+def cap_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """An account is opened without its cap: so five lives are answered, which are worth sqrt(5) mu."""
+    opened = Ledger.open_account
+
+    def without_cap(self: Ledger, name: str, level: Level, cap: int | None, **more: Any) -> object:
+        return opened(self, name, level, None, **more)
+
+    patch.setattr(Ledger, "open_account", without_cap)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import workers.agent.agent
 from checks.audit.adversaries import ADVERSARIES, QUERIES, STRONGEST, SceneAttack, Surroundings, read_task
 from checks.audit.observers import log_winner_probability
 from checks.audit.run import ONE_RUN, default_adversaries
@@ -23,7 +22,7 @@ from labeler.linear_model import model_before
 from labeler.methods import METHODS
 from labeler.setting import StatedLevel
 from labeler.task import Task
-from tests.checks.audit.conftest import audit_of, audited_task
+from tests.checks.audit.conftest import audit_of, audited_task, cap_forgotten
 
 TRAINING = {"min_records": 50, "regularisation": 0.1}
 BOUNDED = TRAINING | {"max_records": 200}
@@ -168,8 +167,8 @@ def test_the_agents_answer_nothing_beyond_what_was_paid_for(
         assert isinstance(attack, SceneAttack)
         assert len(attack.life("one", present=True).releases) == 1
         with monkeypatch.context() as forgetting:
-            forgetting.setattr(workers.agent.agent.InMemoryLedger, "charge", lambda *_, **__: None)
-            # Not six: questions beyond the task's are refused by the agent, whatever its ledger says.
+            cap_forgotten(forgetting)
+            # Not six: questions beyond the task's are refused by the agent, whatever the account says.
             assert len(attack.life("two", present=True).releases) == 5
 
 

@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 import labeler.methods.knn
 import labeler.noise
 import labeler.release
-import workers.agent.agent
 import workers.learning.linear
 from labeler.methods import METHODS
 from labeler.noise import noise_share
 from labeler.task import Task
-from tests.checks.audit.conftest import audited_task, findings
+from tests.checks.audit.conftest import audited_task, cap_forgotten, findings
 from tests.checks.audit.test_attacks import BALL, BOUNDED, HEADS, MEANS, TASKS, model_task, steps_task
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -46,11 +45,6 @@ def noise_of_heads_over_six(patch: pytest.MonkeyPatch) -> None:
 def colluders_counted_as_unknown(patch: pytest.MonkeyPatch) -> None:
     """Shares are sized as if all three added noise that nobody knows, where two tell theirs."""
     patch.setattr(Task, "noise_contributors", property(lambda self: self.agents))
-
-
-def count_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """Ledgers charge nothing and count no question: so five lives are answered, which are worth sqrt(5) mu."""
-    patch.setattr(workers.agent.agent.InMemoryLedger, "charge", lambda *_, **__: None)
 
 
 def cap_per_person_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -109,7 +103,7 @@ PLANTED_LONG: dict[str, tuple[Plant, Task, dict[str, Any]]] = {
     "colluders whose noise is counted as unknown": (
         colluders_counted_as_unknown, SUMS.model_copy(update={"agents": 3, "colluding_agents": 2}), {"runs": 600},
     ),
-    "a count that is forgotten": (count_forgotten, TASKS["knn"], {"runs": 120}),
+    "a cap of an account that is forgotten": (cap_forgotten, TASKS["knn"], {"runs": 120}),
     "votes beyond k": (four_times_as_many_votes, TASKS["reverse-knn"], {"runs": 120}),
     "a clip of features that is forgotten": (clip_of_features_forgotten, CLIPPED, {"runs": 30, "confidence": 0.9}),
     "attributes beyond those that may vote": (

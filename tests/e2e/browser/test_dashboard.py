@@ -18,6 +18,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 from safetensors import safe_open
 
+from api.access import ACCESS
 from api.client import Client
 from api.coordinator.results import SIDE
 from api.schema import JobView, Selection, TaskRequest
@@ -91,6 +92,25 @@ def photos(federation: Service, folder: Path, count: int) -> list[Path]:
         for place, name in enumerate(names):
             (folder / odd.get(place, Path(name).name)).write_bytes(archive.read(name))
     return sorted(folder.iterdir())
+
+
+def test_the_rest_interface_is_shown_without_another_host_and_its_page_sends_only_what_reads(
+    open_page: OpenPage, federation: Service
+) -> None:
+    visit = open_page(federation.url)
+    asked: list[str] = []
+    visit.page.on("request", lambda request: asked.append(request.url))
+    visit.page.goto(f"{federation.url}/api")
+    expect(visit.page.locator(".opblock")).to_have_count(len(ACCESS))
+    assert (visit.script_errors, visit.failed_loads) == ([], [])
+    visit.page.locator("[id$=-label_images] .opblock-summary-control").click()
+    expect(visit.page.locator(".opblock-body")).to_contain_text("For a token of role requester or admin.")
+    expect(visit.page.get_by_role("button", name="Try it out")).to_have_count(0)
+    visit.page.locator("[id$=-check_health] .opblock-summary-control").click()
+    visit.page.get_by_role("button", name="Try it out").click()
+    visit.page.get_by_role("button", name="Execute").click()
+    expect(visit.page.locator(".live-responses-table")).to_contain_text("alive")
+    assert all(url.startswith((federation.url, "data:")) for url in asked)
 
 
 def test_a_requester_makes_a_task_sees_the_price_submits_images_and_looks_at_their_labels(

@@ -12,8 +12,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from api.client import Client
-from api.coordinator.config import CapsTable
 from api.schema import TaskRequest
+from labeler.caps import CapsTable
 from labeler.ledger.chain import Head
 from tests.api.routes.conftest import (
     AGENTS,

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from feature_store.shard import Shard
-from labeler.budget import Account
 from labeler.release import Release
 from labeler.system.faults import FAULT_POINTS
 from labeler.tally import QueryBatch, round_of
@@ -29,7 +28,6 @@ from tests.e2e.service.harm import (
 from tests.one_round import run_round
 from tests.processes import wait_until
 from tests.stolen_keys import stolen_keys
-from workers.agent.agent import InMemoryLedger
 
 WINNER_STEPS = ("tallier.computed",)
 """Steps of a round that opens winners; all others are shown on one that opens the histogram."""
@@ -66,14 +64,7 @@ def expected_release(service: Service, task_fields: dict[str, object], batch: Qu
     for home in sorted((service.home / "agents").iterdir()):
         shard = Shard.open(next(home.glob("*.shard")))
         (key,) = keys[home.name, round_of(task, batch).digest]
-        agents.append(
-            AnsweringAgent(
-                home.name,
-                shard,
-                noise_secret=key,
-                ledger=InMemoryLedger({"instance": Account(home.name, "instance", 10**15)}),
-            )
-        )
+        agents.append(AnsweringAgent(home.name, shard, noise_secret=key))
     tallier_keys: list[bytes] = []
     if task.noise_by == "talliers":
         for number in range(task.talliers):

@@ -23,14 +23,11 @@ from feature_store.index import Neighbors, build_index, nearest_by_definition
 from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from labeler.budget import Account
 from labeler.errors import InvalidSetting, Unavailable
-from labeler.planning import price
-from labeler.tally import QueryBatch
+from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
 from tests.feature_store.cluster.conftest import needs_ray, processes_below, wait_until_gone
-from workers.agent.agent import InMemoryLedger
 from workers.voting import select_records
 
 CLASSES = ("healthy", "ill")
@@ -131,9 +128,8 @@ def task_for(shard: Shard) -> Task:
     return parse_task(fields | {"method": "knn", "agents": 1, "backbone_fingerprint": shard.fingerprint})
 
 
-def agent_for(shard: Shard, engine: str) -> tuple[AnsweringAgent, InMemoryLedger]:
-    ledger = InMemoryLedger({"instance": Account("a", "instance", 10**15)})
-    return AnsweringAgent("a", shard, noise_secret=bytes(32), ledger=ledger, is_seeded=True, engine=engine), ledger
+def agent_for(shard: Shard, engine: str) -> AnsweringAgent:
+    return AnsweringAgent("a", shard, noise_secret=bytes(32), is_seeded=True, engine=engine)
 
 
 @pytest.fixture
@@ -151,16 +147,16 @@ def answered(agent: AnsweringAgent, task: Task, batch: QueryBatch) -> list[str]:
 def test_an_agent_charges_nothing_while_a_part_cannot_be_searched(shared: Driver, tmp_path: Path) -> None:
     shard = shard_at(tmp_path / "shard")
     task, batch = task_for(shard), QueryBatch(queries_of(shard))
-    agent, ledger = agent_for(shard, "ray")
+    agent = agent_for(shard, "ray")
     lost = shard.path / "features.npy"
     lost.rename(tmp_path / "kept")
     with pytest.raises(Unavailable, match="not every part"):
         agent.answer(task, batch)
-    assert ledger.accounts["instance"].spent == 0
+    assert not agent.charged
     (tmp_path / "kept").rename(lost)
-    reference, _ = agent_for(shard, "numpy")
+    reference = agent_for(shard, "numpy")
     assert answered(agent, task, batch) == answered(reference, task, batch)
-    assert ledger.accounts["instance"].spent == price(task).instance.charge_nano
+    assert agent.charged == [round_of(task, batch).digest]
 
 
 @pytest.mark.long
@@ -170,11 +166,11 @@ def test_once_charged_the_answer_comes_whatever_is_killed(
 ) -> None:
     shard = shard_at(tmp_path / "shard")
     task, batch = task_for(shard), QueryBatch(queries_of(shard))
-    agent, ledger = agent_for(shard, "ray")
-    charge: Callable[..., None] = ledger.charge
+    agent = agent_for(shard, "ray")
+    charge: Callable[..., None] = agent.charge
 
-    def charged_and_then_harmed(**fields: Any) -> None:
-        charge(**fields)
+    def charged_and_then_harmed(*asked: Any, **fields: Any) -> None:
+        charge(*asked, **fields)
         if harm == "every worker":
             index = agent._neighbors.of_records(select_records(shard, records_per_person=None))
             assert isinstance(index, ClusterIndex)
@@ -187,8 +183,8 @@ def test_once_charged_the_answer_comes_whatever_is_killed(
             monkeypatch.setattr(shared, "_begin", _no_other)
             (shard.path / "features.npy").unlink()  # records were erased meanwhile; this process has mapped the rows
 
-    monkeypatch.setattr(ledger, "charge", charged_and_then_harmed)
-    reference, _ = agent_for(shard, "numpy")
+    monkeypatch.setattr(agent, "charge", charged_and_then_harmed)
+    reference = agent_for(shard, "numpy")
     assert answered(agent, task, batch) == answered(reference, task, batch)
 
 

@@ -56,14 +56,8 @@ def test_too_few_public_images_are_refused() -> None:
 
 
 def request(**changes: object) -> PlanRequest:
-    fields = {
-        "method": "reverse-knn", "k": 1, "max_queries": 4, "delta": 1e-5, "agents": 10, "colluding_agents": 1,
-        "max_dropouts": 0, "ballot_radius": "auto",
-    }  # fmt: skip
-    level = changes.pop("level", "agent")
-    return PlanRequest(
-        fields | changes, classes=4, sigma=None, epsilon=0.5, solve="sigma", level=level, records=1000,  # type: ignore[arg-type]
-    )  # fmt: skip
+    fields: dict[str, object] = {"queries": 4, "agents": 10, "ballot_radius": "auto", "classes": 4, "records": 1000}
+    return PlanRequest.of(fields | {"epsilon": 0.5, "level": "agent"} | changes)
 
 
 def public(path: Path) -> Path:
@@ -72,19 +66,19 @@ def public(path: Path) -> Path:
 
 def test_a_plan_proposes_a_radius_and_solves_the_noise_of_a_whole_agent_for_it(tmp_path: Path) -> None:
     shard = public(tmp_path / "public")
-    document = make_plan(request(), public=shard)
+    document = make_plan(request(images=shard))
     assert document["ballot_radius"] in (21, 22)
     assert document["agent"]["epsilon"] <= 0.5
     assert document["instance"]["epsilon"] < 0.02
-    found = with_radius(request(), shard)
+    found = with_radius(request(images=shard))
     assert solve_request(found).ballot_radius == document["ballot_radius"]
 
 
 def test_a_radius_that_was_named_is_kept_and_one_without_images_is_refused() -> None:
-    assert make_plan(request(ballot_radius=7), public=None)["ballot_radius"] == 7
+    assert make_plan(request(ballot_radius=7))["ballot_radius"] == 7
     with pytest.raises(InvalidSetting, match="public images"):
-        make_plan(request(), public=None)
-    assert "ballot_radius" not in make_plan(request(ballot_radius=None, level="instance"), public=None)
+        make_plan(request())
+    assert "ballot_radius" not in make_plan(request(ballot_radius=None, level="instance"))
 
 
 def test_the_command_says_the_radius_that_it_proposed(tmp_path: Path) -> None:

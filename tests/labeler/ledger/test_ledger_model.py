@@ -1,7 +1,7 @@
-"""The ledger against `labeler.budget.Account`: random steps, repeats, crashes and restarts, many accounts.
+"""The ledger against a model of it: random steps, repeats, crashes and restarts, many accounts.
 
-The oracle is one frozen `Account` per account, changed together or not at all; a crash before a commit forgets the
-step in both, a restart changes neither.
+The oracle is what each job was charged and its state, in two dictionaries; a crash before a commit forgets the step in
+both, a restart changes neither.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from labeler.budget import Account, NothingLeft
-from labeler.errors import LabelerError, ProtocolViolation
+from labeler.budget import NothingLeft
+from labeler.errors import BudgetExceeded, LabelerError, PrivacyRefusal, ProtocolViolation
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Charge, Ledger
 
@@ -30,29 +30,36 @@ class Oracle:
     """Thirty lines that say what a ledger of several accounts does."""
 
     def __init__(self, caps: dict[str, int]) -> None:
-        self.accounts = {name: Account(name, "instance", cap) for name, cap in caps.items()}
+        self.caps = caps
         self.charges: dict[str, dict[str, int]] = {}
+        self.states: dict[str, str] = {}
+
+    def spent(self, name: str, *states: str) -> int:
+        return sum(charges.get(name, 0) for job, charges in self.charges.items() if self.states[job] in states)
 
     def reserve(self, job: str, charges: dict[str, int]) -> None:
-        if self.charges.setdefault(job, charges) != charges:
+        if job in self.charges:
+            if self.charges[job] != charges:
+                raise ProtocolViolation
+            if self.states[job] == "void":
+                raise PrivacyRefusal
+        elif any(self.spent(name, "reserved", "posted") + nano > self.caps[name] for name, nano in charges.items()):
+            raise BudgetExceeded("it is not covered")
+        else:
+            self.charges[job], self.states[job] = charges, "reserved"
+
+    def end(self, job: str, state: str, *, instead_of: str) -> None:
+        if job not in self.states:
             raise ProtocolViolation
-        try:
-            self._step(job, lambda account: account.reserve(job, charges[account.name]))
-        except LabelerError:
-            if all(job not in account.reservations for account in self.accounts.values()):
-                del self.charges[job]
-            raise
+        if self.states[job] == instead_of:
+            raise PrivacyRefusal
+        self.states[job] = state
 
     def post(self, job: str) -> None:
-        self._step(job, lambda account: account.post(job))
+        self.end(job, "posted", instead_of="void")
 
     def void(self, job: str) -> None:
-        self._step(job, lambda account: account.void(job, NothingLeft(job, "below-quorum")))
-
-    def _step(self, job: str, change: Callable[[Account], Account]) -> None:
-        if job not in self.charges:
-            raise ProtocolViolation
-        self.accounts |= {name: change(self.accounts[name]) for name in self.charges[job]}
+        self.end(job, "void", instead_of="posted")
 
 
 class Crash(Exception):
@@ -131,13 +138,12 @@ class LedgerModel(stateful.RuleBasedStateMachine):
 
     @stateful.invariant()
     def agrees_with_the_oracle(self) -> None:
-        for name, account in self.oracle.accounts.items():
+        for name, cap in self.oracle.caps.items():
             balance = self.ledger.balance(name, "instance")
-            assert (balance.cap, balance.spent, balance.posted) == (account.cap, account.spent, account.posted)
-            assert 0 <= balance.spent <= account.cap
-        for job, charges in self.oracle.charges.items():
-            states = {self.oracle.accounts[name].reservations[job].state for name in charges}
-            assert states == {self.ledger.state(job)}
+            posted = self.oracle.spent(name, "posted")
+            assert (balance.cap, balance.posted) == (cap, posted)
+            assert posted <= balance.spent == self.oracle.spent(name, "reserved", "posted") <= cap
+        assert {job: self.ledger.state(job) for job in self.oracle.states} == self.oracle.states
 
     @stateful.invariant()
     def holds_by_itself(self) -> None:

@@ -249,7 +249,7 @@ def _agent(path: Path, count: int) -> AnsweringAgent:
     labels = (np.arange(40) % 3).astype(np.int16)
     features = quantize(random.normal(size=(40, DIMENSION)) + 3 + 2 * np.eye(3, DIMENSION)[labels])
     shard = shard_of_rows(path, features[:count], labels[:count], classes=CLASSES, max_records=40)
-    return agent_of(shard)[0]
+    return agent_of(shard)
 
 
 def test_axes_are_the_principal_ones_of_public_images_and_the_last_row_is_their_mean() -> None:

@@ -24,8 +24,11 @@ from feature_store.backbones.spec import is_plain_name
 from feature_store.results.image_labels import BUDGET_FIELDS, IMAGE_SCHEMA, stamp_of
 from feature_store.results.models import StoredModel
 from labeler.errors import InvalidSetting, InvalidTask, MixedShards, NotReady
+from labeler.methods import METHODS
+from labeler.setting import PLANNED_CLASSES, PLANNED_QUERIES
 from tests.run_journals import charges_of
 from workers.commands.catalog import app, load_commands
+from workers.plan import PlanRequest
 from workers.run.student import predict_images
 
 ROOT = Path(__file__).parents[3]
@@ -218,17 +221,47 @@ def test_a_service_is_found_by_what_a_federation_printed(monkeypatch: pytest.Mon
         labeler.connect("http://127.0.0.1:8")
 
 
-def test_a_command_and_the_call_of_its_name_have_the_same_defaults() -> None:
-    of_call = inspect.signature(labeler.plan).parameters
-    of_command = {one.name: one.default for one in load_commands(["plan"])["plan"].params}
-    shared = of_call.keys() & of_command.keys()
-    assert {"method", "queries", "agents", "delta", "k", "solve", "release"} <= shared
-    assert {name: of_call[name].default for name in shared} == {name: of_command[name] for name in shared}
-    assert (of_call["method"].default, of_call["delta"].default) == ("reverse-knn", 1e-5)
-    run = inspect.signature(labeler.run).parameters
-    shared = run.keys() & of_call.keys() - {"queries", "images"}
-    assert {name: run[name].default for name in shared} == {name: of_call[name].default for name in shared}
-    assert "queries" in run
+@pytest.mark.parametrize("name", PlanRequest.model_fields)
+def test_a_field_of_a_plan_is_said_once_for_command_call_and_help(name: str) -> None:
+    field = PlanRequest.model_fields[name]
+    default = None if field.default_factory else field.default
+    assert inspect.signature(labeler.plan).parameters[name].default == default
+    assert f"\n    {name}: {field.description}" in (labeler.plan.__doc__ or "")
+    options = {one.name: one for one in load_commands(["plan"])["plan"].params}
+    if name != "training":  # whose own fields are options
+        assert options[name].default == default
+        first = " ".join((field.description or "").split()).rstrip(".").split(". ")[0].replace("`", "")
+        assert options[name].help.replace("--", "").startswith(first)
+    if name in inspect.signature(labeler.run).parameters and name not in ("queries", "images"):
+        assert inspect.signature(labeler.run).parameters[name].default == default
+
+
+def test_words_that_name_a_constant_name_its_value() -> None:
+    words = {name: field.description or "" for name, field in PlanRequest.model_fields.items()}
+    assert f"Default: 1; {METHODS['knn'].default_k} for knn." in words["k"]
+    assert f"Default: {PLANNED_QUERIES};" in words["queries"]
+    assert f"or {PLANNED_CLASSES}." in words["classes"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"method": "kn"}, "method: must be one of .*; did you mean 'knn'"),
+        ({"agents": "3"}, "agents: a number is needed here, without quotes"),
+        ({"accuracy": "0.9", "sigma": None}, "accuracy: a number is needed here"),
+        ({"queries": 0}, "queries: must be at least 1"),
+        ({"dishonest_talliers": 3}, "dishonest_talliers: must be 1 or 2"),
+        ({"ballot_radius": "60"}, "ballot_radius: must be a whole number, or 'auto'"),
+    ],
+)
+def test_a_call_refuses_in_a_sentence_that_names_its_own_argument(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"^plan refused: {said}"):
+        labeler.plan(**{"sigma": 25.0} | fields)
+
+
+def test_a_call_with_an_unknown_argument_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="sigmas"):
+        labeler.plan(sigmas=3.0)  # type: ignore[call-arg]
 
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "labels.md").read_text()

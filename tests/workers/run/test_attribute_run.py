@@ -21,11 +21,10 @@ from feature_store.results.models import read_model
 from feature_store.shard import Shard
 from feature_store.sources import celeba_source, read_attributes
 from feature_store.students.attributes import label_attributes
-from labeler.budget import Account
 from labeler.errors import InvalidSetting, InvalidTask, MixedShards, PrivacyRefusal
 from labeler.tally import QueryBatch
 from labeler.task import Task
-from workers.agent.agent import Agent, InMemoryLedger
+from workers.agent.agent import Agent
 from workers.notebook.job import LabeledJob
 from workers.run.labeling import LabelingJob, run_job
 from workers.run.student import predict_images, read_job, score_student
@@ -226,8 +225,7 @@ def _public(images: Path, folder: Path, classes: tuple[str, ...]) -> Path:
 
 
 def _agent(shard: Shard) -> Agent:
-    account = Account("agent-0001", "instance", 10**12)
-    return Agent("agent-0001", shard, ledger=InMemoryLedger({"instance": account}))
+    return Agent("agent-0001", shard)
 
 
 def test_an_agent_refuses_a_task_about_classes_with_attributes_before_any_charge(shapes: Path) -> None:

@@ -18,14 +18,15 @@ import pytest
 
 import workers.run.preparation
 from feature_store.shard import Shard
-from labeler.budget import Account
 from labeler.driver import stepping
 from labeler.driver.storing import Storer
-from labeler.errors import BadData, InvalidTask, ProtocolViolation, Unavailable
+from labeler.errors import BadData, InvalidSetting, InvalidTask, ProtocolViolation, Unavailable
 from labeler.ledger.database import open_database
 from labeler.ledger.jobs import JobStore
-from labeler.ledger.rounds import AggregateStore
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.rounds import AggregateStore, reservation_id
 from labeler.release import Release, release_to_bytes
+from labeler.system.clock import now_utc
 from labeler.system.erasable import KeyFolder
 from labeler.system.faults import listening
 from labeler.tally import QueryBatch, round_of
@@ -37,7 +38,7 @@ from tests.simulation.homes import Shape, Template, Templates
 from tests.simulation.ways import questions
 from tests.simulation.world import World
 from tests.workers.conftest import CLASSES
-from workers.agent.agent import Agent, InMemoryLedger
+from workers.agent.agent import Agent
 from workers.progress import silent
 from workers.run.folder import RoundStore, open_job_folder
 from workers.run.labeling import ACCOUNT, label, open_run_journal, run_rounds
@@ -91,7 +92,7 @@ def opened_by_run(state: Path, template: Template, release: str) -> list[bytes]:
     task, asked = template.tasks[0], questions("neighbours", 0, SIZES)
     batches = (QueryBatch(asked[:2], first_query=0), QueryBatch(asked[2:], first_query=2))
     shards = {name: Shard.open(template.shard(name, "all")) for name in template.agents}
-    agents = [agent_over(name, shard, task, batches) for name, shard in shards.items()]
+    agents = [Agent(name, shard, engine="numpy") for name, shard in shards.items()]
     caps = job_charges(task, batches)
     state.chmod(0o700)
     kept = RoundStore(state, template.agents)
@@ -102,11 +103,6 @@ def opened_by_run(state: Path, template: Template, release: str) -> list[bytes]:
         found = [journal.release("job", number) for number in range(len(SIZES))]
     assert {one.kind for one in found if one is not None} == {release}
     return [release_to_bytes(one) for one in found if one is not None]
-
-
-def agent_over(name: str, shard: Shard, task: Task, batches: tuple[QueryBatch, ...]) -> Agent:
-    accounts = {level: Account(name, level, cap) for level, cap in job_charges(task, batches).items()}
-    return Agent(name, shard, ledger=InMemoryLedger(accounts), engine="numpy")
 
 
 # Ballots on a ball.
@@ -121,7 +117,7 @@ def test_a_run_opens_the_sum_of_ballots_that_each_agent_drew_onto_the_ball(make:
     assert release.noisy_votes is not None
     expected = np.zeros_like(release.noisy_votes)
     for shard in prepared.shards:
-        agent = agent_over("agent", shard, prepared.task, prepared.batches)
+        agent = Agent("agent", shard, engine="numpy")
         ballots = agent.ballots(prepared.task, prepared.batches[0], bytes(32))
         centred = ballots - ballots.mean(axis=1, keepdims=True)
         length = np.sqrt((centred**2).sum())
@@ -179,6 +175,34 @@ def test_each_round_is_charged_its_price_and_the_account_holds_no_more_than_the_
         for level, cost in job_charges(prepared.task, prepared.batches).items():
             assert (balances[level].spent, balances[level].cap) == (cost, cost)
         journal.ledger.verify()
+
+
+def test_no_agent_computes_before_the_price_of_its_round_is_reserved_durably(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, seen, computed = make("job"), [], Agent.computed
+
+    def looking(self: Agent, task: Task, batch: QueryBatch, **given: Any) -> Any:
+        with closing(open_database(one.out / ".job" / "journal.db", read_only=True, allow_unsynced=True)) as database:
+            ledger, (job,) = Ledger(database, clock=now_utc), JobStore(database).list()
+            number = batch.first_query // 3
+            state = ledger.state(reservation_id(job.job_id, number))
+            seen.append((number, state, ledger.balance(ACCOUNT, "instance").spent))
+        return computed(self, task, batch, **given)
+
+    monkeypatch.setattr(Agent, "computed", looking)
+    do(one)
+    assert {(number, state) for number, state, _ in seen} == {(number, "reserved") for number in range(3)}
+    assert len({spent for *_, spent in seen}) == 1, "all rounds are reserved together"
+
+
+def test_a_task_without_a_finite_price_for_one_image_is_refused_before_anybody_is_asked(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.run.labeling.job_charges", lambda *_: {})
+    monkeypatch.setattr(Agent, "check", lambda *_: pytest.fail("an agent was asked"))
+    with pytest.raises(InvalidSetting, match=r"no instance-level account.*raise sigma_votes"):
+        do(make("job"))
 
 
 def test_no_sum_of_a_tallier_is_written_into_the_folder(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

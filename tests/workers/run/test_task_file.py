@@ -12,7 +12,7 @@ from labeler.errors import InvalidTask
 from labeler.planning import price
 from labeler.setting import Sampled
 from labeler.solving import LifeRequest
-from labeler.task import Training
+from labeler.task import Task, Training
 from workers.run.task_file import (
     EvaluationTable,
     JobBudgetTable,
@@ -38,11 +38,17 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_field_is_documented_and_every_documented_field_exists(name: str) -> None:
+def test_every_field_is_documented_with_its_default_and_every_documented_field_exists(name: str) -> None:
     sections = re.split(r"^## ", DOCUMENT, flags=re.M)
     section = next(part for part in sections if part.startswith(f"`[{name}]`"))
-    documented = re.findall(r"^### `(\w+)`\n\n\*(?:Required|Default|Give|In place)", section, flags=re.M)
-    assert sorted(documented) == sorted(TABLES[name].model_fields)
+    said = dict(re.findall(r"^### `(\w+)`\n\n\*((?:Required|Default|Give|In place)[^*]*)", section, flags=re.M))
+    fields = TABLES[name].model_fields
+    assert sorted(said) == sorted(fields)
+    for field, model in fields.items():
+        assert model.description or field in Task.model_fields, field
+        if not (model.is_required() or model.default_factory or model.default is None):
+            first = said[field].split("`")[1]
+            assert tomllib.loads(f"x = {first}")["x"] == model.default, field
 
 
 def test_the_documented_example_is_a_task() -> None:
@@ -113,6 +119,14 @@ def test_a_bad_file_is_refused_in_a_sentence(tmp_path: Path, text: str, said: st
     path.write_text(text)
     with pytest.raises(InvalidTask, match=re.escape(said)):
         read_task_file(path)
+
+
+@pytest.mark.parametrize("wrong", ["name=''", "name='x'\nmethod='kn'"])
+def test_a_refused_field_adds_no_sentence_about_a_default_that_follows_from_it(tmp_path: Path, wrong: str) -> None:
+    (tmp_path / "task.toml").write_text(f"[task]\nsigma_votes=3\n{wrong}")
+    with pytest.raises(InvalidTask) as refused:
+        read_task_file(tmp_path / "task.toml")
+    assert "task.k" not in str(refused.value)
 
 
 def test_a_missing_file_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def _task(method: str, **changes: Any) -> Task:
 
 
 def _agent(shard: Shard) -> AnsweringAgent:
-    return agent_of(shard)[0]
+    return agent_of(shard)
 
 
 def _batch(task: Task, tmp_path: Path) -> QueryBatch:
@@ -153,13 +153,13 @@ def test_a_shard_that_was_not_told_whose_records_it_holds_is_refused_before_the_
     said = set()
     for name, rows in (("one", list(range(40))), ("other", list(range(39)))):
         shard = _shard(tmp_path / name, None, rows=rows)
-        agent, ledger = agent_of(shard)
+        agent = agent_of(shard)
         task = _task("knn", records_per_person=2)
         batch = QueryBatch(shard.features[:12])
         with pytest.raises(PrivacyRefusal, match="does not know whose records") as refused:
             agent.answer(task, batch)
         said.add(str(refused.value))
-        assert ledger.accounts["instance"].spent == 0
+        assert not agent.charged
         assert agent.answer(_task("knn"), batch)
     assert len(said) == 1
 

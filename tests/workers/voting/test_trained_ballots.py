@@ -10,7 +10,6 @@ import pytest
 
 from feature_store.query_selection import model_rows
 from feature_store.rows import quantize
-from labeler.budget import Account
 from labeler.errors import PrivacyRefusal
 from labeler.methods.blind_average import linear_terms, weight_sum
 from labeler.records import ModelStore, Records
@@ -19,7 +18,6 @@ from labeler.task import Task
 from tests.answering import AnsweringAgent
 from tests.labeler.tasks import make_task
 from tests.workers.answer import answer as answer_of
-from workers.agent.agent import InMemoryLedger
 from workers.learning.linear import LARGEST_WEIGHT, predict, train_head
 
 DIMENSION, CLASSES = 6, 3
@@ -65,8 +63,7 @@ def test_classes_without_a_record_are_never_predicted(present: list[int]) -> Non
 
 
 def agent_for(shard: Any, models: ModelStore | None = None) -> AnsweringAgent:
-    ledger = InMemoryLedger({"instance": Account("a", "instance", 10**15), "agent": Account("a", "agent", 10**30)})
-    return AnsweringAgent("a", shard, noise_secret=bytes(range(32)), ledger=ledger, models=models, is_seeded=True)
+    return AnsweringAgent("a", shard, noise_secret=bytes(range(32)), models=models, is_seeded=True)
 
 
 def asked_of(method: str, shard: Any) -> tuple[Task, QueryBatch]:
@@ -134,13 +131,10 @@ def test_a_model_of_another_dimension_is_refused_before_it_is_charged(make_shard
         (narrow, QueryBatch(rows[: DIMENSION + 1]), "has one row more than that"),
         (wide, QueryBatch(rows), "axes .training.dimension. of features that have 16 numbers"),
     ):
-        account = Account("a", "instance", 10**15)
-        agent = AnsweringAgent(
-            "a", shard, noise_secret=bytes(32), ledger=InMemoryLedger({"instance": account}), is_seeded=True
-        )
+        agent = AnsweringAgent("a", shard, noise_secret=bytes(32), is_seeded=True)
         with pytest.raises(PrivacyRefusal, match=because):
             agent.answer(asked, batch)
-        assert account.spent == 0
+        assert not agent.charged
 
 
 def test_the_weights_an_agent_sends_are_its_learner_s(tmp_path: Path) -> None:
