@@ -461,14 +461,14 @@ class Method:
     @property
     def no_choice(self) -> str | None:
         """Return why a requester chooses no questions, in words; None where it chooses them."""
-        if self.labels is None:
-            return "the question is a released model, and no image gets a label"
-        return self.rows_about(None, "agents are asked for a model, which labels every public image")
+        evaluates = "the question is a released model, and no image gets a label"
+        why = self.rows_about(None, "agents are asked for a model, which labels every public image")
+        return why if self.labels else evaluates
 
     @property
     def caps(self) -> str:
-        """Return the fields of a task that bound what one agent changes, in words."""
-        return " or ".join(sorted(self.takes & {"ballot_radius", "max_agent_records"}))
+        """Return the fields of a task that bound what one agent changes, in words that signed evidence repeats."""
+        return "ballot_radius, or max_agent_records," if "ballot_radius" in self.takes else "max_agent_records"
 
     def model_rows(self, task: Task) -> int | None:
         """Return the rows of the linear model that a task asks for; None where it asks for none."""
