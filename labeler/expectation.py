@@ -164,7 +164,7 @@ def assumed_records(task: Task, records: int | None = None) -> int:
 
 def voting_records(task: Task, records: int | None = None) -> int | None:
     """Return `assumed_records` where they choose the questions at which they vote; None where all get equally many."""
-    return assumed_records(task, records) if task.traits.searched == "questions" else None
+    return task.traits.choosing(assumed_records(task, records))
 
 
 @lru_cache(maxsize=4096)

@@ -100,19 +100,22 @@ class LinearModel:
         return scores
 
 
-def released_model(task: Task, releases: Sequence[Release], asked: NDArray[np.int16] | None = None) -> LinearModel:
-    """Return the mean model of a round, or the result of all steps of training.
+def released_model(
+    task: Task, releases: Sequence[Release], asked: NDArray[np.int16] | None = None
+) -> LinearModel | None:
+    """Return the mean model of a round, or the result of all steps of training; None if a task asks for no model.
 
     Args:
-        task: of a method that asks for a model.
-        releases: of its rounds, in order.
+        releases: of the task's rounds, in order.
         asked: the rows that were asked about, int16, shape (max_queries, dimension); needed if the task has axes.
 
     Raises:
-        InvalidSetting: the task or the release is of another kind.
+        InvalidSetting: not all its rounds are opened.
     """
-    if task.traits.labels != "images" or len(releases) != task.steps or (noisy := releases[0].noisy_votes) is None:
-        raise InvalidSetting(f"a task of method {task.method} releases no model, or not all its rounds are opened")
+    if task.traits.model_rows(task) is None:
+        return None
+    if len(releases) != task.steps or (noisy := releases[0].noisy_votes) is None:
+        raise InvalidSetting(f"not all rounds of a task of method {task.method} are opened, so it has no model")
     if task.sampled is not None:
         # The mean of the models after the last half of the steps: their noise averages out, at no price.
         return LinearModel(_trajectory(task, releases)[1], step_terms(task), axes_of(task, asked))

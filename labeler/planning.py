@@ -167,10 +167,7 @@ METHOD_OF_SAMPLES = "certified pair of sums over secret samples, integer noise"
 METHOD_OF_WINNERS = "certified recursion over winners, integer noise"
 """Method if winners have a separate price (`labeler.accounting.winner`)."""
 
-NO_BOUND = (
-    "no finite guarantee: an agent may vote with any number of records; set ballot_radius, or max_agent_records, in "
-    "the task to get one"
-)
+NO_BOUND = "no finite guarantee: an agent may vote with any number of records; set {caps} in the task to get one"
 NO_BOUND_FOR_LIFE = (
     "no finite guarantee: votes for life promise something about one image, however many of them an agent has"
 )
@@ -522,12 +519,7 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
     event = integer_event(task, level, queries)
     if event is None:
         none = math.inf
-        reason = (
-            NO_BOUND
-            if task.traits.searched == "questions"
-            else NO_BOUND.replace("ballot_radius, or max_agent_records,", "max_agent_records")
-        )
-        reason = reason if task.lifetime_budget is None else NO_BOUND_FOR_LIFE
+        reason = NO_BOUND.format(caps=task.traits.caps) if task.lifetime_budget is None else NO_BOUND_FOR_LIFE
         return PrivacyStatement(level, none, none, none, none, none, None, none, None, reason)
     squared = squared_in_sigma_units(task, event)
     continuous = GaussianSum(squared, task.sigma_votes, level)

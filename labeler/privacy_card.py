@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from labeler.budget import short_epsilon
-from labeler.methods.sensitivity import contribution_in_words, sums_means, unit_in_words
+from labeler.methods import contribution_in_words, unit_in_words
+from labeler.methods.sensitivity import sums_means
 from labeler.planning import METHOD, Price, finite
 from labeler.task import Task
 

@@ -71,7 +71,9 @@ def solve_sigma(task: Task, epsilon: float, *, level: StatedLevel = "instance", 
     asked = task.max_queries if queries is None else queries
     distance = largest_distance(task, level, asked)
     if distance is None:
-        raise InvalidSetting(f"no sigma_votes gives epsilon {epsilon:g} at {level} level: {NO_BOUND}")
+        raise InvalidSetting(
+            f"no sigma_votes gives epsilon {epsilon:g} at {level} level: {NO_BOUND.format(caps=task.traits.caps)}"
+        )
     if task.ballot_radius is not None:
         # The rounding error depends on the grid, which depends on the noise: use an estimate of the noise.
         nearly = distance / mu_of_epsilon(epsilon, task.delta)

@@ -39,7 +39,7 @@ from labeler.expectation import (
     questions_for,
     voting_records,
 )
-from labeler.methods.sensitivity import unit_in_words
+from labeler.methods import unit_in_words
 from labeler.planning import price, resolve_colluding_agents
 from labeler.setting import PLANNED_AGENTS, PLANNED_CLASSES, PLANNED_QUERIES
 from labeler.settings import describe_validation
@@ -177,7 +177,9 @@ def make_plan(request: PlanRequest, *, progress: ProgressCallback = silent) -> d
         "expected_accuracy": expected.to_json(),
         "warning": expected.warning,
         "noise_hint": "" if request.dishonest_talliers is not None else hint(task),
-        "advised_queries": _advised(task, request, images),
+        "advised_queries": None
+        if task.traits.no_choice
+        else questions_for(task, public_images=_count(images), records=request.records),
         **({} if least is None else {"least_epsilon": least.to_json()}),
         **_choices(task, request.dishonest_talliers),
     }
@@ -485,13 +487,6 @@ def with_radius(request: PlanRequest) -> PlanRequest:
         records=RECORDS_EACH if request.records is None else max(1, request.records // request.agents),
     )
     return request.changed(ballot_radius=radius)
-
-
-def _advised(task: Task, request: PlanRequest, images: _PublicShard | None) -> int | None:
-    """Return the number of clusters to ask about; None if the task asks for a model or evaluates one."""
-    if task.traits.labels != "questions":
-        return None
-    return questions_for(task, public_images=_count(images), records=request.records)
 
 
 def _life(request: PlanRequest) -> Life | None:

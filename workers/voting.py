@@ -134,7 +134,7 @@ class NeighborIndexes:
         Raises:
             Unavailable: see feature_store.cluster.search.ClusterIndex.ready.
         """
-        if task.traits.searched == "records" and is_cluster(self._engine):
+        if task.traits.searches(task.max_queries) and is_cluster(self._engine):
             index = self.of_records(select())
             if isinstance(index, ClusterIndex):
                 index.ready()

@@ -34,7 +34,7 @@ from labeler.ledger.ledger import LOOKED_THROUGH, Balance, Ledger
 from labeler.ledger.lifetimes import all_set_aside, set_aside
 from labeler.ledger.rounds import FEDERATION, PostedRounds, agent_account
 from labeler.ledger.tasks import TaskStore
-from labeler.methods.sensitivity import least_delta
+from labeler.methods import least_delta
 from labeler.setting import LEVELS
 from labeler.solving import ways_to_fit
 from labeler.system.clock import Clock

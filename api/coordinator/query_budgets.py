@@ -263,7 +263,7 @@ class QueryBudgetPages:
             rounds = self._stores.jobs.rounds(job.job_id)
             columns = self._budgets.columns(job, task, rounds, wait_s=0.0)  # lists are read in turn
             numbers = [number for number in _settled(job, rounds, task) if number < end][-limit:]
-            named = self._named(job, task, rounds, table)
+            named = self._named(job, rounds, table)
             shown = [
                 {name: named[name][number] for name in _NAMES} | {name: columns[name][number] for name in COLUMNS}
                 for number in numbers
@@ -289,9 +289,7 @@ class QueryBudgetPages:
                 return read_parquet(path, columns=columns)
         return None
 
-    def _named(
-        self, job: JobRecord, task: Task, rounds: Sequence[RoundRecord], table: pa.Table | None
-    ) -> dict[str, list[Any]]:
+    def _named(self, job: JobRecord, rounds: Sequence[RoundRecord], table: pa.Table | None) -> dict[str, list[Any]]:
         """Return the names and the status of each row; where files are gone, names are numbers alone."""
         if table is not None:
             return {name: table[name].to_pylist() for name in _NAMES}
@@ -304,7 +302,7 @@ class QueryBudgetPages:
                 abstained = release_from_bytes(stored).labels == ABSTAINED_LABEL
                 statuses += np.where(abstained, AnswerStatus.ABSTAINED, AnswerStatus.ANSWERED).tolist()
         count = _rows(job)
-        if task.traits.labels == "images":
+        if job.strategy == "weights":
             answered = job.state == "completed"
             statuses = [AnswerStatus.ANSWERED if answered else AnswerStatus.FAILED_QUORUM] * count
         return {"query_id": [_generic(number) for number in range(count)], "source": [None] * count, "status": statuses}

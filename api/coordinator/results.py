@@ -165,16 +165,16 @@ class Results:
         if found.job.state != "completed" or not found.opened:
             raise NotReady(f"job {job_id} is {found.job.state}, so there is no model to fetch")
         task = found.task
-        if task.traits.labels != "images":
-            raise NotFound(
-                f"job {job_id} asked for labels (method {task.method}), so there is no model of the agents; train a "
-                "student on its labels"
-            )
         asked = None
         if task.training is not None and task.training.axes is not None:
             # A model without axes is complete in the journal; only one with axes needs the questions.
             asked = read_stored_questions(self.folder(job_id) / QUESTIONS).features
         model = released_model(task, found.opened, asked)
+        if model is None:
+            raise NotFound(
+                f"job {job_id} asked for labels (method {task.method}), so there is no model of the agents; train a "
+                "student on its labels"
+            )
         made = model_file(model.arrays, kind=LINEAR, classes=task.classes, card=found.card, job_id=job_id)
         ReleasedModels(self._config.home / RELEASED).add(made)
         return made

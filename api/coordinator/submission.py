@@ -124,12 +124,17 @@ class Submissions:
 
     def _order(self, request: JobRequest, upload: Upload, record: TaskRecord, *, by: str, key: str | None) -> _Order:
         task = record.task
-        num_queries = _num_queries(request, upload, task)
+        axes, chosen = task.training.axes if task.training else None, request.selection
+        if chosen != Selection() and (why := task.traits.no_choice):
+            raise InvalidSetting(f"leave selection out for method {task.method}: {why}")
+        strategy, count = task.traits.selection(chosen.strategy, chosen.count, axes=axes)
+        num_queries = task.max_queries if strategy == "weights" else _num_queries(chosen, upload)
         _check_backbone(request, upload, record, self.config)
         _check_dimension(upload, record, self.stores.parties)
-        if task.traits.labels is None:
+        if evaluates := task.traits.labels is None:
             _check_model(upload, task)
-        _check_probe(request, upload, record, self.stores.parties)
+        # An evaluation asks about a model, which each agent compares with its own.
+        _check_probe(request, upload, record, self.stores.parties, is_needed=not evaluates)
         if num_queries > task.max_queries:
             raise InvalidSetting(
                 f"{num_queries} queries are more than the {task.max_queries} of the task; send fewer images, "
@@ -144,8 +149,6 @@ class Submissions:
                 f"a {task.method} task is asked all its {most} queries at once, because its price is for all of them "
                 f"together; this job has {num_queries}. Make a task with max_queries = {num_queries}, or {ways}"
             )
-        axes, chosen = task.training.axes if task.training else None, request.selection
-        strategy, count = task.traits.selection(chosen.strategy, chosen.count, axes=axes)
         now = self.stores.clock()
         deadline_s = self.config.timing.job_deadline_s if request.deadline_s is None else request.deadline_s
         job = JobRecord(
@@ -263,14 +266,7 @@ def _only_upload(request: JobRequest, upload: Upload | None, config: Coordinator
     return upload_of_features(request.features, request.query_ids, folder=config.home / INCOMING, limits=config.limits)
 
 
-def _num_queries(request: JobRequest, upload: Upload, task: Task) -> int:
-    selection = request.selection
-    if task.traits.labels == "images":
-        if selection != Selection():
-            raise InvalidSetting(
-                f"leave selection out for method {task.method}: agents are asked for a model, which labels every image"
-            )
-        return task.max_queries
+def _num_queries(selection: Selection, upload: Upload) -> int:
     if selection.strategy == "all":
         if selection.count not in (None, upload.count):
             raise InvalidSetting(
@@ -347,7 +343,9 @@ def _check_dimension(upload: Upload, record: TaskRecord, parties: PartyStore) ->
         )
 
 
-def _check_probe(request: JobRequest, upload: Upload, record: TaskRecord, parties: PartyStore) -> None:
+def _check_probe(
+    request: JobRequest, upload: Upload, record: TaskRecord, parties: PartyStore, *, is_needed: bool
+) -> None:
     """Compare the probe features of the requester and of all agents, each with each, if any of them sent some.
 
     Raises:
@@ -360,9 +358,8 @@ def _check_probe(request: JobRequest, upload: Upload, record: TaskRecord, partie
         return
     dimension = upload.dimension or next((facts.dimension for facts in told.values() if facts.dimension), 1)
     probes = [(f"agent {name!r}", facts.probe or "") for name, facts in told.items()]
-    if request.probe is not None or record.task.traits.labels is not None:
+    if request.probe is not None or is_needed:
         probes.insert(0, ("the request", request.probe or ""))
-    # Else it asks about a model, which each agent compares with its own.
     try:
         refuse_other_probes(probes, dimension)
     except BadData as error:

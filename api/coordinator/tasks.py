@@ -72,8 +72,7 @@ def describe_task(
     }
     if request.lifetime_budget is not None:
         decided["lifetime_budget"] = _life(request.lifetime_budget, config, request.delta)
-    if METHODS[request.method].searched == "questions" and request.k > request.max_queries:
-        raise InvalidTask(f"k is {request.k} queries per record, but max_queries is only {request.max_queries}")
+    METHODS[request.method].check_k(request.k, request.max_queries)
     task = request.settled(decided, agents=len(agents))
     if task.sampled is not None:
         _check_delta_of_winners(config)

@@ -162,7 +162,8 @@ def _questions(wanted: Simulation, pool: Pool) -> tuple[QueryBatch, Callable[[Ta
     if wanted.method == "blind-average":
 
         def model_right(task: Task, release: Release) -> float:
-            return float((released_model(task, [release], asked).predict(pool.public) == pool.truth).mean())
+            model = released_model(task, [release], asked)
+            return 0.0 if model is None else float((model.predict(pool.public) == pool.truth).mean())
 
         asked = model_rows(pool.features.shape[1])
         return QueryBatch(asked), model_right

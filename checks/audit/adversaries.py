@@ -151,14 +151,11 @@ def natural(around: Surroundings, *, chosen: bool) -> Scene:
     canary, private, public = order[:1], order[1 : 1 + each * task.agents], order[1 + each * task.agents :]
     copies = 1 if around.level == "instance" else 4 * (task.records_per_person or 1)
     agents = [LabeledRecords(features[rows], labels[rows]) for rows in np.array_split(private, task.agents)]
-    if task.traits.labels == "images":
-        queries = model_queries(features.shape[1])
-    else:
+    queries = model_queries(task)
+    if queries is None:
         queries = features[rng.choice(public, size=task.max_queries, replace=len(public) < task.max_queries)]
-    if chosen and task.traits.labels != "images":
-        about = min(task.k, task.max_queries) if task.traits.searched == "questions" else task.max_queries
-        place = np.setdiff1d(np.arange(about), task.traits.negatives(task))
-        queries[place] = features[canary[0]]
+        if chosen:
+            queries[np.setdiff1d(np.arange(task.traits.reach(task)), task.traits.negatives(task))] = features[canary[0]]
     unit = LabeledRecords(np.repeat(features[canary], copies, axis=0), np.repeat(labels[canary], copies))
     if around.level == "agent":
         unit, agents[0] = agents[0], LabeledRecords(features[:0], labels[:0])
@@ -177,8 +174,8 @@ def fitted(around: Surroundings) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
 
 def _poisoned(around: Surroundings) -> Scene:
     task = around.task
-    queries = None
-    if task.traits.labels != "images":
+    queries = model_queries(task)
+    if queries is None:
         features, _ = fitted(around)
         queries = features[
             around.rng(3).choice(len(features), size=task.max_queries, replace=len(features) < task.max_queries)
@@ -410,7 +407,8 @@ def read_task(
     file = read_task_file(path)
     asked = queries or file.queries.count
     if asked is None:
-        asked = DIMENSION + 1 if METHODS[file.task.method].labels == "images" else QUERIES
+        strategy, _ = METHODS[file.task.method].selection("all", None, axes=None)
+        asked = DIMENSION + 1 if strategy == "weights" else QUERIES
     return file.resolve(
         classes=classes,
         agents=agents or AGENTS,

@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from checks.audit.pipeline import LabeledRecords, Scene
+from feature_store.query_selection import model_rows
 from feature_store.rows import FEATURE_SCALE, quantize
 from labeler.errors import InvalidSetting
 from labeler.methods.aux_distill import NEGATIVES_EVERY, head_terms
@@ -62,8 +63,8 @@ Directions = NDArray[np.float64]
 
 def dimension_of(task: Task) -> int:
     """Return the number of components of this task's features; any will do, except for methods that say."""
-    if task.traits.labels == "images":
-        return task.rows - 1
+    if (rows := task.traits.model_rows(task)) is not None:
+        return rows - 1
     # One component more than heads look at, for questions that lie almost elsewhere.
     return max(DIMENSION, training_of(task).dimension + 1) if task.training is not None else DIMENSION
 
@@ -79,21 +80,21 @@ def poisoned(
         rng: public randomness.
         queries: those that are asked anyway; None lets the adversary choose them.
     """
-    dimension = dimension_of(task)
+    dimension, of_model = dimension_of(task), model_queries(task)
     if task.sampled is not None:
         return _of_steps(task, dimension)
     if task.training is not None and not sums_means(task):
-        return _of_models(task, level, dimension, rng, queries)
+        return _of_models(task, level, dimension, rng, queries if of_model is None else of_model)
     directions = _directions(canaries, dimension, rng)
-    if task.traits.labels == "images":
-        queries = model_queries(dimension)
+    if of_model is not None:
+        queries = of_model
     elif queries is None:
         queries = _chosen(task, directions, rng)
-    elif task.traits.searched != "questions" and canaries == 1:
+    elif not task.traits.choosing(1) and canaries == 1:
         # Nearer to all queries than anything on the other side is.
         mean = queries.astype(np.float64).mean(axis=0)
         directions = mean[None, :] / (np.linalg.norm(mean) or 1.0)
-    elif task.traits.searched == "questions":
+    elif task.traits.choosing(1):
         own = rng.choice(len(queries), size=canaries, replace=len(queries) < canaries)
         directions = queries[own] / np.linalg.norm(queries[own].astype(np.float64), axis=1, keepdims=True)
     units = tuple(
@@ -115,21 +116,17 @@ def poisoned(
     )
 
 
-def model_queries(dimension: int) -> NDArray[np.int16]:
-    """Return the questions for a linear model: the unit vectors of feature space, and zero."""
-    from feature_store.query_selection import model_rows
-
-    return model_rows(dimension)
+def model_queries(task: Task) -> NDArray[np.int16] | None:
+    """Return the questions for a linear model, the unit vectors of feature space and zero; None where none is asked."""
+    rows = task.traits.model_rows(task)
+    return None if rows is None else model_rows(rows - 1)
 
 
 def most_canaries(task: Task) -> int:
     """Return how many canaries can each have separate numbers of the sum."""
-    if task.traits.searched is None:
-        return 1
-    most = task.max_queries
-    if task.traits.searched == "questions":
-        most = max(1, most // min(task.k, most))
-    return min(most, 20 if task.release == "winner" and task.traits.searched == "questions" else 200)
+    if task.traits.choosing(1):
+        return min(task.max_queries // task.traits.reach(task), 20 if task.release == "winner" else 200)
+    return min(task.traits.searches(task.max_queries), 200) or 1
 
 
 def _records_of(task: Task, level: StatedLevel) -> int:
@@ -149,7 +146,7 @@ def _records_of_an_agent(task: Task) -> int:
     """
     if task.training is not None:
         most: float = kept_bound(task) or training_of(task).radius
-    elif task.traits.searched == "questions":
+    elif task.traits.choosing(1):
         # Each votes at k questions, so this many reach the edge of the ball.
         ball = math.inf if task.ballot_radius is None else task.ballot_radius / math.sqrt(task.k) + 1
         most = 4 * min(task.max_agent_records or math.inf, ball)
@@ -162,9 +159,7 @@ def _of_models(
     task: Task, level: StatedLevel, dimension: int, rng: np.random.Generator, queries: NDArray[np.int16] | None
 ) -> Scene:
     """Poison the first agent's model by `worst_sets`; the others' models are known, whatever they are."""
-    if task.traits.labels == "images":
-        queries = model_queries(dimension)
-    elif queries is None:
+    if queries is None:
         queries = _questions_of_heads(task, dimension, rng)
     copies = 1 if level == "agent" else _records_of(task, level)
     found = worst_sets(task, level, copies=copies, dimension=dimension, queries=queries)
@@ -182,7 +177,7 @@ def _of_steps(task: Task, dimension: int) -> Scene:
     """
     one = LabeledRecords(quantize(np.eye(dimension)[:1]), _labels(1, 1))
     other = LabeledRecords(-one.features, _labels(1, 0))
-    queries = model_queries(dimension)
+    queries = model_rows(dimension)
     return Scene(task, "instance", agents=(other,) * task.agents, canaries=(one,), queries=queries)
 
 
@@ -209,7 +204,7 @@ def _directions(count: int, dimension: int, rng: np.random.Generator) -> Directi
 def _chosen(task: Task, directions: Directions, rng: np.random.Generator) -> NDArray[np.int16]:
     """Return as many questions near each canary as it can answer, and the rest elsewhere."""
     count, asked = len(directions), task.max_queries
-    if task.traits.searched == "questions":
+    if task.traits.choosing(1):
         each = min(task.k, asked // count)
         elsewhere = -np.abs(rng.normal(size=(asked - count * each, directions.shape[1])))
         rows = np.concatenate([np.repeat(directions, each, axis=0), elsewhere])
@@ -219,9 +214,9 @@ def _chosen(task: Task, directions: Directions, rng: np.random.Generator) -> NDA
 
 
 def _background(task: Task, agent: int, directions: Directions, rng: np.random.Generator) -> LabeledRecords:
-    if task.traits.searched == "questions":
+    if task.traits.choosing(1):
         return _level_counts(task, agent, directions)
-    if task.traits.searched:
+    if task.traits.searches(1):
         return _neighbours(task, agent, directions, rng)
     if task.training is None:
         return _one_sided(agent, directions)
@@ -251,7 +246,7 @@ def _colluders_level(task: Task) -> bool:
     """True where colluders can keep classes level: winners of knn, where two other agents vote against each other."""
     return (
         task.release == "winner"
-        and task.traits.searched == "records"
+        and task.traits.searches(1) > 0
         and task.noise_by == "agents"
         and task.quorum - task.colluding_agents >= 2
     )
@@ -331,7 +326,7 @@ def worst_sets(
 
 
 def _measure(task: Task, queries: NDArray[np.int16]) -> Measure:
-    if task.traits.labels == "images":
+    if task.traits.model_rows(task) is not None:
         terms = linear_terms(task)
         return lambda records: train_rows(_rows(records), terms=terms).ravel() / (terms.sensitivity * task.sigma_votes)
     heads = head_terms(task)
@@ -351,7 +346,7 @@ def _candidates(
 ) -> Iterator[tuple[LabeledRecords, list[LabeledRecords]]]:
     """Yield sets of records, each with canaries to try next to it; for an agent, whole agents."""
     training, most = training_of(task), kept_bound(task)
-    reach = dimension if task.traits.labels == "images" else training.dimension
+    reach = training.dimension if task.traits.model_rows(task) is None else dimension
     nobody = _of(np.zeros((0, dimension)), [])
     room = MOST_RECORDS if most is None else min(MOST_RECORDS, most)
     if level == "agent":

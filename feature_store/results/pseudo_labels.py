@@ -120,11 +120,11 @@ def label_table(
     votes = None if task.release == "winner" else np.full((count, task.num_classes), np.nan)
     statuses = [AnswerStatus.FAILED_QUORUM] * count
     sequence = np.zeros(count, dtype=np.int64)
-    if task.traits.labels == "images" and rounds[0].release is not None:
+    opened = [one.release for one in rounds if one.release is not None]
+    if opened and (model := released_model(task, opened, questions)) is not None:
         if images is None:
             raise BadData(f"the images of job {stamp.job_id} cannot be read; restore its folder in jobs/ from a backup")
-        opened = [one.release for one in rounds if one.release is not None]
-        labels, votes = released_model(task, opened, questions).predict(images), None
+        labels, votes = model.predict(images), None
         statuses, sequence = [AnswerStatus.ANSWERED] * len(labels), np.full(len(labels), rounds[0].ledger_seq)
         rounds = ()
     for number, one in enumerate(rounds):
@@ -348,10 +348,10 @@ def answers_of(
         BadData: lengths differ.
     """
     task, _ = task_of(table)
-    votes = None
-    if task.release == "histogram" and task.traits.labels != "images":
+    votes, counted = None, table["noisy_votes"].to_pylist()
+    if any(counted):  # neither of winners nor of a model's labels
         nothing = [float("nan")] * task.num_classes  # for a question that was not opened
-        votes = np.array([row or nothing for row in table["noisy_votes"].to_pylist()], dtype=np.float64)
+        votes = np.array([row or nothing for row in counted], dtype=np.float64)
     return NoisyAnswers.of(
         task,
         features=features,
@@ -397,12 +397,12 @@ def label_released(
     if task.attributes_per_record is not None:
         votes = [row or [0.0] * task.num_classes for row in table["noisy_votes"].to_pylist()]
         return attributes_of(task, votes, contributors, questions, images, rows=rows, seed=seed)
-    is_model = task.traits.labels == "images"
+    about, own = task.traits.rows_about((questions, rows), (images, None))
     answers = answers_of(
         table,
-        features=images if is_model else questions,
+        features=about,
         assignment=assignment,
         # Rounds may differ in their contributors; expecting the most noise is the cautious guess.
         contributors=int(contributors.max()),
     )
-    return label_images(answers, images, rows=None if is_model else rows, kind=kind, seed=seed, progress=progress)
+    return label_images(answers, images, rows=own, kind=kind, seed=seed, progress=progress)

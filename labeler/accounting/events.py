@@ -36,7 +36,7 @@ SPILL = 1e-28
 class GaussianSum:
     """Vectors of counts, released with independent N(0, sigma^2) noise on every coordinate.
 
-    The whole composition is (squared_sensitivity / sigma^2)^(1/2)-GDP, exactly.
+    The whole composition is (squared_sensitivity / sigma^2)^(1/2)-GDP, exactly. *Proof.* Dong, Roth, Su, Theorem 2.7.
 
     Attributes:
         squared_sensitivity: squared L2 norm of the largest change of all the sums together, votes^2.
@@ -64,8 +64,8 @@ class IntegerSum:
 
     A count c is the integer S*c. Each contributor adds an independent draw of the discrete Gaussian N_Z(0, s^2),
     with P[x] proportional to exp(-x^2 / (2 s^2)). The adversary knows all shares but h. Contributors, their number
-    and the grid do not depend on private data. With v = h s^2 the composition is, up to the errors bounded in
-    `labeler.accounting.integer`, mu-GDP with mu^2 = squared_sensitivity * S^2 / (v - SMOOTHING_VARIANCE).
+    and the grid do not depend on private data. With v = h s^2 the composition is, up to errors that are bounded, mu-GDP
+    with mu^2 = squared_sensitivity * S^2 / (v - SMOOTHING_VARIANCE). *Proof*, and errors: `labeler.accounting.integer`.
 
     Attributes:
         squared_sensitivity: squared L2 norm of the largest change of all the sums together, votes^2.

@@ -5,8 +5,8 @@ A pair (mu^2, delta_0) is the charge of a mechanism that no Gaussian above it pr
 **Definition.** A mechanism costs the pair if for every epsilon >= 0, and both orders of neighbors, it is
 (epsilon, delta_mu(epsilon) + delta_0)-DP, delta_mu that of N(0, 1) against N(mu, 1).
 
-**Pairs add up.** Write H_y(Q, P) for the hockey-stick divergence, the integral of (dQ - y dP)^+. As both orders cost
-the pair, H_y(Q, P) <= G_y + delta_0 for every y >= 0, where G is that of the Gaussians. For y below 1 this follows from
+**Fact: pairs add up.** Write H_y(Q, P) for the hockey-stick divergence, the integral of (dQ - y dP)^+. Both orders cost
+the pair: H_y(Q, P) <= G_y + delta_0 for every y >= 0, where G is that of the Gaussians. For y below 1 this follows from
 H_y(Q, P) = 1 - y + y H_{1/y}(P, Q). Let a second mechanism, chosen after the first one's outcome, cost (nu^2, delta_1).
 Write G' for nu^2 and G'' for mu^2 + nu^2. Both together have at most
 

@@ -140,8 +140,8 @@ _NOTHING = 1e-40  # where it ends for the first few queries: their Gaussian has 
 class IntegerWinner(IntegerSum):
     """The largest of each row of noisy integer sums, and nothing else of them.
 
-    The attributes of `IntegerSum` are those of the sums that winners are read from. Its mu^2 is that of `winner_pair`;
-    the mass outside the Gaussian is at most `SPILL` of it, for which every statement about charges leaves room.
+    The attributes of `IntegerSum` are those of the sums that winners are read from. Its mu^2 is that of `winner_pair`
+    (*Proof*: this module); the mass outside the Gaussian is at most `SPILL` of it, and statements leave room for it.
 
     Attributes:
         change: how neighboring inputs differ in one query.

@@ -74,7 +74,7 @@ class Stepper:
             case fx.WaitUntil():
                 plan.looks[job_id] = effect.steady_s
             case fx.RequestSlot():
-                if run.task.traits.labels == "images":
+                if effect.needs_features:
                     try:
                         if not self._questions.has_features(job.record, run.task):
                             return []
@@ -126,12 +126,10 @@ class Stepper:
             if features is None:
                 return []
             if len(features) != run.num_queries // run.task.steps:
-                advice = (
-                    f"make a task with max_queries = {len(features)}, one more than a feature has numbers"
-                    if run.task.traits.labels == "images"
-                    else "submit again"
+                raise BadData(
+                    f"{len(features)} questions were prepared, {run.num_queries} were paid for; make a task with "
+                    f"max_queries = {len(features) * run.task.steps}, or submit again"
                 )
-                raise BadData(f"{len(features)} questions were prepared, {run.num_queries} were paid for; {advice}")
             batches = []
             for number in run.untied:
                 batch = batch_of(features, run, run.rounds[number])

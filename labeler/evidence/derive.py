@@ -38,8 +38,7 @@ from labeler.evidence.document import (
     TaskFindings,
     Unit,
 )
-from labeler.methods import METHODS, proof_of
-from labeler.methods.sensitivity import contribution_in_words, unit_in_words
+from labeler.methods import METHODS, contribution_in_words, proof_of, unit_in_words
 from labeler.planning import METHOD, METHOD_OF_SAMPLES, Price, price
 from labeler.setting import LEVELS
 from labeler.task import Level, StatedLevel, Task, parse_task

@@ -39,7 +39,6 @@ def registry_record(document: Evidence) -> Section:
         )
     [facts], [found] = document.facts.tasks, document.tasks
     task = facts.task or {}
-    is_model = METHODS[task["method"]].labels == "images"
     stated = next((one for one in found.promised if one.unit == "image"), found.promised[0])
     cadence = found.cadence
     record: Section = {
@@ -51,7 +50,7 @@ def registry_record(document: Evidence) -> Section:
                 "name": str(task.get("name", "")),
                 "data_curators": [TO_FILL],
                 "intended_use": TO_FILL,
-                "data_product_type": "Machine learning model" if is_model else "Dataset",
+                "data_product_type": METHODS[task["method"]].rows_about("Dataset", "Machine learning model"),
                 "data_product_region": TO_FILL,
                 "description": (
                     f"Labels of public images in {len(task.get('classes', ()))} classes, by private labeled images of "

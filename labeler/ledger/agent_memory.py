@@ -57,7 +57,7 @@ from labeler.ledger.schema import (
     proposal_answers,
     task_approvals,
 )
-from labeler.methods.sensitivity import least_delta
+from labeler.methods import least_delta
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
 from labeler.system.clock import Clock
 from labeler.system.erasable import ErasableKeys, lock_away, take_out

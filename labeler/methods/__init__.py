@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import AfterValidator, WithJsonSchema
 
+from labeler.budget import LEAST_DELTA_OF_WINNERS
 from labeler.errors import PrivacyRefusal
 from labeler.methods import aux_distill, blind_average, ensemble, evaluate, federated, knn, reverse_knn
 from labeler.methods.aux_distill import NEGATIVES_EVERY
-from labeler.methods.sensitivity import BoundedNumbers, CountedVotes, Method, ReleaseKind
+from labeler.methods.sensitivity import BoundedNumbers, CountedVotes, Method, ReleaseKind, sums_means
 from labeler.settings import nearest
 
 if TYPE_CHECKING:
@@ -49,6 +50,52 @@ def _known(name: str) -> str:
 
 MethodName = Annotated[str, AfterValidator(_known), WithJsonSchema({"type": "string", "enum": list(METHODS)})]
 """A name in METHODS, as models of pydantic read it."""
+
+
+def least_delta(task: Task) -> float:
+    """Return the least delta at which the charges of a task bound anything; 0 if they do at every one.
+
+    The charges of winners and of sums over secret samples are pairs, of which a ledger keeps only the Gaussian part
+    (`labeler.accounting.losses`). Below this delta the rest may exceed the part that is held back (`labeler.budget`).
+    So an account that has paid for one is never stated at a smaller delta.
+    """
+    return LEAST_DELTA_OF_WINNERS if task.release == "winner" or task.sampled is not None else 0.0
+
+
+def unit_in_words(task: Task) -> str:
+    """Return the unit of `sigma_votes`, for people."""
+    if task.traits.counts:
+        return "votes"
+    return f"times what one {'record' if task.sampled is None else task.sampled.unit} can change"
+
+
+def contribution_in_words(task: Task) -> str:
+    """Return what an agent contributes, for people."""
+    if task.sampled is not None:
+        if task.sampled.unit == "record":
+            return "in each step the clipped gradients of a secret sample of its records"
+        return "in each step its clipped update of the model, or zero where its secret coin said no"
+    if task.attributes_per_record is not None:
+        most = task.votes_of_a_record
+        each = "all of them" if most == task.num_classes else f"the first {most} of each"
+        return f"the attributes of its k records nearest to each question, {each}"
+    return "the sums of its records by class, along public axes" if sums_means(task) else task.traits.answer
+
+
+def opened_in_words(task: Task) -> str:
+    """Return what anybody may see of a job's sums, for people."""
+    if task.release == "winner":
+        return "the winning class of each question, chosen under noise"
+    if sums_means(task):
+        return "the sum of all agents' records by class, along public axes, under noise, and the labels it gives"
+    if task.sampled is not None:
+        return "each step of training a linear model under noise, hence the model itself and the labels it gives"
+    several = task.attributes_per_record is not None
+    about = "attribute, and the labels they give" if several else "class, and the label it gives"
+    return task.traits.rows_about(
+        f"one noisy sum of {task.traits.sums} per question and {about}",
+        "a linear model: the mean of the agents' models under noise, and the labels it gives",
+    )
 
 
 def attacked_methods() -> list[str]:
@@ -181,5 +228,5 @@ def _methods_that_take(field: str) -> str:
 
 __all__ = [
     "DEFAULT_METHOD", "DEFAULT_RELEASE", "METHODS", "Method", "MethodName", "ReleaseKind", "attacked_methods", "check",
-    "proof_of",
+    "contribution_in_words", "least_delta", "opened_in_words", "proof_of", "unit_in_words",
 ]  # fmt: skip

@@ -39,7 +39,7 @@ def squared(task: Task, level: StatedLevel, queries: int) -> int:  # noqa: ARG00
 
 
 def largest(task: Task, level: StatedLevel) -> int:  # noqa: ARG001  # as every method's
-    """Return one vote: an agent casts no more than one per query, whichever unit comes or goes."""
+    """Return one vote. *Proof.* An agent casts no more than one per query, whichever unit comes or goes."""
     return 1
 
 

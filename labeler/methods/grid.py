@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import PrivacyRefusal, UnsafeGrid
-from labeler.methods.sensitivity import BoundedNumbers, counted_votes, most_votes_in_a_sum
+from labeler.methods.sensitivity import BoundedNumbers, counted_votes
 from labeler.noise import (
     DEFAULT_SHARE_SIGMA_GRID,
     MAX_COMPARISON_BITS,
@@ -174,6 +174,15 @@ def _largest_scale(room: int, votes: int, per_share: float, shares: int) -> int:
     while scale > 1 and votes * scale + shares * 2 * noise_reach(per_share * scale) > room:
         scale -= 1
     return scale
+
+
+def most_votes_in_a_sum(task: Task) -> int:
+    """Return the most that one agent adds to one sum, in votes: its count, or the radius of the ballots' ball.
+
+    For methods that count votes.
+    """
+    most = counted_votes(task).per_cell(task)
+    return most if task.ballot_radius is None else min(most, task.ballot_radius)
 
 
 def most_on_grid(task: Task) -> int:

@@ -70,9 +70,9 @@ def squared(task: Task, level: StatedLevel, queries: int) -> int:
 def largest(task: Task, level: StatedLevel) -> int:
     """Return the most votes by which one coordinate of the sums can change.
 
-    For a record it is one: a record votes at most once per query, and a swap moves one vote between two coordinates.
-    For a person it is the votes of all their records there; the records that replace them move the coordinate the
-    other way. For an agent it is all k neighbors of one query.
+    *Proof.* For a record it is one: a record votes at most once per query, and a swap moves one vote between two
+    coordinates. For a person it is the votes of all their records there; the records that replace them move the
+    coordinate the other way. For an agent it is all k neighbors of one query.
     """
     if level == "agent":
         return task.k

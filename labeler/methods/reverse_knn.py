@@ -126,8 +126,8 @@ def _squared_as_counted(task: Task, level: StatedLevel, places: int) -> int | No
 def largest(task: Task, level: StatedLevel) -> int | None:
     """Return the most votes by which one coordinate of the sums can change; None if there is no bound.
 
-    For a record it is one: a record votes at most once per query. (Under a cap, a record that leaves and the one let in
-    may share a coordinate; then their changes cancel.) For a person it is the votes of all their records there; the
+    *Proof.* For a record it is one: it votes at most once per query. (Under a cap, a record that leaves and the one let
+    in may share a coordinate; then their changes cancel.) For a person it is the votes of all their records there; the
     records that replace them move the coordinate the other way. For an agent it is the votes of all its n records;
     without n there is no bound. On a ball of radius R no coordinate is above R, and one record may move every
     coordinate (this module's docstring).

@@ -133,15 +133,6 @@ def records_of_a_person(task: Task) -> int:
     return task.records_per_person
 
 
-def most_votes_in_a_sum(task: Task) -> int:
-    """Return the most that one agent adds to one sum, in votes: its count, or the radius of the ballots' ball.
-
-    For methods that count votes.
-    """
-    most = counted_votes(task).per_cell(task)
-    return most if task.ballot_radius is None else min(most, task.ballot_radius)
-
-
 def training_of(task: Task) -> Training:
     """Return how agents train.
 
@@ -178,26 +169,6 @@ def sums_means(task: Task) -> bool:
     return task.training is not None and task.training.learner == "means"
 
 
-def unit_in_words(task: Task) -> str:
-    """Return the unit of `sigma_votes`, for people."""
-    if task.traits.counts:
-        return "votes"
-    return f"times what one {'record' if task.sampled is None else task.sampled.unit} can change"
-
-
-def contribution_in_words(task: Task) -> str:
-    """Return what an agent contributes, for people."""
-    if task.sampled is not None:
-        if task.sampled.unit == "record":
-            return "in each step the clipped gradients of a secret sample of its records"
-        return "in each step its clipped update of the model, or zero where its secret coin said no"
-    if task.attributes_per_record is not None:
-        most = task.votes_of_a_record
-        each = "all of them" if most == task.num_classes else f"the first {most} of each"
-        return f"the attributes of its k records nearest to each question, {each}"
-    return "the sums of its records by class, along public axes" if sums_means(task) else task.traits.answer
-
-
 def one_model(task: Task) -> str:
     """Return what one record changes in its agent's model, in words: the smaller of two bounds if sites keep one."""
     most = kept_bound(task)
@@ -212,25 +183,6 @@ def one_model(task: Task) -> str:
         else "no bound on records is kept; where every site keeps one (training.max_records), half the noise would do"
     )
     return f"one record moves a model by at most 2 L / (n lambda), as if it replaced another: {why}"
-
-
-def answer_sum(task: Task) -> VectorSum:
-    """Return the noisy vector that prices a task without vote counts: the sum of all agents, or each agent's own.
-
-    Raises:
-        PrivacyRefusal: the task's method has no stated sensitivity.
-    """
-    return bounded_numbers(task).answer_sum(task)
-
-
-def least_delta(task: Task) -> float:
-    """Return the least delta at which the charges of a task bound anything; 0 if they do at every one.
-
-    The charges of winners and of sums over secret samples are pairs, of which a ledger keeps only the Gaussian part
-    (`labeler.accounting.losses`). Below this delta the rest may exceed the part that is held back (`labeler.budget`).
-    So an account that has paid for one is never stated at a smaller delta.
-    """
-    return LEAST_DELTA_OF_WINNERS if task.release == "winner" or task.sampled is not None else 0.0
 
 
 def integer_event(task: Task, level: StatedLevel, queries: int) -> IntegerSum | None:
@@ -280,7 +232,7 @@ def largest_distance(task: Task, level: StatedLevel, queries: int) -> float | No
     if task.traits.counts:
         squared = squared_sensitivity(task, level, queries)
         return None if squared is None else math.sqrt(squared)
-    spec = answer_sum(task)
+    spec = bounded_numbers(task).answer_sum(task)
     if level == "agent":
         return spec.largest_norm * task.sigma_votes / spec.sigma
     records = records_of_a_person(task) if level == "person" else 1
@@ -348,6 +300,7 @@ def _as_winners(task: Task, queries: int, sums: IntegerSum, *, one: IntegerSum |
 
 
 S = TypeVar("S", bound=str)
+T = TypeVar("T")
 
 MOST_NEIGHBORS = 1_000_000
 """The largest k of a task."""
@@ -501,6 +454,55 @@ class Method:
     def told_beside(self) -> tuple[str, ...]:
         """Return what a release reveals besides what was asked, in words."""
         return ("about how many records all agents hold together",) if self.searched == "questions" else ()
+
+    @property
+    def no_choice(self) -> str | None:
+        """Return why a requester chooses no questions, in words; None where it chooses them."""
+        evaluates = "the question is a released model, and no image gets a label"
+        why = self.rows_about(None, "agents are asked for a model, which labels every public image")
+        return why if self.labels else evaluates
+
+    @property
+    def caps(self) -> str:
+        """Return the fields of a task that bound what one agent changes, in words that signed evidence repeats."""
+        return "ballot_radius, or max_agent_records," if "ballot_radius" in self.takes else "max_agent_records"
+
+    def model_rows(self, task: Task) -> int | None:
+        """Return the rows of the linear model that a task asks for; None where it asks for none."""
+        return task.rows if self.labels == "images" else None
+
+    def rows_about(self, questions: T, images: T) -> T:
+        """Return what a job's rows of labels are about: its questions, or all images where it asks for a model."""
+        return images if self.labels == "images" else questions
+
+    def claim_confidence(self, claim: str, instead: str = "") -> str:
+        """Return a claim about the confidence that labels state, in words; of a released model's it proves nothing."""
+        return self.rows_about(claim, instead)
+
+    def with_k(self, task: Task) -> str:
+        """Return the method's name, with its k if it has one, for people."""
+        return f"{task.method}, k = {task.k:,}" if self.searched else task.method
+
+    def check_k(self, k: int, queries: int) -> None:
+        """Raise InvalidTask if each record should vote at more questions than there are."""
+        if self.searched == "questions" and k > queries:
+            raise InvalidTask(f"k is {k} queries per record, but only {queries} queries are asked (max_queries)")
+
+    def searches(self, queries: int) -> int:
+        """Return how often so many queries search an agent's records; 0 where records search, or nothing does."""
+        return queries if self.searched == "records" else 0
+
+    def reach(self, task: Task) -> int:
+        """Return the most queries at which one record votes."""
+        return min(task.k, task.max_queries) if self.searched == "questions" else task.max_queries
+
+    def choosing(self, records: int) -> int | None:
+        """Return the records, where they choose the questions at which they vote; None where all get equally many."""
+        return records if self.searched == "questions" else None
+
+    def is_quick(self, task: Task) -> bool:
+        """Return whether an answer is counted alone; others train or score a model, or wait for what a record spent."""
+        return self.searched is not None and task.lifetime_budget is None
 
     def most_k(self, task: Task, level: StatedLevel, queries: int) -> int:
         """Return the largest k that a price may be solved for.

@@ -287,9 +287,9 @@ class _Turn:
         """
         # With a model's rows, agents judge themselves whether they have enough, so they are asked first.
         # Such a job is only admitted once its images are decoded.
-        is_first_heard = self.job.task.traits.labels == "images"
+        is_first_heard = self.job.task.traits.model_rows(self.job.task) is not None
         if not self.job.is_admitted:
-            self._effects.append(fx.RequestSlot())
+            self._effects.append(fx.RequestSlot(needs_features=is_first_heard))
             if is_first_heard:
                 self._looks.append(self._now.steady_s + PREPARING_LOOK_S)
             return

@@ -485,7 +485,9 @@ Send = SendProposals | SendWithdrawn | OpenAt | SendAsks | Relay | AskForSums | 
 
 @dataclass(frozen=True)
 class RequestSlot:
-    """Wait for the job's turn among the jobs of its requester. The result is `JobAdmitted`."""
+    """Wait for the job's turn; first for its decoded images, if it `needs_features`. The result is `JobAdmitted`."""
+
+    needs_features: bool
 
 
 @dataclass(frozen=True)

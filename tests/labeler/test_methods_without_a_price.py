@@ -15,7 +15,13 @@ from labeler import methods, task
 from labeler.batching import round_charges, total_charges
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods import METHODS, Method
-from labeler.methods.sensitivity import CountedVotes, answer_sum, largest_change, largest_distance, squared_sensitivity
+from labeler.methods.sensitivity import (
+    CountedVotes,
+    bounded_numbers,
+    largest_change,
+    largest_distance,
+    squared_sensitivity,
+)
 from labeler.planning import has_finite_price, integer_event, price
 from labeler.records import Records, RunnerContext
 from labeler.release import check_ballots
@@ -77,7 +83,7 @@ def test_no_bound_is_borrowed_from_another_method(monkeypatch: pytest.MonkeyPatc
         lambda: largest_change(asked, "person"),
         lambda: check_ballots(np.zeros((5, 3), dtype=np.int64), asked),
         lambda: largest_distance(asked, "instance", asked.max_queries),
-        lambda: answer_sum(asked),
+        lambda: bounded_numbers(asked).answer_sum(asked),
     ):
         with pytest.raises(PrivacyRefusal, match="method 'sixth' has no stated sensitivity"):
             ask()

@@ -176,7 +176,7 @@ def test_an_impossible_target_is_refused_with_the_way_out() -> None:
         solve_k(_task(), 1.0, level="instance")
     with pytest.raises(InvalidSetting, match="method ensemble has no k"):
         solve_k(_task(method="ensemble", k=1), 1.0)
-    with pytest.raises(InvalidSetting, match="set ballot_radius, or max_agent_records"):
+    with pytest.raises(InvalidSetting, match="set ballot_radius, or max_agent_records, in"):
         solve_sigma(_task(method="reverse-knn"), 1.0, level="agent")
     with pytest.raises(InvalidSetting, match="max_agent_records"):
         solve_queries(_task(method="reverse-knn"), 1.0, level="agent")

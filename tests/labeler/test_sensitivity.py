@@ -21,7 +21,7 @@ from labeler.methods.ensemble import one_hot_ballots
 from labeler.methods.knn import knn_ballots
 from labeler.methods.reverse_knn import reverse_knn_ballots
 from labeler.methods.sensitivity import (
-    answer_sum,
+    bounded_numbers,
     counted_votes,
     integer_event,
     largest_change,
@@ -326,7 +326,7 @@ def test_a_person_with_very_many_records_moves_a_model_by_no_more_than_its_diame
     })  # fmt: skip
     found = price(task)
     assert found.person is not None
-    spec = answer_sum(task)
+    spec = bounded_numbers(task).answer_sum(task)
     assert spec.group_distance(2**40) == 2 * spec.largest_norm
     assert found.person.mu == pytest.approx(2 * found.agent.mu, rel=1e-2)
 

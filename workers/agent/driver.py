@@ -516,7 +516,7 @@ class AgentDriver:
         slow: list[tuple[str, machine.Compute]] = []
         for one in wanted:
             task = one[1].ask.task
-            (quick if task.traits.searched and task.lifetime_budget is None else slow).append(one)
+            (quick if task.traits.is_quick(task) else slow).append(one)
         now = quick or slow[:1]
         self._waiting += slow if quick else slow[1:]
         if now:

@@ -23,8 +23,7 @@ from labeler.budget import LEAST_DELTA, MOST_DELTA, budget_for, say_epsilon
 from labeler.caps import CapsTable
 from labeler.errors import AwaitingApproval, InvalidSetting, PolicyRefusal
 from labeler.messages.bodies import Ask, Proposal
-from labeler.methods import MethodName, ReleaseKind
-from labeler.methods.sensitivity import least_delta
+from labeler.methods import MethodName, ReleaseKind, least_delta
 from labeler.noise import TALLIERS
 from labeler.planning import has_finite_price
 from labeler.setting import LEVELS

@@ -246,7 +246,7 @@ class DrawnProbe:
         key = (hashlib.sha256(ask.task.kind.encode()).digest(), ask.batch.digest)
         if key not in self._known:
             within_s = min(PROBE_S, ask.expires_at - self._now())
-            questions = len(ask.batch) if ask.task.traits.searched == "records" else 0
+            questions = ask.task.traits.searches(len(ask.batch))
             found = self._timed(ask, most, within_s=within_s, questions=questions)
             self._known[key] = found + (most * LIFE_RECORD_S if ask.task.lifetime_budget is not None else 0.0)
             while len(self._known) > _MOST_TIMED:

@@ -169,7 +169,7 @@ def run(
             f"For new answers, at their own price, give another --out than {escaped(str(out))}.",
             err=True,
         )
-    if METHODS[job.file.task.method].labels is None:
+    if job.file.evaluates:
         from workers.commands.evaluation import tell_evaluation
 
         tell_evaluation(summary, out, as_json=as_json)
@@ -440,9 +440,8 @@ def _labeled(images: dict[str, Any], method: str) -> str:
     if "accuracy" in images:
         checked = "" if images["checked"] == images["labelled"] else f" the {images['checked']:,} whose truth is known"
         said += f", {images['accuracy']:.1%} of {checked.strip() or 'them'} right{_balanced(images)}"
-    if METHODS[method].labels == "images":  # its own confidence claims nothing
-        return said
-    return f"{said}; they state a confidence of {images['mean_confidence']:.1%} on average"
+    claim = f"; they state a confidence of {images['mean_confidence']:.1%} on average"
+    return said + METHODS[method].claim_confidence(claim)
 
 
 _FOR_TRAINED = "blind-average, aux-distill: "
@@ -636,7 +635,7 @@ def _print_plan(result: dict[str, Any]) -> None:
             console.print(f"Per {level}: {result[level]['reason']}")
     console.print(say_expected(result["expected_accuracy"]))
     if result["advised_queries"] is not None:
-        told = "; the price is the same for any number" if traits.searched == "questions" else ""
+        told = "; the price is the same for any number" if traits.choosing(1) else ""
         console.print(
             f"Advised: ask about {result['advised_queries']} clusters of public images{told}. How answers are read "
             "(student planned) follows from public images and released answers, at no price."

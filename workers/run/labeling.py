@@ -49,7 +49,6 @@ from labeler.ledger.database import Database, open_database
 from labeler.ledger.jobs import JobRecord, JobStore, RoundRecord
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.tasks import TaskRecord, TaskStore
-from labeler.methods import METHODS
 from labeler.randomness import KEY_BYTES, seeded_source
 from labeler.release import Release, WinnerEngine, release_from_bytes
 from labeler.rounds.effects import UNFINISHED, JobRun, Patience
@@ -113,8 +112,8 @@ def run_in_folder(
         has_curve: the report shows accuracy against epsilon, for which twenty more students are trained.
     """
     with clock.stage("read and check"):
-        evaluates = METHODS[job.file.task.method].labels is None
-        prepared = prepare_evaluation(job, folder) if evaluates else prepare(job, folder, progress=progress, warn=warn)
+        is_whole = not job.file.evaluates
+        prepared = prepare(job, folder, progress=progress, warn=warn) if is_whole else prepare_evaluation(job, folder)
         # From public facts: a warning must not reveal the number of records.
         expected = expect(prepared.task)
         if expected.warning:
@@ -145,7 +144,7 @@ def label(prepared: PricedJob, folder: JobFolder, *, progress: ProgressCallback 
             )
             for agent_id, shard in zip(names, prepared.shards, strict=True)
         ]
-        if prepared.task.traits.searched == "records" and may_use_device(prepared.engine):
+        if prepared.task.traits.searches(prepared.task.max_queries) and may_use_device(prepared.engine):
             for agent in agents:  # what a device does to the process, it does before a charge
                 agent.build_index()
         winner_engine: WinnerEngine | None = None

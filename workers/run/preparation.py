@@ -241,7 +241,7 @@ class PreparedJob(PricedJob):
     @property
     def answered_features(self) -> NDArray[np.int16]:
         """The features that answers are about: the queries; or every image, where a model was asked for."""
-        return self.public.features if self.task.traits.labels == "images" else self.queries.features
+        return self.task.traits.rows_about(self.queries.features, self.public.features)
 
 
 def prepare(
@@ -384,7 +384,7 @@ def open_shards(job: LabelingJob) -> tuple[tuple[Shard, ...], Shard | None, list
     asked = Shard.open(job.queries, verify=False) if (job.queries / "manifest.json").exists() else None
     scored = [] if job.test is None else [Shard.open(job.test, verify=False)]
     _check_together(job, shards, [*([] if asked is None else [asked]), *scored])
-    if asked is not None or METHODS[job.file.task.method].labels is None:
+    if asked is not None or job.file.evaluates:
         return shards, asked, scored
     if not job.queries.exists() and not str(job.queries).startswith("torchvision:"):
         raise InvalidSetting(f"there is no shard, folder or file {job.queries} to take --images from")
@@ -439,8 +439,9 @@ def _check_source(job: LabelingJob, shard: Shard) -> None:
 def _questions(job: LabelingJob, shard: Shard, *, images: int | None) -> int | None:
     """Return the number of questions of each step; None if it depends on images that are not embedded yet."""
     chosen = job.file.queries
-    if METHODS[job.file.task.method].labels == "images":
-        return (job.file.axes or shard.dimension) + 1
+    strategy, axes = METHODS[job.file.task.method].selection(chosen.strategy, chosen.count, axes=job.file.axes)
+    if strategy == "weights":
+        return (axes or shard.dimension) + 1
     if images is not None and chosen.strategy == "all" and chosen.count not in (None, images):
         raise InvalidSetting(
             f"queries.count is {chosen.count}, and strategy 'all' (the default) asks about every image; "
@@ -527,9 +528,8 @@ def _check_no_record_twice(job: LabelingJob, shards: Sequence[Shard]) -> None:
 
 
 def _check_k(job: LabelingJob, task: Task, shards: Sequence[Shard]) -> None:
-    if task.traits.searched == "questions" and task.k > task.max_queries:
-        raise InvalidSetting(f"k is {task.k} queries per record, but only {task.max_queries} queries are asked")
-    if task.traits.searched != "records":
+    task.traits.check_k(task.k, task.max_queries)
+    if not task.traits.searches(task.max_queries):
         return
     small = [str(path) for path, shard in zip(job.shards, shards, strict=True) if shard.alive.sum() < task.k]
     if small and not job.allow_small_shards:

@@ -102,8 +102,7 @@ def publish(
     with clock.stage("write pseudo-labels"):
         card = privacy_card(task, prepared.price, is_seeded=is_seeded, not_covered=public.shard.not_covered)
         replace_file(folder.out / "privacy_card.md", card_in_words(card).encode())
-        if task.traits.labels == "images":
-            model = released_model(task, releases, queries.features)
+        if (model := released_model(task, releases, queries.features)) is not None:
             file = public.model_file(model.arrays, kind=LINEAR, task=task, card=card, job_id=prepared.job_id)
             replace_file(folder.out / "model.safetensors", file)
             folder.released.add(file)
@@ -165,16 +164,15 @@ def publish(
                 attributes = _attribute_report(prepared, said)
             progress("Student", 2, 2)
     with clock.stage("report"):
-        is_about_a_model = task.traits.labels == "images"
         files = [
             (
                 "pseudo_labels.parquet",
                 "the released counts, one row per question"
                 if attributes is not None
-                else f"every label, one row per {'image' if is_about_a_model else 'question'}",
+                else f"every label, one row per {task.traits.rows_about('question', 'image')}",
             ),
             *([] if outcome is None else [("student_labels.parquet", "what the student says of every public image")]),
-            *([("model.safetensors", "the released model, with its privacy card")] if is_about_a_model else []),
+            *([("model.safetensors", "the released model, with its privacy card")] if model else []),
             *([] if outcome is None else [("student.safetensors", _say_student(folder.out / "student.safetensors"))]),
             ("privacy_card.md", "what these files may tell of one private image, in words"),
             ("report.json", "the numbers of this page, for programs"),

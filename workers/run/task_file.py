@@ -98,20 +98,18 @@ class TaskFile(_Table):
 
     @model_validator(mode="after")
     def _tables_go_with_the_method(self) -> TaskFile:
-        evaluates = METHODS[self.task.method].labels is None
-        if evaluates and (self.queries != QueriesTable() or self.student != StudentTable()):
-            raise ValueError(
-                f"leave [queries] and [student] out for method {self.task.method}: the question is a released model, "
-                "and no image gets a label"
-            )
-        if not evaluates and self.evaluation != EvaluationTable():
+        why = METHODS[self.task.method].no_choice
+        if why and (self.queries != QueriesTable() or (self.evaluates and self.student != StudentTable())):
+            tables = "[queries] and [student]" if self.evaluates else "[queries]"
+            raise ValueError(f"leave {tables} out for method {self.task.method}: {why}")
+        if not self.evaluates and self.evaluation != EvaluationTable():
             raise ValueError(f"[evaluation] is only for method evaluate; found {self.task.method}")
-        if METHODS[self.task.method].labels == "images" and self.queries != QueriesTable():
-            raise ValueError(
-                f"leave [queries] out for method {self.task.method}: agents are asked for a model, which labels every "
-                "public image"
-            )
         return self
+
+    @property
+    def evaluates(self) -> bool:
+        """True if the job scores a model and labels no image."""
+        return METHODS[self.task.method].labels is None
 
     @property
     def axes(self) -> int | None:
@@ -236,7 +234,7 @@ def make_task_file(
     tables: dict[str, Any] = {"task": table, "student": {} if student is None else {"kind": student}}
     try:
         file = TaskFile.model_validate({"task": table})
-        if METHODS[file.task.method].labels != "images":
+        if METHODS[file.task.method].no_choice is None:
             count = _advised_questions(file, shards, images, out) if queries is None else queries
             tables["queries"] = {"strategy": "all"} if count is None else {"strategy": strategy, "count": count}
         return TaskFile.model_validate(tables)

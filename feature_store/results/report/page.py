@@ -35,8 +35,7 @@ from feature_store.results.report.pictures import OTHER_COLOR, PICTURE_FILES, Pi
 from feature_store.results.report.words import all_warnings
 from feature_store.results.scores import Scores
 from labeler.budget import say_epsilon, say_estimate
-from labeler.methods import METHODS
-from labeler.methods.sensitivity import contribution_in_words, unit_in_words
+from labeler.methods import METHODS, contribution_in_words, unit_in_words
 from labeler.rounds.effects import AnswerStatus
 from labeler.system.files import replace_file
 
@@ -261,19 +260,19 @@ def _price_rows(report: JobReport) -> list[dict[str, Any]]:
 def _settings(report: JobReport) -> list[tuple[str, str]]:
     task = report.task
     traits = task.traits
-    unit, k = unit_in_words(task), f", k = {task.k:,}" if traits.searched else ""
+    unit = unit_in_words(task)
     opened = {"histogram": f"the noisy sum of {traits.sums}", "winner": "only the winning class"}[task.release]
     rows = [
         ("Task", task.name),
         ("Classes" if task.attributes_per_record is None else "Attributes", f"{task.num_classes:,}"),
         ("Attributes a record votes for", "" if task.attributes_per_record is None else f"{task.votes_of_a_record:,}"),
-        ("What an agent answers with", f"{contribution_in_words(task)} ({task.method}{k})"),
+        ("What an agent answers with", f"{contribution_in_words(task)} ({traits.with_k(task)})"),
         ("What is opened", f"{opened} ({task.release})"),
         ("Noise counted on", f"{words.say_number(task.sigma_votes)} {unit} (sigma)"),
         ("Noise in a full sum", f"{words.say_number(task.total_sigma_votes)} {unit}" if task.noise_parties else ""),
         ("Agents", f"{task.agents:,}; {task.colluding_agents:,} may collude, {task.max_dropouts:,} may drop out"),
         ("Talliers", words.talliers(task)),
-        ("Rows of the model" if traits.labels == "images" else "Questions at most", f"{task.rows:,}"),
+        ("Rows of the model" if traits.model_rows(task) else "Questions at most", f"{task.rows:,}"),
         ("Steps of training", "" if task.sampled is None else f"{task.steps:,}"),
         ("Grid", f"{task.scale:,} units per vote" if unit == "votes" else ""),
         ("Proof for one image", report.privacy.instance.method),

@@ -22,7 +22,7 @@ from feature_store.results.page_templates import count
 from feature_store.results.report.model import AttributeReport, JobReport
 from feature_store.results.scores import UNEQUAL, Scores
 from labeler.budget import say_epsilon
-from labeler.methods.sensitivity import sums_means, unit_in_words
+from labeler.methods import opened_in_words, unit_in_words
 from labeler.rounds.effects import AnswerStatus
 from labeler.task import Task
 
@@ -70,9 +70,8 @@ def headline(report: JobReport) -> str:
         return f"A student trained on the answers is right on {say_percent(unseen)} of unseen images."
     if images is not None:
         labeled = f"{count(len(images), 'public image')} labeled"
-        if report.task.traits.labels == "images":  # the confidence of a model in itself proves nothing
-            return f"{labeled} by the released model."
-        return f"{labeled}, half of them with a confidence of {say_percent(images.median_confidence)} or more."
+        claim = f", half of them with a confidence of {say_percent(images.median_confidence)} or more"
+        return f"{labeled}{report.task.traits.claim_confidence(claim, ' by the released model')}."
     if report.label_accuracy is not None:
         return f"{say_percent(report.label_accuracy)} of the answers with a known truth are right."
     return f"{report.answered:,} of {count(len(report.queries), 'question')} answered."
@@ -235,19 +234,7 @@ def never_revealed(report: JobReport) -> tuple[str, ...]:
 
 def was_released(report: JobReport) -> tuple[str, ...]:
     """List what anybody may see, and what the price pays for."""
-    opened = (
-        "the winning class of each question, chosen under noise"
-        if report.task.release == "winner"
-        else "the sum of all agents' records by class, along public axes, under noise, and the labels it gives"
-        if sums_means(report.task)
-        else "each step of training a linear model under noise, hence the model itself and the labels it gives"
-        if report.task.sampled is not None
-        else "a linear model: the mean of the agents' models under noise, and the labels it gives"
-        if report.task.traits.labels == "images"
-        else f"one noisy sum of {report.task.traits.sums} per question and "
-        + ("class, and the label it gives" if report.attributes is None else "attribute, and the labels they give")
-    )
-    also = report.task.traits.told_beside
+    opened, also = opened_in_words(report.task), report.task.traits.told_beside
     return (opened, *also, "how many agents took part", "the settings of the task, with its class names", "the price")
 
 

@@ -107,7 +107,7 @@ def test_an_agent_that_has_not_reported_is_named(house: House) -> None:
         ({"agents": ["east", "east"]}, InvalidTask, "names one twice"),
         ({"agents": []}, InvalidTask, "no agent is enrolled"),
         ({"colluding_agents": 3}, InvalidTask, "too few agents for the collusion stated"),
-        ({"method": "reverse-knn", "k": 200}, InvalidTask, "max_queries is only 100"),
+        ({"method": "reverse-knn", "k": 200}, InvalidTask, "only 100 queries are asked"),
         ({"max_agent_records": 5}, InvalidTask, "only means something for method reverse-knn"),
     ],
 )
