@@ -56,6 +56,7 @@ class Guard:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self) -> Generator[None, object, object]:
+        self._is_running = False  # what a file or the session shares ends with its last test
         try:
             return (yield)
         finally:
