@@ -172,11 +172,9 @@ def axis_rows(public_features: NDArray[np.int16], count: int) -> NDArray[np.int1
     Raises:
         InvalidSetting: the images have fewer axes.
     """
-    rows = public_features.astype(np.float64)
-    mean = rows.mean(axis=0)
-    rows -= mean
-    variances, axes = np.linalg.eigh(rows.T @ rows / len(rows))
-    known = int((variances > _LEAST_VARIANCE * max(float(variances[-1]), 1.0)).sum())
+    mean, covariance = _spread(public_features)
+    variances, axes = np.linalg.eigh(covariance)
+    known = _known(variances)
     if not 1 <= count <= known:
         raise InvalidSetting(
             f"training.axes asks for {count} axes of the public images, which have {known}; ask for fewer, or submit "
@@ -186,6 +184,24 @@ def axis_rows(public_features: NDArray[np.int16], count: int) -> NDArray[np.int1
     lengths = variances[kept] ** (-WHITENING / 2)
     basis = (axes[:, kept] * (lengths / lengths.max())).T
     return np.asarray(np.rint(np.vstack([FEATURE_SCALE * basis, mean])), dtype=np.int16)
+
+
+def known_axes(public_features: NDArray[np.int16]) -> int:
+    """Return the number of axes along which public images differ: the most that `axis_rows` takes."""
+    return _known(np.linalg.eigvalsh(_spread(public_features)[1]))
+
+
+def _spread(public_features: NDArray[np.int16]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the mean of public images and their covariance."""
+    rows = public_features.astype(np.float64)
+    mean = rows.mean(axis=0)
+    rows -= mean
+    return mean, rows.T @ rows / len(rows)
+
+
+def _known(variances: NDArray[np.floating]) -> int:
+    """Return how many of the ascending variances are no rounding."""
+    return int((variances > _LEAST_VARIANCE * max(float(variances[-1]), 1.0)).sum())
 
 
 def _check_features(features: NDArray[np.int16]) -> None:

@@ -39,6 +39,12 @@ anybody is asked, the ratio rho = M / sigma decides. The rule, for C classes:
 There is at most one for FEWEST_IMAGES public images (or C). The price of reverse-knn is the same for any number. M is
 private: RECORDS_EACH of an agent are assumed, or the caller's number. The constants were chosen on Office-Caltech10 and
 CIFAR-10.
+
+**How many axes** (`axes_for`), for class means. Their price is the same along any number. More axes tell classes apart
+that few confuse, and each adds noise to the mean of a class. Measured, the best number grows as the records of a class
+over the noise, R / (C sigma). Half of that is taken, since R is assumed; one class may be rare, so C counts as at least
+RAREST. It is at least FEWEST_AXES and C, at most USUAL_AXES and what the public images have. The constants were chosen
+on Office-Caltech10, the test images of CIFAR-10 and chest X-rays.
 """
 
 from __future__ import annotations
@@ -265,6 +271,23 @@ FEW: Final = 7.0
 """rho below which there is one question for each class."""
 
 _TWICE: Final = 10.0
+
+
+FEWEST_AXES, USUAL_AXES = 8, 64
+RAREST: Final = 10
+"""A class may hold so small a part of the records: one in ten."""
+
+
+def axes_for(task: Task, *, known: int, records: int | None = None) -> int:
+    """Return the number of public axes along which class means are asked for, see the module.
+
+    Args:
+        task: of learner "means", with any number of axes, which is not read.
+        known: axes of the public images.
+        records: private records of all agents together, as far as anybody may know.
+    """
+    heard = assumed_records(task, records) / max(task.num_classes, RAREST) / (2 * task.total_sigma_votes)
+    return min(max(FEWEST_AXES, task.num_classes, min(round(heard), USUAL_AXES)), known)
 
 
 def questions_for(task: Task, *, public_images: int | None = None, records: int | None = None) -> int:

@@ -60,6 +60,8 @@ class Life(PlainNumbers):
 NOTHING_TRAINED: Final = {"min_records": 1, "regularisation": 1.0, "clip_norm": 1.0, "iterations": 200}
 """Values for learner "means" of the fields that say how other learners train."""
 
+MOST_AXES: Final = 1_000_000
+
 WIDE_RADIUS: Final = 2.0**20
 """Default radius of learner "means", in records: longer sums would be cut, and the noise stays the same."""
 
@@ -121,9 +123,10 @@ class Training(PlainNumbers):
     default."""
     iterations: Annotated[int, Field(ge=1, le=100_000)] = 200
     """blind-average: gradient steps."""
-    axes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    axes: Annotated[int, Field(ge=1, le=MOST_AXES)] | None = None
     """blind-average: the number of public axes that, with a public center, map features before the model
-    (labeler.linear_model); they are the rows that are asked about. None: features are not mapped."""
+    (labeler.linear_model); they are the rows that are asked about. None: features are not mapped. For learner "means"
+    it is then one less than `max_queries`, which a run chooses by the noise (labeler.expectation.axes_for)."""
     dimension: Annotated[int, Field(ge=1, le=1_000_000)] = 32
     """aux-distill: the number of leading axes of the public negatives along which features are taken: fewer than the
     negatives, and at most as many as a feature has numbers."""
@@ -151,11 +154,6 @@ class Training(PlainNumbers):
                 raise ValueError(
                     f"training.{told[0]} means nothing for learner means, which sums records and trains nothing; leave "
                     "it out"
-                )
-            if self.axes is None:
-                raise ValueError(
-                    "training.axes must be given for learner means: along public axes every record has length one, "
-                    "which its price is for"
                 )
         if self.sampled is not None:
             self._check_steps()

@@ -30,7 +30,7 @@ from labeler.noise import (
     NoiseBy,
     noise_reach,
 )
-from labeler.setting import DEFAULT_DELTA
+from labeler.setting import DEFAULT_DELTA, MOST_AXES
 from labeler.setting import Level as Level
 from labeler.setting import Life as Life
 from labeler.setting import Sampled as Sampled
@@ -176,6 +176,18 @@ class Task(NamedTerms):
     """The backbone that made every feature, private and public."""
     nonce: Printable = ""
     """Makes two otherwise equal tasks different, so that each draws its own noise."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _means_have_axes(cls, given: Any) -> Any:
+        # The rows that class means are asked for are their axes and the center; a record has length one along axes.
+        training = given.get("training") if isinstance(given, dict) else None
+        fields = training.model_dump() if isinstance(training, Training) else training
+        if not isinstance(fields, dict) or fields.get("learner") != "means" or fields.get("axes") is not None:
+            return given
+        rows = given.get("max_queries")
+        axes = min(rows - 1, MOST_AXES) if isinstance(rows, int) and rows > 1 else 1
+        return {**given, "training": {**fields, "axes": axes}}
 
     @model_validator(mode="after")
     def _check(self) -> Task:

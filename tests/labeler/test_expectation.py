@@ -15,14 +15,17 @@ from hypothesis import strategies as st
 
 from labeler.expectation import (
     ALIKE,
+    FEWEST_AXES,
     RECORDS_EACH,
     UNLIKE,
+    USUAL_AXES,
+    axes_for,
     expect,
     questions_for,
     say_expected,
     winning_chance,
 )
-from labeler.solving import solve_sigma
+from labeler.solving import WantedTask, solve_sigma
 from labeler.task import Task, parse_task
 from tests.labeler.tasks import make_task
 
@@ -159,3 +162,25 @@ def test_never_fewer_questions_than_classes_nor_more_than_images_carry(
 
 def test_methods_whose_price_grows_with_questions_are_advised_two_for_each_class() -> None:
     assert {questions_for(task(sigma_votes=sigma, method="ensemble")) for sigma in (1.0, 100.0)} == {20}
+
+
+def means(epsilon: float, *, classes: int = 10, agents: int = 5) -> Task:
+    wanted = WantedTask.model_validate(
+        {"name": "m", "method": "blind-average", "epsilon": epsilon, "training": {"learner": "means"}}
+    )
+    return wanted.settled({"classes": [str(one) for one in range(classes)], "max_queries": 9}, agents=agents)
+
+
+def test_class_means_look_along_more_axes_where_noise_is_smaller_and_never_along_more_than_images_have() -> None:
+    chosen = [axes_for(means(epsilon), known=500) for epsilon in (0.05, 0.1, 0.3, 0.5, 1.0, 8.0)]
+    assert chosen == sorted(chosen)
+    assert chosen[0] == 10  # one for each class
+    assert chosen[3] > 2 * chosen[1]
+    assert chosen[-1] == USUAL_AXES
+    assert axes_for(means(0.1, classes=2), known=500, records=20) == FEWEST_AXES
+    assert axes_for(means(8.0), known=12) == 12
+
+
+def test_a_task_of_means_without_axes_looks_along_one_less_than_it_has_rows() -> None:
+    assert (asked := means(1.0)).training is not None
+    assert asked.training.axes == asked.max_queries - 1 == 8

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from feature_store.backbones.spec import loadable_name
 from feature_store.index.build import current_name, engine_of_job, load_engine
-from feature_store.query_selection import QuerySet, select_queries
+from feature_store.query_selection import QuerySet, known_axes, select_queries
 from feature_store.results.evaluations import question_of, released_model, stated_beside
 from feature_store.results.models import model_file, read_model_bytes
 from feature_store.results.pseudo_labels import QuestionNames, query_rows
@@ -28,7 +28,7 @@ from feature_store.students import Student
 from labeler.batching import BATCH_QUERIES, check_round_fits, round_sizes, total_charges
 from labeler.budget import budget_for, short_epsilon
 from labeler.errors import BadData, BudgetExceeded, InvalidSetting, InvalidTask, MixedShards
-from labeler.expectation import assumed_records
+from labeler.expectation import assumed_records, axes_for
 from labeler.methods import METHODS
 from labeler.planning import Price, price
 from labeler.records import UNDECLARED_RECORDS
@@ -271,7 +271,8 @@ def prepare(
     count = _questions(job, shards[0], images=None if asked is None else len(asked))
     priced = None if count is None else _priced(job, shards, count)
     if count is None:
-        settle(job, shards, questions=1)  # refuses what is wrong for any number of questions
+        fewest = 2 if job.file.chooses_axes else 1
+        settle(job, shards, questions=fewest)  # refuses what is wrong for any number of questions
 
     with ThreadPoolExecutor() as pool:  # checksums let other threads run
         list(pool.map(Shard.verify, [*shards, *([] if asked is None else [asked]), *scored]))
@@ -291,7 +292,10 @@ def prepare(
     if test is not None and not len(test):
         raise BadData(f"no image of {job.test} has a label of the task's classes, so no student can be scored on it")
     selection, method = job.file.queries, METHODS[job.file.task.method]
-    strategy, count = method.selection(selection.strategy, selection.count, axes=job.file.axes)
+    axes = job.file.axes
+    if job.file.chooses_axes:
+        axes = axes_for(settle(job, shards, questions=2), known=known_axes(public.features))
+    strategy, count = method.selection(selection.strategy, selection.count, axes=axes)
     queries = select_queries(
         public.features,
         strategy=strategy,
@@ -437,11 +441,11 @@ def _check_source(job: LabelingJob, shard: Shard) -> None:
 
 
 def _questions(job: LabelingJob, shard: Shard, *, images: int | None) -> int | None:
-    """Return the number of questions of each step; None if it depends on images that are not embedded yet."""
+    """Return the number of questions of each step; None if it depends on features of the public images."""
     chosen = job.file.queries
     strategy, axes = METHODS[job.file.task.method].selection(chosen.strategy, chosen.count, axes=job.file.axes)
     if strategy == "weights":
-        return (axes or shard.dimension) + 1
+        return None if job.file.chooses_axes else (axes or shard.dimension) + 1
     if images is not None and chosen.strategy == "all" and chosen.count not in (None, images):
         raise InvalidSetting(
             f"queries.count is {chosen.count}, and strategy 'all' (the default) asks about every image; "

@@ -117,6 +117,11 @@ class TaskFile(_Table):
         return None if self.task.training is None else self.task.training.axes
 
     @property
+    def chooses_axes(self) -> bool:
+        """Whether public facts choose that number (`labeler.expectation.axes_for`)."""
+        return self.task.training is not None and self.task.training.learner == "means" and self.axes is None
+
+    @property
     def steps(self) -> int:
         """The number of rounds in which a model is trained; else 1."""
         training = self.task.training
