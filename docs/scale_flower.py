@@ -1,6 +1,6 @@
 """The sum of `labeler bench scale` in Flower's simulation, measured once beside ours; see docs/scale.md.
 
-Flower's pins conflict with the project's, so it has an environment of its own, and the ballots it has to find travel
+Flower's pins conflict with the project's, so it has its own environment, and the ballots it has to find travel
 in a file:
 
     python docs/scale_flower.py prepare 1000 federation.npz      here: deals the digits, and sums by benchmarks.scale

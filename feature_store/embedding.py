@@ -772,7 +772,7 @@ def _compare(
             found = digest_of(images, index, digester)
             others += name in stored and found not in (b"", stored[name])
             person = None if people is None else people[index]
-            # A copy has no record of its own, but another one of its label and person has its bytes.
+            # A copy has no own record, but another one of its label and person has its bytes.
             same = found == stored[name] if name in stored else of_record(found, labels[index], person) in known
             has_changed |= not same
         if progress is not None:

@@ -82,7 +82,7 @@ def _default_k(given: Mapping[str, Any]) -> int:
 
 
 class Terms(PlainNumbers):
-    """The terms of a task that whoever asks for it may choose, each said once: its type, bounds, default and words.
+    """The terms of a task that a requester chooses, each said once: its type, bounds, default and words.
 
     Every way to ask takes them from here: task files and REST (`labeler.solving.WantedTask`), prices on the command
     line and in Python (`workers.plan.PlanRequest`), and the task itself. `--help`, the OpenAPI document and the Python

@@ -6,7 +6,7 @@ for any price. So short and long prices have separate threads, and requesters ta
 few long prices may wait. Other requests to the service wait for neither kind.
 
 The accounting keeps what it certified (labeler.accounting.losses), and only it knows what it has. So a price begins
-among the short ones. If something must be certified anew, the price stops and waits among the long ones. A second
+among the short ones. If something must be certified again, the price stops and waits among the long ones. A second
 request for the same setting, or a retry after a refusal, is immediate.
 """
 

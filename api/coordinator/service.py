@@ -321,8 +321,8 @@ class Coordinator:
         Args:
             after: version last seen, as text; the same version is sent again only where its preparation gets on.
             reader: its token is checked before every event and at every tick, so a revocation ends open streams.
-            within_s: the stream ends after this many seconds. Every wait in it ends by then, so nobody has to cancel
-                one. A library may take a cancellation for an error of its own, and wait again.
+            within_s: the stream ends after this many seconds. Every wait in it ends by then, so no caller has to cancel
+                one. A library may take a cancellation for its own error, and wait again.
         """
         seen, stage = after, ""
         position, until_s = "", time.monotonic() + within_s

@@ -273,7 +273,7 @@ class AgentMemory:
         """Remember that the site refused a request; see `labeler.ledger.promises.note_refusal`."""
         note_refusal(self._database, no, digest, connection=connection)
 
-    # What people are told: who asks, and what was answered.
+    # What people read: who asks, and what was answered.
 
     def note_requester(
         self, task_digest: str, requester: str, at: datetime, *, connection: Connection | None = None

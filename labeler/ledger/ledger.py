@@ -892,7 +892,7 @@ def _move(
     held_back: int = 0,
     stands: int = 0,
 ) -> None:
-    """Add a reservation's amounts to the sums of its accounts, or take them off; `stands` changes when it begins or
+    """Add a reservation's amounts to the sums of its accounts, or subtract them; `stands` changes when it begins or
     ends to stand.
     """
     levels = Counter(account for account, _, _ in rows)

@@ -489,7 +489,7 @@ class Method:
             raise InvalidTask(f"k is {k} queries per record, but only {queries} queries are asked (max_queries)")
 
     def searches(self, queries: int) -> int:
-        """Return how often so many queries search an agent's records; 0 where records search, or nothing does."""
+        """Return how often a number of queries searches an agent's records; 0 where records search, or nothing does."""
         return queries if self.searched == "records" else 0
 
     def reach(self, task: Task) -> int:

@@ -4,7 +4,7 @@
                -> compute every answer -> one transaction: every answer stored -> everything to be sent, in letters.
 
 So a turn costs at most two commits, however many rounds it is about. It has no network and no thread: `handle` takes
-messages and returns letters, and `sent` is told what became of them. Memory may be lost at any moment; only the
+messages and returns letters, and `sent` hears their fate. Memory may be lost at any moment; only the
 journal counts, and a new process reads the same rounds from it.
 
 Training takes long, so a turn computes one of the answers that need it, and sends those of votes before.

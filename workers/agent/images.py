@@ -3,7 +3,7 @@
     agent run     embeds the folder if that was never finished, goes on where it was killed, and polls afterwards.
     agent embed   brings the shard up to date with a folder that has changed since; so does a click on the site's page.
 
-The desk and `--check` tell of a folder that has changed. Nobody is taken in or left out silently: until a person
+The desk and `--check` tell of a folder that has changed. No image is taken in or left out silently: until a person
 asks, the agent answers from the records that it has. A record of a file that is gone is deleted first (`labeler delete`
 does the same), so that it soon votes no more, however long the new images take. Every other record keeps its id.
 

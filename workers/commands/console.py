@@ -44,7 +44,7 @@ def option(model: type[BaseModel], name: str, *flags: str, lead: str = "", defau
     Args:
         flags: of the option, if not --NAME.
         lead: stands before the words: where the option applies.
-        default: of the option. The field's is told where the option's is None.
+        default: of the option. The field's is shown where the option's is None.
     """
     kinds, help = _kinds(model, name), lead + option_words(model, name, default)
     if len(kinds) > 1 or kinds[0].get("type") != "integer":

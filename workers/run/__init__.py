@@ -5,6 +5,6 @@ preparation    read, check and price everything, before any agent is asked
 folder         the output folder and its lock
 labeling       the whole job, its journal and its rounds       parties    its agents and talliers
 publishing     labels, student, report: free, from what was released
-student        `labeler student`, `labeler predict`            finetune   a student that is a network of its own
+student        `labeler student`, `labeler predict`            finetune   a student with its own network
 demo           `labeler demo`
 """

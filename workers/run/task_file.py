@@ -118,7 +118,7 @@ class TaskFile(_Table):
 
     @property
     def chooses_axes(self) -> bool:
-        """Whether public facts choose that number (`labeler.expectation.axes_for`)."""
+        """True if public facts choose that number (`labeler.expectation.axes_for`)."""
         return self.task.training is not None and self.task.training.learner == "means" and self.axes is None
 
     @property

@@ -8,7 +8,7 @@ steps it. The driver here does so for all the mail of a poll at once:
                -> letters: the sums, then what is held of each round they touched.
 
 So a turn costs one commit, however many shares it brings. The driver has no network: `handle` takes messages and
-returns letters, and `sent` is told what became of them. Memory may be lost at any moment; only the journal counts. A
+returns letters, and `sent` hears their fate. Memory may be lost at any moment; only the journal counts. A
 second thread finds winners (workers.tallier.winners).
 
 Everything is durable before it is said, and encrypted under a key that no backup holds. After the sum, single shares
