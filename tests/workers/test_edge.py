@@ -47,6 +47,7 @@ PATH = {"PATH": str(Path(program()).parent) if has_caddy() else ""}
     ],
     ids=["acme", "files", "internal", "off"],
 )
+@pytest.mark.process
 def test_caddy_understands_every_bound_as_it_is_meant(edge: Edge, tmp_path: Path) -> None:
     found = adapted(edge, tmp_path)
     (server,) = found["apps"]["http"]["servers"].values()
