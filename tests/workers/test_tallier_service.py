@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 
 from labeler.errors import JournalBehind
-from labeler.ledger.database import open_database
-from labeler.ledger.tallier_memory import TallierMemory
 from labeler.messages import Message
 from labeler.messages.bodies import (
     OpenRound,
@@ -29,11 +27,10 @@ from labeler.noise import DiscreteGaussian, noise_source
 from labeler.randomness import keyed_source, seeded_source
 from labeler.rounds import tallier as machine
 from labeler.sharing import ShareVector, split
-from labeler.system.erasable import KeyFolder, keys_in
+from labeler.system.erasable import keys_in
 from labeler.system.keys import PartyKeys, verify
 from labeler.tally import AggregateShare, Round
 from tests.processes import wait_until
-from tests.workers.builders import killed_at
 from workers.homes.journals import accept_restored_journal, backup_home
 from workers.party.home import create_tallier_home, read_tallier_config
 from workers.tallier.service import run_tallier
@@ -296,30 +293,6 @@ def test_its_noise_is_drawn_once_for_one_set_of_agents_and_sent_again_bit_for_bi
     assert first.contributors == {"a", "b"}
     assert np.array_equal(first.words, with_noise(table, round, "ab", key))
     assert not np.array_equal(first.words, expected_words(table, round, "ab"))
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("point", ["tallier.fixed", pytest.param("tallier.summed", marks=pytest.mark.long)])
-def test_killed_between_storing_and_sending_it_sends_the_noise_that_it_had_drawn(
-    table: Table, tmp_path: Path, point: str
-) -> None:
-    round = table.opened(noisy(), expires_at=1e11 - 1)
-    table.through()
-    key = keys_in(table.home / "erasable")[round.digest + ".shares"]
-    table.sum(round, AGENTS)
-    code = (
-        "from workers.tallier.service import run_tallier; "
-        "run_tallier(Path(sys.argv[1]), stop=threading.Event(), wait_s=0.5)"
-    )
-    killed_at(point, tmp_path / "fault", code, table.home)
-    assert table.relay.received("aggregate-share") == []
-    with open_database(table.home / "journal.db", read_only=True) as database:
-        kept = TallierMemory(database, KeyFolder(table.home / "erasable")).load(round.digest)
-    assert kept.aggregate is not None
-    table.through(lambda: table.sum(round, AGENTS))
-    found = table.sums(1)
-    for aggregate in found:
-        assert np.array_equal(aggregate.words, with_noise(table, round, "abc", key))
 
 
 def test_a_tallier_that_came_back_from_a_backup_serves_nothing_until_a_person_gives_its_rounds_up(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -68,13 +67,8 @@ class Service:
         return int(json.loads((self.home / "processes.json").read_text())[role])
 
 
-StartService = Callable[..., Service]
-
-
 @contextmanager
-def running(
-    home: Path, *arguments: object, agents: int = 3, journal: str | None = None, limits: str = "", **budget: Any
-) -> Iterator[Service]:
+def running(home: Path, *arguments: object, agents: int = 3, journal: str | None = None) -> Iterator[Service]:
     """Start `labeler up` in a folder, wait until it is ready, and stop it at the end.
 
     Args:
@@ -82,16 +76,11 @@ def running(
         arguments: more of the command line.
         agents: how many.
         journal: URL of a PostgreSQL database for the coordinator's journal; a file in its home where absent.
-        limits: lines of the coordinator's settings.
-        budget: of the federation, `instance_epsilon`, where one of these two is given.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if journal is not None or limits:
-        settings = make_federation(home, FederationPlan(agents=agents, **budget)).coordinator / COORDINATOR_FILE
-        if journal is not None:
-            set_line(settings, "journal", journal)
-        assert "[limits]" not in settings.read_text()
-        settings.write_text(f"{settings.read_text()}\n[limits]\n{limits}\n")
+    if journal is not None:
+        settings = make_federation(home, FederationPlan(agents=agents)).coordinator / COORDINATOR_FILE
+        set_line(settings, "journal", journal)
     faults, copies, log = (home.parent / f"{home.name}.{what}" for what in ("fault", "keys", "log"))
     command = ("up", "--home", home, "--agents", agents, "--port", 0, "--json", *arguments)
     environment = {"LABELER_FAULTS": str(faults), VARIABLE: str(copies)}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sqlite3
 import tomllib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,20 +73,9 @@ def paid_at_instance_level(client: Client, before: dict[Account, int]) -> dict[s
             if level == "instance" and after[account, level] != before.get((account, level), 0)}  # fmt: skip
 
 
-def spent_at_sites(service: Service) -> dict[str, int]:
-    """What every agent has spent by its own ledger, instance level."""
-    return {home.name: spent_at(home) for home in sorted((service.home / "agents").iterdir())}
-
-
 def spent_at(home: Path) -> int:
     """What one agent has spent by its own ledger, instance level."""
     return next(int(one["spent_nano"]) for one in site_budget(home) if one["level"] == "instance")
-
-
-def journal_rows(home: Path, table: str) -> int:
-    """How many rows a table of a party's journal has."""
-    with closing(sqlite3.connect(f"file:{home / 'journal.db'}?mode=ro", uri=True)) as journal:
-        return int(journal.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
 
 
 @contextmanager
