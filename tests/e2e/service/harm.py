@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import tomllib
 from collections.abc import Iterator
@@ -20,7 +19,6 @@ from api.client import Client
 from api.schema import JobView, TaskRequest, TaskView
 from tests.e2e.service.conftest import Service
 from tests.forked_command import ForkedCommand
-from workers.agent.site import site_budget
 
 Account = tuple[str, str]
 
@@ -73,11 +71,6 @@ def paid_at_instance_level(client: Client, before: dict[Account, int]) -> dict[s
             if level == "instance" and after[account, level] != before.get((account, level), 0)}  # fmt: skip
 
 
-def spent_at(home: Path) -> int:
-    """What one agent has spent by its own ledger, instance level."""
-    return next(int(one["spent_nano"]) for one in site_budget(home) if one["level"] == "instance")
-
-
 @contextmanager
 def paused(pid: int) -> Iterator[None]:
     """A process that does nothing, as behind a cut cable."""
@@ -86,20 +79,6 @@ def paused(pid: int) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
-
-
-@contextmanager
-def policy(home: Path, pattern: str, line: str) -> Iterator[None]:
-    """One line of a site's policy replaced; agents read it at every ask."""
-    path = home / "policy.toml"
-    whole = path.read_text()
-    text, count = re.subn(pattern, line, whole, count=1, flags=re.MULTILINE)
-    assert count == 1, pattern
-    path.write_text(text)
-    try:
-        yield
-    finally:
-        path.write_text(whole)
 
 
 @contextmanager

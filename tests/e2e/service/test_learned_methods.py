@@ -19,7 +19,6 @@ from feature_store.results.questions import QUESTIONS
 from tests.command_line import Labeler
 from tests.e2e.service.conftest import Service
 from tests.e2e.service.harm import EVERYBODY, paid_at_instance_level, posted
-from tests.processes import wait_until
 
 DIMENSION = 64
 QUERIES = 300
@@ -27,7 +26,6 @@ TRAINING = {"min_records": 150, "regularisation": 0.01, "dimension": 24}
 METHODS: dict[str, dict[str, Any]] = {
     "ensemble": {"sigma_votes": 0.2, "max_queries": QUERIES},
     "blind-average": {"epsilon": 40.0, "max_queries": DIMENSION + 1, "training": TRAINING},
-    "aux-distill": {"epsilon": 20.0, "max_queries": QUERIES, "training": TRAINING},
 }
 
 
@@ -70,23 +68,6 @@ def test_a_released_model_is_downloaded_with_its_privacy_card(
     rows = digit_features[:50] / 2048.0
     rows *= np.sqrt(0.99) / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.sqrt(0.99))
     assert np.array_equal((rows @ weights[:-1] + 0.1 * weights[-1]).argmax(axis=1), labels)
-
-
-def test_a_job_of_the_wrong_size_says_which_task_to_make(service: Service, digit_features: np.ndarray) -> None:
-    with service.client() as client:
-        task = make_task(client, "blind-average", max_queries=DIMENSION)
-        before = posted(client)
-        done = client.wait(submit(client, task, digit_features[:5]))
-        # The agents say so before the questions are made, so nobody is asked and nobody pays.
-        assert done.state == "refused", done
-        assert done.problem is not None
-        assert f"max_queries = {DIMENSION + 1}" in done.problem.detail
-        # The job ends some seconds after the first no, and who says no later is heard all the same.
-        everybody = {"agent-1", "agent-2", "agent-3"}
-        wait_until(lambda: set(client.job(done.job_id).declined) == everybody, what="the no of everybody")
-        assert posted(client) == before
-        with pytest.raises(ServiceProblem, match="aux-distill task is asked all its 300 queries at once"):
-            submit(client, make_task(client, "aux-distill"), digit_features[:10])
 
 
 @pytest.mark.long
