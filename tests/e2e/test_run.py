@@ -112,6 +112,17 @@ def test_a_winner_release_stores_no_votes(labeler, federation, tmp_path) -> None
     assert labeler("status", tmp_path / "job", "--json").document == report
 
 
+def test_three_talliers_find_the_winners_that_one_finds(labeler, federation, tmp_path) -> None:
+    task = federation.task_file(tmp_path, release="winner", abstain_below=5)
+    arguments = [*federation.run_arguments, "--seed", "3"]
+    tables = []
+    for winner in ("plain", "secure"):
+        result = labeler("run", task, *arguments, "--winner", winner, "--out", tmp_path / winner)
+        assert result.code == 0, result.err
+        tables.append(pq.read_table(tmp_path / winner / "pseudo_labels.parquet")["label"].to_pylist())
+    assert tables[0] == tables[1]
+
+
 def test_clusters_of_a_folder_of_images_can_be_asked_about(labeler, federation, tmp_path) -> None:
     task = federation.task_file(
         tmp_path, method="reverse-knn", k=1, sigma_votes=2.0, queries='strategy = "clustered"\ncount = 12'

@@ -24,7 +24,7 @@ from labeler.messages.bodies import (
     share_to_bytes,
 )
 from labeler.noise import DiscreteGaussian, noise_source
-from labeler.randomness import keyed_source, seeded_source
+from labeler.randomness import keyed_source, os_source, seeded_source
 from labeler.rounds import tallier as machine
 from labeler.sharing import ShareVector, split
 from labeler.system.erasable import keys_in
@@ -216,6 +216,16 @@ def test_a_bad_share_is_skipped_and_the_next_is_taken(table: Table, bad: dict[st
     table.share("c", round)
     table.through()
     assert set(table.relay_holdings(round)) == {"c"}
+
+
+def test_who_sends_two_different_shares_is_shut_out_also_after_a_restart(table: Table) -> None:
+    round = table.opened(table.round(), "ab")
+    other = split(np.zeros((2, 3), dtype=np.int64), num_talliers=3, source=os_source())[1]
+    table.share("a", round, body=share_to_bytes(other))
+    table.through()
+    table.share("a", round)
+    table.through()
+    assert set(table.relay_holdings(round)) == {"b"}
 
 
 def test_a_share_of_a_round_that_is_not_open_is_not_taken_and_may_come_again(table: Table) -> None:
