@@ -47,7 +47,7 @@ from labeler.release import open_histogram
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
-from tests.one_round import Tallier, agree_on_contributors, run_round
+from tests.one_round import run_round, tallied
 from workers.agent.agent import Agent
 from workers.learning.learner import Trainer
 from workers.voting import NeighborIndexes
@@ -105,13 +105,7 @@ def test_sums_are_bit_for_bit_those_of_agents_and_talliers_of_the_product(
         AnsweringAgent(name_of(number), shard, noise_secret=secret, is_seeded=True)
         for number, (shard, secret) in enumerate(zip(shards, secrets, strict=True))
     ]
-    round = round_of(task, batch)
-    real = [Tallier(index, round) for index in range(talliers)]
-    for agent in agents:
-        for tallier, share in zip(real, agent.answer(task, batch), strict=True):
-            tallier.receive(share)
-    contributors = agree_on_contributors(real)
-    expected = [tallier.aggregate_share(contributors) for tallier in real]
+    expected = tallied(round_of(task, batch), [agent.answer(task, batch) for agent in agents])
 
     def source_of(number: int) -> ByteSource:
         context = (task.digest.encode(), batch.digest.encode(), shards[number].version.encode())

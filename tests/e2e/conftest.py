@@ -148,10 +148,6 @@ def federations(request: pytest.FixtureRequest) -> Iterator[SharedFederations]:
     shared.stop()
 
 
-MOST_IDLE = 80
-"""Connections without a request under way at the shared federation, so that a few hundred are an attack."""
-
-
 @pytest.fixture
 def service(federations: SharedFederations, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """One federation of three agents for all tests that leave it whole, whatever they do to it.
@@ -162,8 +158,7 @@ def service(federations: SharedFederations, tmp_path_factory: pytest.TempPathFac
 
     def start() -> AbstractContextManager[Any]:
         home = tmp_path_factory.mktemp("shared") / "federation"
-        limits = f"max_connections = {MOST_IDLE}"
-        return running(home, limits=limits, instance_epsilon="unlimited")
+        return running(home, "--instance-epsilon", "unlimited")
 
     return federations.get("service", start)
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +13,6 @@ from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
 from feature_store.results.image_labels import IMAGE_SCHEMA
 from feature_store.results.pseudo_labels import SCHEMA
 from feature_store.sources import open_source
-from labeler.system.faults import FAULTS_VARIABLE
-from tests.run_journals import charges_of
 from workers.run.labeling import open_run_journal
 
 
@@ -174,30 +168,6 @@ def test_two_real_runs_draw_different_noise_and_a_finished_one_is_not_run_again(
         assert labeler("run", task, *federation.run_arguments, "--out", out).code == 0
     assert np.array_equal(votes(finished), before)
     assert np.mean(votes(tmp_path / "job") != before) > 0.99
-
-
-@pytest.mark.long
-def test_a_run_that_is_killed_goes_on_and_is_charged_once(labeler, federation, tmp_path: Path) -> None:
-    """A real SIGKILL, in a process of its own; `tests/workers/run/test_rounds.py` stops a run at every moment."""
-    fault, out = tmp_path / "fault", tmp_path / "job"
-    fault.write_text("coordinator.posted\n")
-    arguments = ("run", federation.task_file(tmp_path), *federation.run_arguments, "--out", out)
-    killed = subprocess.run(
-        [sys.executable, "-m", "workers.cli", *map(str, arguments)],
-        env=os.environ | {FAULTS_VARIABLE: str(fault)},
-        capture_output=True,
-    )
-    assert (killed.returncode, fault.exists()) == (-signal.SIGKILL, False), killed.stderr
-    assert not (out / "pseudo_labels.parquet").exists()
-    assert labeler(*arguments).code == 0
-    with open_run_journal(out / ".job") as journal:
-        (job,) = journal.jobs.list()
-        (release,) = [journal.release(job.job_id, one.number) for one in journal.rounds(job.job_id)]
-    assert len(charges_of(out)) == 1
-    assert release is not None
-    votes = np.array(pq.read_table(out / "pseudo_labels.parquet")["noisy_votes"].to_pylist())
-    assert np.array_equal(votes, release.noisy_votes)
-    assert not {"keys", "answers"} & {path.name for path in (out / ".job").iterdir()}
 
 
 def test_the_student_command_trains_every_kind(labeler, federation, finished, tmp_path) -> None:

@@ -24,7 +24,6 @@ from labeler.ledger.database import open_database
 from labeler.ledger.tokens import TokenStore
 from tests.e2e.service.conftest import running as forked
 from tests.forked_command import run_forked
-from tests.ports import kept_port
 from tests.processes import is_gone, wait_until
 from workers.up import FederationPlan
 from workers.up.home import FIRST_TOKEN, TOKEN_FILE, make_federation, prepare_journal
@@ -297,26 +296,6 @@ def test_a_job_is_submitted_followed_by_its_id_paid_for_and_exported(
     assert "federation" not in shown.out
     own = labeler("agent", "budget", "--home", reachable.home / "agents" / "agent-1", "--json")
     assert own.document[-1]["spent_nano"] == after["agent:agent-1", "instance"]
-
-
-def test_an_unaffordable_job_is_refused_with_account_level_and_what_is_left(
-    reachable: Up, labeler: Any, tmp_path: Path
-) -> None:
-    task = (reachable.home / "examples" / "task.toml").read_text().replace("epsilon = 0.5", "epsilon = 50.0")
-    (tmp_path / "dear.toml").write_text(task)
-    result = labeler("submit", reachable.home / "examples" / "digits.zip", "--task", tmp_path / "dear.toml")
-    assert result.code == 1
-    assert "federation" in result.err or "agent:agent-" in result.err
-    assert "instance" in result.err
-
-
-def test_a_service_that_is_not_there_is_worth_another_try(labeler: Any) -> None:
-    with kept_port() as port:
-        result = labeler(
-            "keys", "token", "--name", "x", "--role", "viewer", "--url", f"http://127.0.0.1:{port}", "--token", "t"
-        )
-    assert result.code == 75
-    assert "nothing answers" in result.err
 
 
 @pytest.mark.long

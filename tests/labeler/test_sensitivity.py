@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from labeler.accounting.gaussian import epsilon_of_delta
@@ -31,7 +29,7 @@ from labeler.planning import price
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
 from labeler.solving import solve_sigma
 from labeler.task import Method, StatedLevel, Task
-from tests.labeler.tasks import check_change, make_task
+from tests.labeler.tasks import make_task
 
 CLASSES = 3
 Integers = NDArray[np.int64]
@@ -74,44 +72,6 @@ def _ballots(task: Task, similarities: Integers, labels: Integers, persons: list
         return one_hot_ballots(np.full(queries, hash(tuple(kept)) % CLASSES), num_classes=CLASSES)
     nearest = np.argsort(-similarities, axis=1, kind="stable")[:, : task.k]
     return reverse_knn_ballots(nearest, labels, num_queries=queries, num_classes=CLASSES)
-
-
-@settings(max_examples=300)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    records=st.integers(1, 14),
-    people=st.integers(1, 5),
-    queries=st.integers(1, 6),
-    k=st.integers(1, 8),
-    most=st.none() | st.integers(1, 5),
-    cap=st.none() | st.integers(1, 12),
-    method=st.sampled_from(["knn", "reverse-knn", "ensemble"]),
-)
-def test_no_record_no_person_and_no_agent_changes_more_than_is_stated(
-    seed: int, records: int, people: int, queries: int, k: int, most: int | None, cap: int | None, method: Method
-) -> None:
-    random = np.random.default_rng(seed)
-    similarities = random.integers(0, 4, (records, queries))
-    labels = random.integers(0, CLASSES, records)
-    persons = random.integers(0, people, records).tolist()
-    task = _task(
-        method,
-        k=1 if method == "ensemble" else k,
-        records_per_person=most,
-        max_agent_records=cap if method == "reverse-knn" else None,
-    )
-
-    def change(gone: set[int]) -> Integers:
-        return whole - _ballots(task, similarities, labels, persons, gone)
-
-    whole = _ballots(task, similarities, labels, persons, set())
-    for row in range(records):
-        check_change(task, "instance", queries, change({row}))
-    if most is not None:
-        for person in range(people):
-            check_change(task, "person", queries, change({row for row in range(records) if persons[row] == person}))
-    if method != "reverse-knn" or cap is not None:
-        check_change(task, "agent", queries, whole)
 
 
 def _rows(*stretches: tuple[int, list[int]]) -> Integers:

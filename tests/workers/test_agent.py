@@ -122,47 +122,6 @@ def charge(
     )
 
 
-def test_a_round_is_charged_once_whatever_becomes_of_the_records(durable: DurableSite) -> None:
-    for version in ("v", "w", "v"):
-        charge(durable.ledger, 5, version=version)
-    assert durable.spent() == 5
-
-
-@pytest.mark.parametrize(
-    "others",
-    [
-        TALLIERS[::-1],
-        (TALLIERS[0], ("tallier-2", "c" * 64)),
-        (TALLIERS[0], ("tallier-1", "c" * 64)),
-        (("tallier-2", "c" * 64), ("tallier-3", "d" * 64)),
-        TALLIERS[:1],
-    ],
-    ids=["another order", "another tallier", "another key", "two others", "one less"],
-)
-def test_a_round_is_answered_to_the_same_talliers_in_the_same_order_for_ever(
-    durable: DurableSite, others: Recipients
-) -> None:
-    charge(durable.ledger, 5)
-    with pytest.raises(PrivacyRefusal, match="answered for other talliers"):
-        charge(durable.ledger, 5, recipients=others)
-    charge(durable.ledger, 5)
-    charge(durable.ledger, 5, name="another round", recipients=others)
-    assert durable.spent() == 10
-
-
-def test_the_rounds_of_a_task_hold_no_more_queries_than_it_has(durable: DurableSite) -> None:
-    durable.policy = policy_with(max_queries_per_day=10**6)
-    charge(durable.ledger, 1, name="first", queries=600)
-    with pytest.raises(PrivacyRefusal, match="the task has 900 queries, and with this round 901 of it"):
-        charge(durable.ledger, 1, name="second", queries=301)
-    charge(durable.ledger, 1, name="first", queries=600)
-    charge(durable.ledger, 1, name="second", queries=300)
-    with pytest.raises(PrivacyRefusal, match="ask in a new task"):
-        charge(durable.ledger, 1, name="third", queries=1)
-    charge(durable.ledger, 1, name="third", queries=1, nonce="a new task")
-    assert durable.spent() == 3
-
-
 def test_the_cap_can_be_spent_to_the_last_unit_and_not_beyond(durable: DurableSite) -> None:
     cap = budget_for(2.0, 1e-5)
     charge(durable.ledger, cap - 1)

@@ -14,7 +14,7 @@ import pytest
 
 from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting, JournalBehind, PolicyRefusal, Unavailable
-from labeler.messages.bodies import Ask, Settled, share_from_bytes
+from labeler.messages.bodies import Ask, Settled
 from labeler.planning import price
 from labeler.rounds.agent import NOT_KEPT
 from labeler.sharing import unshard
@@ -66,22 +66,6 @@ def test_a_task_waits_for_approval_and_is_answered_after_it(site: Site) -> None:
         assert same(first, second)
         site.send(site.ask(nonce="another task"))
         assert not site.refusals(2)[1].is_final
-
-
-def test_a_coordinator_and_one_tallier_cannot_collect_the_shares_of_one_answer(site: Site) -> None:
-    """Every order of the talliers would hand each of them another share of the same split."""
-    ask = site.ask()
-    with site.run():
-        site.shares_of(ask)
-        for turn in (1, 2):
-            site.send(replace(ask, talliers=ask.talliers[turn:] + ask.talliers[:turn]))
-            assert "in another order" in site.refusals(turn)[-1].sentence
-        site.send(ask)
-        site.relay.wait_for("answered", 2)
-    spy = site.talliers["tallier-0"]
-    held = [share_from_bytes(spy.open(message), max_entries=10_000) for message in site.relay.mail_of("tallier-0")]
-    assert len({share.fingerprint() for share in held}) == 1
-    assert len(held) == 2
 
 
 def test_a_task_that_does_not_fit_the_records_never_waits_for_a_person(site: Site) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy.stats import fisher_exact, ks_2samp, mannwhitneyu
+from scipy.stats import fisher_exact, ks_2samp
 
 from feature_store.index.engine_faiss import FaissBlock
 from feature_store.index.exact_index import NumpyBlock, are_all_tied
@@ -522,84 +520,7 @@ def test_one_record_more_shows_neither_in_offsets_nor_in_ticks_and_a_planted_lea
     assert tells_apart(*worlds) is is_found
 
 
-# Real processes, real time, and a coordinator over HTTP.
-
-PROGRAM = """
-import sys, threading, time
-from pathlib import Path
-from workers.agent import driver, service
-from workers.agent.agent import Agent
-
-home, has_clock, more_s = Path(sys.argv[1]), sys.argv[2] == "clock", float(sys.argv[3])
-computed = Agent.computed
-
-def slow(self, *asked, **named):
-    until = time.monotonic() + 0.04 + more_s * max(0, len(self._shard) - 60)
-    answer = computed(self, *asked, **named)
-    time.sleep(max(0.0, until - time.monotonic()))
-    return answer
-
-Agent.computed = slow
-if not has_clock:
-    driver.AgentDriver.held_s = lambda self: 0.0
-service.run_agent(home, stop=threading.Event(), wait_s=5.0)
-"""
-
-
-def real_site(path: Path, make_shard: MakeShard, relay: Any, records: int) -> Site:
-    """A site at the relay, as the first that ever spoke to it."""
-    shard = make_shard(f"own-{path.name}-{records}", records=records, max_records=64)
-    batch = QueryBatch(make_shard(f"public-{path.name}-{records}", records=8, seed=99, public=True).features[:])
-    site = Site(path / f"agent-{records}", shard, relay, batch, lambda run: run)
-    for seen in (relay.inbox, relay._mail, relay._taken):
-        seen.clear()
-    site.make(site.policy(max_queries_per_day=100_000))
-    return site
-
-
-def real_waits(site: Site, *, has_clock: bool, rounds: int) -> list[float]:
-    """From each ask to the receipt of its answer, in seconds; the 61st record takes 25 ms more, or 150 ms without the
-    clock, which no busy machine hides."""
-    found = []
-    command = [sys.executable, "-c", PROGRAM, str(site.home), *(("clock", "0.025") if has_clock else ("none", "0.15"))]
-    with subprocess.Popen(command, cwd=Path(__file__).parents[2]) as process:
-        try:
-            for number in range(rounds + 1):
-                begun = time.monotonic()
-                site.send(site.ask(nonce=f"round {number}", expires_at=time.time() + 3600, sigma_votes=4000.0))
-                end = begun + 300
-                while len(site.relay.received("answered")) <= number:
-                    assert time.monotonic() < end
-                    time.sleep(0.0005)
-                found.append(time.monotonic() - begun)
-        finally:
-            process.terminate()
-    return found[1:]  # the first one waits for the process
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("has_clock", "is_found"), [(True, False), (False, True)])
-def test_one_record_more_is_not_seen_at_a_real_process_and_without_the_clock_it_is(
-    tmp_path: Path, make_shard: MakeShard, relay: Any, has_clock: bool, is_found: bool
-) -> None:
-    """A false alarm has a chance of 1e-6: with the clock a difference counts once a second look shows it, too.
-
-    One look is the exact test of eight processes in each world, in turns, at 1e-3. The unit is a process, not a round:
-    each plans its ticks once, from a probe that a busy machine makes longer, so rounds of one process are alike for a
-    reason that is no record. Without the clock all of one world are slower, which a busy machine may hide once.
-    """
-
-    def look(again: int) -> bool:
-        shortest: dict[int, list[float]] = {60: [], 61: []}
-        for number, records in enumerate([60, 61, 61, 60] * 4):
-            site = real_site(tmp_path / f"{again}-{number}", make_shard, relay, records)
-            shortest[records].append(min(real_waits(site, has_clock=has_clock, rounds=9)))
-        seen.append(shortest)
-        return bool(mannwhitneyu(shortest[60], shortest[61], method="exact").pvalue < 1e-3)
-
-    seen: list[dict[int, list[float]]] = []
-    found = any(map(look, range(3))) if is_found else all(map(look, range(2)))
-    assert found is is_found, seen
+# A real process.
 
 
 def test_a_process_that_waits_for_a_far_tick_stops_before_it_and_loses_nothing(site: Site) -> None:

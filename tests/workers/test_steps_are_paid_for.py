@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from labeler.sharing import ShareVector, unshard
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Level, Task, parse_task
 from tests.answering import AnsweringAgent, Charges, RoundsInMemory
+from tests.labeler.tasks import make_task
 from tests.workers.builders import policy_of
 from tests.workers.journal_store import ChargingLedger, DurableSite
 from workers.agent.agent import as_it_is, shares_of
@@ -47,12 +49,8 @@ NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 
 def task(nonce: str = "") -> Task:
     training = {"min_records": 5, "regularisation": 0.1, "iterations": STEPS, "sampled": {"rate": 0.3}}
-    return parse_task(
-        {
-            "name": "t", "classes": ["a", "b"], "method": "federated", "sigma_votes": 30.0, "delta": 1e-5, "agents": 3,
-            "max_queries": STEPS * ROWS, "training": training, "nonce": nonce,
-        }
-    )  # fmt: skip
+    fields = {"classes": ["a", "b"], "sigma_votes": 30.0, "delta": 1e-5, "max_queries": STEPS * ROWS}
+    return make_task(**fields, method="federated", training=training, nonce=nonce)
 
 
 def batch(step: int, model: np.ndarray | None = None) -> QueryBatch:
@@ -176,13 +174,8 @@ def job_of(rounds: tuple[RoundRun, ...]) -> JobRun:
     return JobRun("job-1", task(), ("a", "b", "c"), STEPS * ROWS, 1e9, Patience(1.0, 1.0), "collecting", rounds)
 
 
-def winners() -> Task:
-    return parse_task(
-        {
-            "name": "winners", "method": "knn", "classes": ["a", "b"], "sigma_votes": 30.0, "delta": 1e-5, "agents": 3,
-            "max_queries": 2 * ROWS, "release": "winner",
-        }
-    )  # fmt: skip
+counting = partial(make_task, classes=["a", "b"], sigma_votes=30.0, delta=1e-5)
+winners = partial(counting, max_queries=2 * ROWS, release="winner")
 
 
 @pytest.mark.parametrize("asked", [task(), winners()], ids=["steps", "winners"])
@@ -205,8 +198,7 @@ def test_what_holds_at_a_delta_and_above_is_never_restated_below_it(tmp_path: Pa
 
 def test_what_holds_at_every_delta_may_be_restated_at_every_one(tmp_path: Path) -> None:
     with closing(open_database(tmp_path / "agent.db", anchor=None, allow_unsynced=True)) as database:
-        histogram = parse_task(winners().model_dump(mode="json") | {"release": "histogram"})
-        durable_site(database).charge(histogram, 0)
+        durable_site(database).charge(counting(max_queries=2 * ROWS), 0)
         assert durable_site(database, with_delta(1e-90)).spent() > 0
 
 
@@ -242,19 +234,8 @@ def test_a_step_is_asked_with_its_public_model_and_nothing_else_is() -> None:
         assert again.round.digest != round_of(task(), other).digest
     with pytest.raises(ProtocolViolation, match="carries a public model where its task trains one in steps"):
         Ask(task(), QueryBatch(model_rows(ROWS - 1), 0), KEYS, 1e9)
-    counting = parse_task(
-        {
-            "name": "t",
-            "method": "knn",
-            "classes": ["a", "b"],
-            "sigma_votes": 30.0,
-            "delta": 1e-5,
-            "agents": 3,
-            "max_queries": 40,
-        }
-    )
     with pytest.raises(ProtocolViolation, match="and nowhere else"):
-        Ask(counting, batch(0, model), KEYS, 1e9)
+        Ask(counting(max_queries=40), batch(0, model), KEYS, 1e9)
 
 
 def test_the_key_of_a_round_never_serves_two_models(make_shard: Any) -> None:

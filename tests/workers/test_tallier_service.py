@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 
 from labeler.errors import JournalBehind
-from labeler.ledger.database import open_database
-from labeler.ledger.tallier_memory import TallierMemory
 from labeler.messages import Message
 from labeler.messages.bodies import (
     OpenRound,
@@ -26,14 +24,13 @@ from labeler.messages.bodies import (
     share_to_bytes,
 )
 from labeler.noise import DiscreteGaussian, noise_source
-from labeler.randomness import keyed_source, seeded_source
+from labeler.randomness import keyed_source, os_source, seeded_source
 from labeler.rounds import tallier as machine
 from labeler.sharing import ShareVector, split
-from labeler.system.erasable import KeyFolder, keys_in
+from labeler.system.erasable import keys_in
 from labeler.system.keys import PartyKeys, verify
 from labeler.tally import AggregateShare, Round
 from tests.processes import wait_until
-from tests.workers.builders import killed_at
 from workers.homes.journals import accept_restored_journal, backup_home
 from workers.party.home import create_tallier_home, read_tallier_config
 from workers.tallier.service import run_tallier
@@ -221,6 +218,16 @@ def test_a_bad_share_is_skipped_and_the_next_is_taken(table: Table, bad: dict[st
     assert set(table.relay_holdings(round)) == {"c"}
 
 
+def test_who_sends_two_different_shares_is_shut_out_also_after_a_restart(table: Table) -> None:
+    round = table.opened(table.round(), "ab")
+    other = split(np.zeros((2, 3), dtype=np.int64), num_talliers=3, source=os_source())[1]
+    table.share("a", round, body=share_to_bytes(other))
+    table.through()
+    table.share("a", round)
+    table.through()
+    assert set(table.relay_holdings(round)) == {"b"}
+
+
 def test_a_share_of_a_round_that_is_not_open_is_not_taken_and_may_come_again(table: Table) -> None:
     round = table.round()
     message = table.share("a", round)
@@ -296,30 +303,6 @@ def test_its_noise_is_drawn_once_for_one_set_of_agents_and_sent_again_bit_for_bi
     assert first.contributors == {"a", "b"}
     assert np.array_equal(first.words, with_noise(table, round, "ab", key))
     assert not np.array_equal(first.words, expected_words(table, round, "ab"))
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("point", ["tallier.fixed", pytest.param("tallier.summed", marks=pytest.mark.long)])
-def test_killed_between_storing_and_sending_it_sends_the_noise_that_it_had_drawn(
-    table: Table, tmp_path: Path, point: str
-) -> None:
-    round = table.opened(noisy(), expires_at=1e11 - 1)
-    table.through()
-    key = keys_in(table.home / "erasable")[round.digest + ".shares"]
-    table.sum(round, AGENTS)
-    code = (
-        "from workers.tallier.service import run_tallier; "
-        "run_tallier(Path(sys.argv[1]), stop=threading.Event(), wait_s=0.5)"
-    )
-    killed_at(point, tmp_path / "fault", code, table.home)
-    assert table.relay.received("aggregate-share") == []
-    with open_database(table.home / "journal.db", read_only=True) as database:
-        kept = TallierMemory(database, KeyFolder(table.home / "erasable")).load(round.digest)
-    assert kept.aggregate is not None
-    table.through(lambda: table.sum(round, AGENTS))
-    found = table.sums(1)
-    for aggregate in found:
-        assert np.array_equal(aggregate.words, with_noise(table, round, "abc", key))
 
 
 def test_a_tallier_that_came_back_from_a_backup_serves_nothing_until_a_person_gives_its_rounds_up(

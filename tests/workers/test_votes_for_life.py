@@ -169,37 +169,6 @@ def test_only_records_of_the_classes_asked_about_vote_and_pay(site: LifeSite) ->
     assert (len(spent), np.count_nonzero(spent)) == (RECORDS, RECORDS // 3)
 
 
-@pytest.mark.process
-@pytest.mark.parametrize(
-    "point",
-    [
-        pytest.param("agent.charged", marks=pytest.mark.long),
-        pytest.param("agent.computed", marks=pytest.mark.long),
-        "agent.stored",
-        pytest.param("agent.sent", marks=pytest.mark.long),
-    ],
-)
-def test_killed_at_any_step_every_image_pays_once_and_the_answer_is_one(
-    site: LifeSite, tmp_path: Path, point: str
-) -> None:
-    ask = site.ask_for_life()
-    site.send(ask)
-    site.killed_at(point)
-    is_stored = point in ("agent.stored", "agent.sent")
-    price = vote_nano(ask.task)
-    assert site.spends() == ([price] * RECORDS if is_stored else [])
-    assert site.answers_in_the_chain() == (1 if is_stored else 0)
-    before = len(site.relay.mail_of("tallier-0"))
-    with site.run():
-        answers = site.shares(ask, before + 1)
-    digests = {tuple(share.fingerprint() for share in shares) for shares in answers}
-    assert len(digests) == 1
-    assert site.spends() == [price] * RECORDS
-    assert site.answers_in_the_chain() == 1
-    # Whatever came before, what was sent holds the votes that were paid for, and not those of a spend that came later.
-    assert abs(float(unshard([share.expand() for share in answers[0]]).sum() / ask.task.scale) - RECORDS) < 16
-
-
 @pytest.mark.parametrize(
     ("life", "key", "changes", "said"),
     [

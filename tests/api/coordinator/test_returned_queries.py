@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from sqlalchemy.exc import IntegrityError
 
@@ -140,30 +138,3 @@ def test_a_job_needs_its_queries_in_one_run_and_is_told_so(house: House) -> None
         cancel(house, jobs[number])
     with pytest.raises(InvalidSetting, match=r"only 10 of the 20 .* \(5 of them in one run"):
         house.submit(task, 6)
-
-
-def test_however_jobs_come_and_go_no_query_is_asked_twice(house: House) -> None:
-    chance = random.Random(20270301)
-    task = house.task(max_queries=40)
-    open_jobs: list[JobView] = []
-    asked: list[int] = []
-    for _ in range(60):
-        move = chance.choice(("submit", "submit", "cancel", "ask"))
-        if move == "submit":
-            try:
-                view = house.submit(task, chance.randint(1, 9))
-            except InvalidSetting:
-                continue
-            open_jobs.append(view)
-            plan(house, view)
-        elif open_jobs:
-            view = open_jobs.pop(chance.randrange(len(open_jobs)))
-            first, count = place(house, view)
-            if move == "ask":
-                ask(house, view, 0)
-                asked += range(first, first + count)
-            cancel(house, view)
-        held = [number for view in open_jobs for number in range(place(house, view)[0], sum(place(house, view)))]
-        assert len(set(asked + held)) == len(asked + held)
-        assert left(house, task) == 40 - len(asked) - len(held), "none is lost either"
-    assert len(asked) > 20

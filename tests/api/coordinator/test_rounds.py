@@ -151,17 +151,6 @@ def test_an_approval_is_waited_for_and_shown_as_such_and_the_job_goes_on_after_i
     assert site.say(job, north=YES).state == "collecting"
 
 
-def test_a_job_that_waits_for_a_person_until_its_deadline_expires_at_no_charge(site: Site) -> None:
-    job = site.submit()
-    site.say(job, east=YES, north=LATER, west=YES)
-    site.later(days=2)
-    view = site.look(job)
-    assert view.problem is not None
-    assert (view.state, view.waiting_for) == ("expired", ())
-    assert "north had not agreed to take part; nobody was asked" in view.problem.detail
-    assert set(site.spent().values()) == {0}
-
-
 def test_a_requester_whose_jobs_tell_too_often_what_sites_would_pay_is_refused(site: Site) -> None:
     house = site.house
     limits = house.config.limits.model_copy(update={"max_unasked_jobs_per_day": 2})
@@ -279,17 +268,6 @@ def test_a_batch_that_fits_into_no_message_is_not_asked_and_not_charged(
     assert "ask fewer queries at once" in view.problem.detail
     assert set(site.spent().values()) == {0}
     assert {site.kinds(party)[-1] for party in AGENTS} == {"withdrawn"}
-
-
-def test_a_round_that_everybody_refused_fails_and_waits_for_nobody(site: Site) -> None:
-    job = site.asked()
-    assert [one.reason for one in site.seen(job).waiting_for] == ["share"] * 3
-    for agent in AGENTS:
-        site.refuse(agent, job, "lost")
-    view = site.look(job)
-    assert (view.state, view.rounds[0].state, view.rounds[0].waiting_for) == ("failed", "given-up", ())
-    assert view.waiting_for == ()
-    assert "had been asked" in view.stage
 
 
 # Keys that change while a round runs.

@@ -24,6 +24,7 @@ from labeler.errors import InvalidSetting
 from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
 from tests.command_line import Labeler, labeler
 from tests.feature_store.test_image_files import of_every_format, tabled, written, zipped
+from tests.workers.builders import shard_of_rows
 
 __all__ = ["labeler"]
 
@@ -326,6 +327,21 @@ def test_many_vectors_travel_as_parquet_and_keep_their_names_and_numbers(service
     kept = pq.read_table(service.coordinator.config.home / "jobs" / large.job_id / "upload.parquet")
     assert kept["name"].to_pylist() == [f"query-{number:06d}" for number in range(1100)]
     assert np.array_equal(np.array(kept["feature"].to_pylist(), dtype=np.int16), quantize(many))
+
+
+def test_a_public_shard_is_sent_as_its_names_and_features_and_a_private_one_never(
+    service: Service, tmp_path: Path
+) -> None:
+    rows = np.random.default_rng(2).normal(size=(3, 8))
+    public = shard_of_rows(tmp_path / "public", rows, fingerprint=FINGERPRINT)
+    private = shard_of_rows(tmp_path / "private", rows, np.zeros(3, np.int16), fingerprint=FINGERPRINT)
+    with Client(service.url, service.tokens["requester"]) as client:
+        with pytest.raises(InvalidSetting, match="private shard"):
+            client.submit(service.task().task_id, images=private.path)
+        job = client.submit(service.task().task_id, images=public.path)
+    kept = pq.read_table(service.coordinator.config.home / "jobs" / job.job_id / "upload.parquet")
+    assert kept["name"].to_pylist() == public.sources
+    assert np.array_equal(kept["feature"].to_pylist(), public.features)
 
 
 def test_events_begin_with_the_job_resume_after_the_last_seen_and_end_with_it(

@@ -11,11 +11,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from api.schema import JobView
+from api.client import Client
+from api.schema import JobView, KeysRequest
 from labeler.driver.mail import Letter
 from labeler.ledger.chain import EMPTY, Head
 from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
 from labeler.messages.bodies import Mail, Willing
+from labeler.system.keys import PartyKeys
 from tests.api.routes.conftest import AGENTS, ConfigOf, Service, asking_once, eventually, running
 
 AGENT = AGENTS[0]
@@ -174,3 +176,19 @@ def test_answers_that_are_no_answer_of_this_job_are_refused_by_name(own: Service
         assert (answer.status_code, kind) == expected, what
     said = own.coordinator.stores.jobs.willingness.answers(job.job_id)
     assert {agent: one.answer for agent, one in said.items()} == {AGENTS[0]: "willing"}
+
+
+def test_old_keys_behind_a_rotation_and_any_behind_a_revocation_get_a_party_nowhere(own: Service) -> None:
+    job, new = submitted(own), PartyKeys.generate()
+
+    def refused(number: int) -> tuple[int, str]:
+        answer = own.post(willing(own, job, number))
+        return answer.status_code, answer.json()["type"].removeprefix("urn:labeler:problem:")
+
+    with Client(own.url, own.tokens["admin"]) as admin:
+        admin.rotate(AGENT, KeysRequest(verify_key=new.public.verify_key, seal_key=new.public.seal_key))
+        assert refused(2) == (403, "forged")
+        own.keys[AGENT] = new
+        admin.revoke_party(AGENT)
+        assert refused(3) == (403, "not-enrolled")
+    assert not has_answered(own, job)

@@ -10,16 +10,12 @@ import numpy as np
 import pytest
 from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.rdp import rdp_privacy_accountant
-from numpy.typing import NDArray
 
 from benchmarks.accounting.sampled import _renyi, epsilon_bound, noise_multiplier, noise_multiplier_of, renyi_epsilon
 from labeler.accounting import integer
 from labeler.accounting.events import IntegerSum
-from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.sampled import sampled_epsilon
 from labeler.errors import InvalidSetting
-
-Law = NDArray[np.float64]
 
 
 def _event(
@@ -27,15 +23,6 @@ def _event(
 ) -> IntegerSum:
     share = sensitivity * noise_multiplier / math.sqrt(10)
     return IntegerSum(sensitivity**2, sensitivity, 1, share, 10, 1000, level)
-
-
-@pytest.mark.parametrize(
-    ("noise_multiplier", "rounds", "delta"), [(5.0, 50, 1e-3), (2.0, 3, 1e-5), (30.0, 400, 1e-4), (40.0, 2000, 1e-9)]
-)
-def test_without_sampling_it_is_the_closed_form(noise_multiplier: float, rounds: int, delta: float) -> None:
-    exact = epsilon_of_delta(delta, math.sqrt(rounds) / noise_multiplier)
-    bound = epsilon_bound(_event(noise_multiplier), 1.0, rounds, delta)
-    assert exact <= bound <= exact * (1 + 2e-3)
 
 
 @pytest.mark.parametrize(
@@ -69,30 +56,6 @@ def test_renyi_orders_are_those_of_dp_accounting() -> None:
             accountant = rdp_privacy_accountant.RdpAccountant(orders=[order]).compose(event, 9)
             expected = float(accountant._rdp[0])
             assert 9 * _renyi(order, probability, 1.3) == pytest.approx(expected, rel=1e-9)
-
-
-def _discrete_gaussian(sigma: float, reach: int) -> Law:
-    weights = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * sigma**2))
-    return weights / weights.sum()
-
-
-@pytest.mark.parametrize("probability", [0.1, 0.5, 1.0])
-@pytest.mark.parametrize(("sigma", "shift"), [(6.0, 5), (12.0, 10)])
-@pytest.mark.parametrize("rounds", [1, 2])
-def test_it_bounds_the_integer_mechanism_itself_by_enumeration(probability, sigma, shift, rounds) -> None:
-    """Exact hockey-stick divergence, both ways, of one and two rounds of sums of two discrete Gaussian shares."""
-    share = _discrete_gaussian(sigma, math.ceil(9 * sigma))
-    law = np.convolve(share, share)
-    absent = np.pad(law, (0, shift))
-    present = (1 - probability) * absent + probability * np.pad(law, (shift, 0))
-    if rounds == 2:
-        absent, present = np.outer(absent, absent).ravel(), np.outer(present, present).ravel()
-    delta = 1e-3
-    event = IntegerSum(shift**2, shift, 1, sigma, 2, 1)
-    epsilon = epsilon_bound(event, probability, rounds, delta)
-    spent = max(np.maximum(p - math.exp(epsilon) * q, 0).sum() for p, q in ((absent, present), (present, absent)))
-    below = max(np.maximum(p - math.exp(0.9 * epsilon) * q, 0).sum() for p, q in ((absent, present), (present, absent)))
-    assert spent <= delta < below
 
 
 def test_coarse_noise_is_paid_for_or_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,13 @@ from checks.audit.run import Audit, run_audit
 from feature_store.rows import quantize
 from labeler.auditing import AuditFacts, AuditFindings, findings_of
 from labeler.ledger.ledger import Ledger
-from labeler.task import Level, Task, parse_task
+from labeler.task import Level, Task
+from tests.labeler.tasks import make_task
 
-
-def audited_task(**changes: object) -> Task:
-    fields: dict[str, object] = {
-        "name": "audit",
-        "classes": ("a", "b", "c"),
-        "method": "knn",
-        "k": 3,
-        "sigma_votes": 2.0,
-        "delta": 1e-4,
-        "max_queries": 8,
-        "agents": 2,
-        "colluding_agents": 1,
-        "backbone_fingerprint": "audit",
-    }
-    return parse_task(fields | changes)
+audited_task = partial(
+    make_task, name="audit", k=3, sigma_votes=2.0, max_queries=8, agents=2, colluding_agents=1,
+    backbone_fingerprint="audit",
+)  # fmt: skip
 
 
 def natural_records(count: int = 120, dimension: int = 64) -> tuple[NDArray[np.int16], NDArray[np.int16]]:

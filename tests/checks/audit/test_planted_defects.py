@@ -94,8 +94,7 @@ PLANTED: dict[str, tuple[Plant, Task, dict[str, Any]]] = {
     "a ball that is forgotten": (ball_forgotten, BALL, {"runs": 25, "confidence": 0.9, "level": "agent"}),
 }
 PLANTED_LONG: dict[str, tuple[Plant, Task, dict[str, Any]]] = {
-    # Short of this `tests/e2e/test_audit.py` finds half the noise in twenty thousand answers.
-    "half the noise": (noise_over(2), TASKS["knn"], {"runs": 70, "confidence": 0.9}),
+    # Half the noise of votes is found by `tests/e2e/test_audit.py`, in twenty thousand answers.
     "a third of the noise of weights": (noise_over(3), SUMS, {"runs": 60, "confidence": 0.9}),
     "half the noise of winners": (noise_over(2), WINNER, {"runs": 320, "confidence": 0.9}),
     "a sixth of the noise of heads": (noise_of_heads_over_six, HEADS, {"runs": 40, "confidence": 0.9}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,33 +75,4 @@ def test_a_full_disk_is_told_to_who_sends_and_costs_a_running_job_time_only(
         paid = paid_at_instance_level(client, before)
     assert service.pid("coordinator") == pid, "nobody had to start it again"
     charge = done.price.instance_charge_nano + sent.price.instance_charge_nano
-    assert paid == dict.fromkeys(EVERYBODY, charge)
-
-
-@pytest.mark.parametrize(
-    ("role", "said"),
-    [
-        # It says that it cannot say now where it finds no room, and nothing where its journal finds that first.
-        ("agent-1", "waiting for (agent-1, who cannot say now|1 of 3 agents to say whether they will: agent-1)"),
-        # Which agents' shares the others hold is told to nobody before the round ends: it is when they answered.
-        ("tallier-1", "waiting for shares of 3 of 3 agents: agent-1, agent-2, agent-3"),
-    ],
-)
-def test_a_full_disk_at_a_site_is_waited_for_by_name_and_costs_time_only(
-    service: Service, digit_features: np.ndarray, role: str, said: str
-) -> None:
-    pid = service.pid(role)
-    with service.client() as client:
-        before = posted(client)
-        task = new_task(client, f"the disk of {role} is full")
-        with full_disk(pid):
-            job = submit(client, task, digit_features)
-            wait_until(
-                lambda: bool(re.search(said, client.job(job.job_id).stage)), what=f"the job to say that it {said}"
-            )
-        done = client.wait(job.job_id)
-        assert done.state == "completed"
-        paid = paid_at_instance_level(client, before)
-    assert service.pid(role) == pid, "nobody had to start it again"
-    charge = done.price.instance_charge_nano
     assert paid == dict.fromkeys(EVERYBODY, charge)

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from api.client import Client
-from labeler.ledger.chain import Anchor
 from tests.e2e.conftest import SharedFederations
 from tests.forked_command import ForkedCommand
-from tests.ports import kept_port
 from tests.postgres_server import PostgresServer
-from tests.processes import wait_until
 from tests.stolen_keys import VARIABLE
-from workers.homes.journals import backup_home, verify_journal
+from workers.homes.journals import backup_home
 from workers.homes.new import set_line
 from workers.party.home import COORDINATOR_FILE
 from workers.up import FederationPlan
 from workers.up.home import make_federation
-
-AGENTS = ("agent-1", "agent-2")
-TALLIERS = ("tallier-0", "tallier-1", "tallier-2")
 
 
 @dataclass(frozen=True)
@@ -68,13 +61,8 @@ class Service:
         return int(json.loads((self.home / "processes.json").read_text())[role])
 
 
-StartService = Callable[..., Service]
-
-
 @contextmanager
-def running(
-    home: Path, *arguments: object, agents: int = 3, journal: str | None = None, limits: str = "", **budget: Any
-) -> Iterator[Service]:
+def running(home: Path, *arguments: object, agents: int = 3, journal: str | None = None) -> Iterator[Service]:
     """Start `labeler up` in a folder, wait until it is ready, and stop it at the end.
 
     Args:
@@ -82,16 +70,11 @@ def running(
         arguments: more of the command line.
         agents: how many.
         journal: URL of a PostgreSQL database for the coordinator's journal; a file in its home where absent.
-        limits: lines of the coordinator's settings.
-        budget: of the federation, `instance_epsilon`, where one of these two is given.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if journal is not None or limits:
-        settings = make_federation(home, FederationPlan(agents=agents, **budget)).coordinator / COORDINATOR_FILE
-        if journal is not None:
-            set_line(settings, "journal", journal)
-        assert "[limits]" not in settings.read_text()
-        settings.write_text(f"{settings.read_text()}\n[limits]\n{limits}\n")
+    if journal is not None:
+        settings = make_federation(home, FederationPlan(agents=agents)).coordinator / COORDINATOR_FILE
+        set_line(settings, "journal", journal)
     faults, copies, log = (home.parent / f"{home.name}.{what}" for what in ("fault", "keys", "log"))
     command = ("up", "--home", home, "--agents", agents, "--port", 0, "--json", *arguments)
     environment = {"LABELER_FAULTS": str(faults), VARIABLE: str(copies)}
@@ -124,29 +107,15 @@ class Stopped:
 
     Attributes:
         home: its folder.
-        url: where its coordinator listened.
-        token: of its administrator.
         older: the copy.
-        paid: what each job has cost every account, nano-units at instance level.
     """
 
     home: Path
-    url: str
-    token: str
     older: Path
-    paid: int
 
     @property
     def coordinator(self) -> Path:
         return self.home / "coordinator"
-
-    @property
-    def parties(self) -> dict[str, Path]:
-        agents = {name: self.home / "agents" / name for name in AGENTS}
-        return agents | {name: self.home / "talliers" / name for name in TALLIERS}
-
-    def client(self) -> Client:
-        return Client(self.url, self.token, patience_s=1.0)
 
 
 @pytest.fixture
@@ -162,24 +131,10 @@ def stopped(
 def _stopped(folder: Path, digit_features: np.ndarray) -> Iterator[Stopped]:
     from tests.e2e.service.harm import new_task, submit
 
-    with running(folder / "federation", agents=len(AGENTS)) as service, service.client() as client:
-        paid = []
+    with running(folder / "federation", agents=2) as service, service.client() as client:
         for number in range(2):
             if number == 1:
                 backup_home(service.home / "coordinator", folder / "older")
             done = client.wait(submit(client, new_task(client, f"job {number}"), digit_features[6 * number :]).job_id)
             assert done.state == "completed"
-            paid.append(done.price.instance_charge_nano)
-        # In the second job every party has seen more of the journal than the copy holds.
-        assert paid[0] == paid[1]
-        copied = verify_journal(folder / "older")["entries"]
-        homes = [*(service.home / "agents").iterdir(), *(service.home / "talliers").iterdir()]
-        wait_until(lambda: all(seen(home) > copied for home in homes), what="everybody's next poll")
-    with kept_port(int(service.url.rpartition(":")[2])):  # its parties look for the coordinator there
-        yield Stopped(service.home, service.url, service.token, folder / "older", int(paid[0] or 0))
-
-
-def seen(home: Path) -> int:
-    """Up to which entry a party has seen the coordinator's journal."""
-    head = Anchor(home / "coordinator.head").read()
-    return 0 if head is None else head.seq
+    yield Stopped(service.home, folder / "older")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import sqlite3
 import tomllib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from api.client import Client
 from api.schema import JobView, TaskRequest, TaskView
 from tests.e2e.service.conftest import Service
 from tests.forked_command import ForkedCommand
-from workers.agent.site import site_budget
 
 Account = tuple[str, str]
 
@@ -74,22 +71,6 @@ def paid_at_instance_level(client: Client, before: dict[Account, int]) -> dict[s
             if level == "instance" and after[account, level] != before.get((account, level), 0)}  # fmt: skip
 
 
-def spent_at_sites(service: Service) -> dict[str, int]:
-    """What every agent has spent by its own ledger, instance level."""
-    return {home.name: spent_at(home) for home in sorted((service.home / "agents").iterdir())}
-
-
-def spent_at(home: Path) -> int:
-    """What one agent has spent by its own ledger, instance level."""
-    return next(int(one["spent_nano"]) for one in site_budget(home) if one["level"] == "instance")
-
-
-def journal_rows(home: Path, table: str) -> int:
-    """How many rows a table of a party's journal has."""
-    with closing(sqlite3.connect(f"file:{home / 'journal.db'}?mode=ro", uri=True)) as journal:
-        return int(journal.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
-
-
 @contextmanager
 def paused(pid: int) -> Iterator[None]:
     """A process that does nothing, as behind a cut cable."""
@@ -98,20 +79,6 @@ def paused(pid: int) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
-
-
-@contextmanager
-def policy(home: Path, pattern: str, line: str) -> Iterator[None]:
-    """One line of a site's policy replaced; agents read it at every ask."""
-    path = home / "policy.toml"
-    whole = path.read_text()
-    text, count = re.subn(pattern, line, whole, count=1, flags=re.MULTILINE)
-    assert count == 1, pattern
-    path.write_text(text)
-    try:
-        yield
-    finally:
-        path.write_text(whole)
 
 
 @contextmanager

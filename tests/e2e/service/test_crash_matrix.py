@@ -65,22 +65,7 @@ def expected_release(service: Service, task_fields: dict[str, object], batch: Qu
         shard = Shard.open(next(home.glob("*.shard")))
         (key,) = keys[home.name, round_of(task, batch).digest]
         agents.append(AnsweringAgent(home.name, shard, noise_secret=key))
-    tallier_keys: list[bytes] = []
-    if task.noise_by == "talliers":
-        for number in range(task.talliers):
-            (key,) = keys[f"tallier-{number}", round_of(task, batch).digest + ".shares"]
-            tallier_keys.append(key)
-    return run_round(task, batch, agents, post_charge=lambda _: None, tallier_keys=tallier_keys)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("point", ["tallier.fixed", "tallier.stored", "tallier.summed"])
-def test_a_tallier_killed_between_storing_and_sending_never_draws_its_noise_again(
-    service: Service, digit_features: np.ndarray, tmp_path: Path, point: str
-) -> None:
-    """Talliers add the noise; what is released is what the keys say that they had drawn, bit for bit."""
-    place = len(CELLS) + ["tallier.fixed", "tallier.stored", "tallier.summed"].index(point)
-    answered_through_a_kill(service, digit_features, tmp_path, "tallier", point, place=place, dishonest_talliers=1)
+    return run_round(task, batch, agents)
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,10 @@ from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.errors import InvalidSetting, Unavailable
 from labeler.tally import QueryBatch, round_of
-from labeler.task import Task, parse_task
+from labeler.task import Task
 from tests.answering import AnsweringAgent
 from tests.feature_store.cluster.conftest import needs_ray, processes_below, wait_until_gone
+from tests.labeler.tasks import make_task
 from workers.voting import select_records
 
 CLASSES = ("healthy", "ill")
@@ -124,8 +125,8 @@ def test_a_part_that_begins_anew_has_forgotten_no_deletion(two_workers: Driver, 
 
 
 def task_for(shard: Shard) -> Task:
-    fields = {"name": "t", "classes": CLASSES, "k": 9, "sigma_votes": 4.0, "delta": 1e-4, "max_queries": 30}
-    return parse_task(fields | {"method": "knn", "agents": 1, "backbone_fingerprint": shard.fingerprint})
+    fields = {"classes": CLASSES, "k": 9, "sigma_votes": 4.0, "max_queries": 30, "agents": 1}
+    return make_task(**fields, backbone_fingerprint=shard.fingerprint)
 
 
 def agent_for(shard: Shard, engine: str) -> AnsweringAgent:

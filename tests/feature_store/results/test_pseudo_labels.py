@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -16,23 +17,13 @@ from hypothesis import strategies as st
 from feature_store.results.pseudo_labels import SCHEMA, JobStamp, pseudo_label_table, query_rows
 from labeler.errors import InvalidSetting
 from labeler.rounds.effects import AnswerStatus
-from labeler.task import Task, parse_task
-from tests.labeler.tasks import budgets_of
+from labeler.task import Task
+from tests.labeler.tasks import budgets_of, make_task
 
 STAMP = JobStamp("job-1", "pixels", datetime(2026, 1, 1, tzinfo=UTC), {"delta": 1e-4}, is_seeded=True)
 
 
-def task(**changes: object) -> Task:
-    fields = {
-        "name": "t",
-        "method": "knn",
-        "classes": ["cat", "dog"],
-        "sigma_votes": 9.0,
-        "delta": 1e-4,
-        "max_queries": 2,
-        "agents": 2,
-    }
-    return parse_task(fields | changes)
+task = partial(make_task, classes=["cat", "dog"], sigma_votes=9.0, max_queries=2, agents=2)
 
 
 def table(agreed: Task, votes: np.ndarray | None, labels: tuple[int, ...] = (1, -1), stamp: JobStamp = STAMP):

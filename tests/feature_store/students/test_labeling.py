@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from feature_store.students.labeling import expect_on, label_images, propose_rad
 from feature_store.students.student import fit_and_say
 from labeler.errors import InvalidSetting
 from labeler.randomness import seeded_source
-from labeler.task import Task, parse_task
+from tests.labeler.tasks import make_task
 from tests.workers.builders import shard_of_rows
 from workers.commands.catalog import app
 from workers.plan import PlanRequest, make_plan, solve_request, with_radius
@@ -94,9 +94,9 @@ def test_the_command_says_the_radius_that_it_proposed(tmp_path: Path) -> None:
     assert refused.exit_code != 0
 
 
-def task(**changes: Any) -> Task:
-    fields = {"name": "t", "classes": list("abcd"), "method": "reverse-knn", "k": 1, "sigma_votes": 5.0, "delta": 1e-5}
-    return parse_task(fields | {"max_queries": 12, "agents": 3, "colluding_agents": 1} | changes)
+task = partial(
+    make_task, classes=list("abcd"), method="reverse-knn", k=1, delta=1e-5, max_queries=12, colluding_agents=1
+)
 
 
 def images(spread: float) -> np.ndarray:

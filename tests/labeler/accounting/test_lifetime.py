@@ -31,25 +31,16 @@ from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods.reverse_knn import reverse_knn_ballots
 from labeler.planning import price
 from labeler.setting import MOST_LIFE_NANO, Life
-from labeler.task import Task, parse_task
+from labeler.task import Task
+from tests.labeler.tasks import make_task
 from tests.oracles.integers import discrete_gaussian, hockey_stick
 from workers.agent.policy import BudgetTable
 
 
 def task(budget_nano: int = 71_779_539, **changes: object) -> Task:
     life = {"budget_nano": budget_nano, "least_similarity": 0.5}
-    fields = {
-        "name": "life",
-        "classes": ["a", "b"],
-        "method": "reverse-knn",
-        "sigma_votes": 10.0,
-        "delta": 1e-5,
-        "max_queries": 20,
-        "agents": 3,
-        "colluding_agents": 1,
-        "lifetime_budget": life,
-    }
-    return parse_task(fields | changes)
+    fields = {"name": "life", "classes": ["a", "b"], "method": "reverse-knn", "sigma_votes": 10.0, "delta": 1e-5}
+    return make_task(**fields | {"max_queries": 20, "colluding_agents": 1, "lifetime_budget": life} | changes)
 
 
 # The theorem.

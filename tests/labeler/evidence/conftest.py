@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -21,17 +22,15 @@ from labeler.evidence.document import (
     TaskFacts,
 )
 from labeler.setting import LEVELS
-from labeler.task import Task, parse_task
+from labeler.task import Task
+from tests.labeler.tasks import make_task
 
 AGENTS = ("east", "north", "west")
 
 
-def task_with(**changes: object) -> Task:
-    fields = {
-        "name": "animals", "classes": ["cat", "dog", "owl"], "method": "knn", "k": 5, "sigma_votes": 40.0,
-        "delta": 1e-5, "max_queries": 100, "agents": 3, "colluding_agents": 1,
-    }  # fmt: skip
-    return parse_task(fields | changes)
+task_with = partial(
+    make_task, name="animals", classes=["cat", "dog", "owl"], k=5, sigma_votes=40.0, delta=1e-5, colluding_agents=1
+)
 
 
 def round_of(task: Task, *, number: int = 0, first: int = 0, questions: int = 20, entry: int = 20) -> RoundFacts:

@@ -182,33 +182,6 @@ def test_a_search_looks_through_a_part_of_the_ledger_and_says_where_to_go_on(
     assert [one.reservation_id for one in ledger.entries(search="here", after=ledger.head().seq - 5)] == ["here"]
 
 
-def test_the_sums_before_a_page_are_the_same_wherever_they_were_kept(
-    sqlite_place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def sums(ledger: Ledger) -> list[dict[tuple[str, str], int]]:
-        return [
-            {key: spent for key, spent in ledger.spent_at(seq).items() if spent} for seq in range(ledger.head().seq + 1)
-        ]
-
-    monkeypatch.setattr("labeler.ledger.ledger.SUMS_EVERY", 3)
-    ledger = opened(sqlite_place, clock)
-    for number in range(6):
-        name = f"job-{number}"
-        ledger.reserve(name, [Charge(account, "instance", number + 1) for account in NAMES])
-        if number % 2:
-            ledger.void(name, NothingLeft(name, "never-asked"))
-        else:
-            ledger.post(name)
-    with ledger.database.read() as connection:
-        assert connection.execute(text("SELECT count(DISTINCT seq) FROM ledger_sums")).scalar_one() > 5
-    found = sums(ledger)
-    assert found[-1] == {(one.account, one.level): one.spent for one in ledger.balances() if one.spent}
-    with ledger.database.write() as connection:
-        connection.execute(text("DROP TRIGGER ledger_sums_remain"))
-        connection.execute(text("DELETE FROM ledger_sums"))
-    assert sums(ledger) == found
-
-
 # An agent.
 
 
@@ -414,20 +387,6 @@ def test_what_is_held_without_an_entry_counts_until_it_is_given_back(place: Plac
     ledger.void("job", NothingLeft("job", "never-asked"))
     assert ledger.balance("agent:a", "instance").left == 10
     assert ledger.head().seq == seq + 1
-    ledger.verify()
-
-
-def test_what_is_held_is_charged_where_its_reservation_is_made_final(place: Place, clock: Clock) -> None:
-    ledger = Ledger(place.open(), clock=clock)
-    for account in ("federation", "agent:a"):
-        ledger.open_account(account, "instance", 10)
-    ledger.reserve("job", [Charge("federation", "instance", 6)], held_back=[Charge("agent:a", "instance", 10)])
-    ledger.post("job")
-    ledger.post("job")
-    assert [(one.account, one.reserved, one.posted) for one in ledger.balances()] == [
-        ("agent:a", 0, 10),
-        ("federation", 0, 6),
-    ]
     ledger.verify()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from labeler.release import Release
 from labeler.rounds import effects as fx
 from labeler.rounds.coordinator import LONGEST_PAUSE_S, REKEYED, step
 from labeler.rounds.effects import JobRun, RoundRun
-from labeler.task import Task
+from tests.labeler.tasks import make_task
 
 AGENTS = ("east", "north", "west")
 TALLIERS = ("t0", "t1", "t2")
@@ -30,22 +31,10 @@ PATIENCE_S, AGAIN_S = 10.0, 4.0
 DEADLINE_S = 1_000_000.0
 
 
-def task(**changes: Any) -> Task:
-    fields: dict[str, Any] = {
-        "name": "animals",
-        "classes": ("cat", "dog", "owl"),
-        "method": "knn",
-        "k": 5,
-        "sigma_votes": 40.0,
-        "delta": 1e-5,
-        "max_queries": 100,
-        "agents": 3,
-        "colluding_agents": 1,
-        "max_dropouts": 0,
-        "backbone_fingerprint": "f" * 16,
-        "nonce": "0" * 32,
-    }
-    return Task.model_validate(fields | changes)
+task = partial(
+    make_task, name="animals", classes=("cat", "dog", "owl"), k=5, sigma_votes=40.0, delta=1e-5, colluding_agents=1,
+    max_dropouts=0, backbone_fingerprint="f" * 16, nonce="0" * 32,
+)  # fmt: skip
 
 
 def parties(**changes: fx.Party | None) -> dict[str, fx.Party]:

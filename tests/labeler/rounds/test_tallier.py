@@ -140,6 +140,8 @@ def test_a_sum_over_an_agent_that_the_site_names_no_more_waits_for_its_people() 
 
 
 def test_who_sends_two_different_shares_is_excluded_for_good_unless_the_sum_is_made() -> None:
+    state, effects = run(OPEN, came(share("a"), share("b")), came(share("a", 1)))
+    assert machine.Exclude("a") in effects
     state, effects = run(OPEN, came(share("a"), share("b")), came(share("a", 1)), came(share("a")))
     assert refusals(effects) == ["duplicate-agent"]
     assert (state.excluded, set(state.sharing_ids)) == ({"a"}, {"b"})

@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mpmath import mp, mpf
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
@@ -237,38 +236,6 @@ def test_the_exact_minimiser_keeps_the_bound_and_is_where_the_steps_end(
     assert np.linalg.norm(one - other) <= terms.sensitivity + 1e-6
     trained = train_linear(rows, labels, terms=terms)
     assert np.linalg.norm(trained.ravel() - one) < 1e-4 * max(1.0, float(np.linalg.norm(one)))
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    regularisation=st.sampled_from([1e-3, 0.05, 1.0, 30.0]),
-    clip_norm=st.sampled_from([1e-3, 1.0, 20.0]),
-    n=st.integers(1, 4),
-    public=st.integers(0, 3),
-    places=st.lists(st.integers(-3, 3), min_size=1, max_size=9),
-    steps=st.integers(1, 30),
-)
-def test_logistic_descent_in_fifty_digits_keeps_the_bound_after_every_step(
-    regularisation: float, clip_norm: float, n: int, public: int, places: list[int], steps: int
-) -> None:
-    """The certainty head on a line, with public negatives; an oracle that rounds nothing."""
-    most = max(n, len(places)) + public
-    terms = Descent(clip_norm, clip_norm**2 / 4, regularisation, n + public, 1, iterations=steps, most=most)
-
-    def path(own: list[int]) -> list[mpf]:
-        rows = [mpf(clip_norm) * place / 3 for place in own]
-        weight, found = mpf(0), []
-        for _ in range(steps):
-            slopes = sum((-row / (1 + mp.exp(weight * row)) for row in rows), mpf(0))
-            slopes += sum((mpf(clip_norm) / (1 + mp.exp(-weight * clip_norm)) for _ in range(public)), mpf(0))
-            weight -= mpf(terms.learning_rate) * (slopes / (n + public) + mpf(regularisation) * weight)
-            found.append(weight)
-        return found
-
-    with mp.workdps(50):
-        for one, two in zip(path(places), path(places[1:]), strict=True):
-            assert abs(one - two) <= terms.sensitivity
-            assert max(abs(one), abs(two)) <= terms.largest_norm
 
 
 @pytest.mark.parametrize("method", ["blind-average", "aux-distill"])

@@ -28,6 +28,7 @@ from labeler.release import Release
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
+from tests.labeler.tasks import make_task
 from tests.workers.answer import answer as answer_of
 from tests.workers.builders import agent_of, shard_of_rows
 from workers.learning.linear import class_sums, whole_rows, whole_sums
@@ -39,11 +40,9 @@ Features = NDArray[np.int16]
 
 
 def task(training: dict[str, Any] | None = None, **fields: Any) -> Task:
-    given_fields = {
-        "name": "t", "classes": CLASSES, "method": "blind-average", "sigma_votes": 3.0, "delta": 1e-4, "agents": 1,
-        "max_queries": AXES + 1, "backbone_fingerprint": "f", "training": MEANS | (training or {}),
-    }  # fmt: skip
-    return parse_task(given_fields | fields)
+    given_fields = {"classes": CLASSES, "method": "blind-average", "sigma_votes": 3.0, "agents": 1}
+    given_fields |= {"max_queries": AXES + 1, "backbone_fingerprint": "f", "training": MEANS | (training or {})}
+    return make_task(**given_fields | fields)
 
 
 def records(features: Features, labels: NDArray[np.int16], version: str = "v") -> Records:

@@ -35,8 +35,9 @@ from labeler.randomness import seeded_source
 from labeler.records import ModelStore, Records, RunnerContext
 from labeler.release import input_shares
 from labeler.tally import QueryBatch, round_of
-from labeler.task import Task, parse_task
+from labeler.task import Task
 from tests.answering import AnsweringAgent
+from tests.labeler.tasks import make_task
 from tests.scored import scored
 from tests.workers.answer import answer as answer_of
 from tests.workers.builders import policy_of, shard_of_rows
@@ -125,11 +126,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def task_of(**fields: Any) -> Task:
     rows = {"blind-average": DIMENSION + 1, "federated": 3 * (DIMENSION + 1), "evaluate": len(MODEL)}
-    given_fields = {
-        "name": "t", "method": "knn", "classes": CLASSES, "sigma_votes": 30.0, "delta": 1e-5, "agents": 3,
-        "max_queries": rows.get(fields["method"], QUERIES), "backbone_fingerprint": "backbone",
-    }  # fmt: skip
-    return parse_task(given_fields | fields)
+    given_fields = {"classes": CLASSES, "sigma_votes": 30.0, "delta": 1e-5, "backbone_fingerprint": "backbone"}
+    return make_task(**given_fields | {"max_queries": rows.get(fields["method"], QUERIES)} | fields)
 
 
 def batch_of(task: Task) -> QueryBatch:

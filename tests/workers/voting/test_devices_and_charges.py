@@ -12,9 +12,10 @@ from feature_store.index.exact_index import Engine
 from feature_store.shard import Shard
 from labeler.errors import BudgetExceeded, InvalidSetting
 from labeler.tally import QueryBatch
-from labeler.task import Task, parse_task
+from labeler.task import Task
 from tests.answering import AnsweringAgent
 from tests.feature_store.index.fake_devices import FakeDevice
+from tests.labeler.tasks import make_task
 
 
 class NotingLedger:
@@ -43,8 +44,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 
 
 def task_of(shard: Shard, **more: object) -> Task:
-    fields = {"name": "t", "classes": shard.classes, "k": 5, "sigma_votes": 4.0, "delta": 1e-4, "max_queries": 9}
-    return parse_task(fields | {"method": "knn", "agents": 1, "backbone_fingerprint": shard.fingerprint} | more)
+    fields = {"classes": shard.classes, "k": 5, "sigma_votes": 4.0, "max_queries": 9, "agents": 1}
+    return make_task(**fields | {"backbone_fingerprint": shard.fingerprint} | more)
 
 
 def agent_of(shard: Shard, ledger: NotingLedger, engine: str = "faiss-gpu") -> AnsweringAgent:

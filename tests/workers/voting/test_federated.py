@@ -18,7 +18,8 @@ from labeler.randomness import keyed_source
 from labeler.records import PublicAxes, Records, Rows
 from labeler.release import Release, check_ballots
 from labeler.tally import QueryBatch
-from labeler.task import Task, parse_task
+from labeler.task import Task
+from tests.labeler.tasks import make_task
 from tests.workers.answer import answer as answer_of
 from workers.learning.linear import clipped_slopes, coins, probabilities, rows_on_grid, sampled_gradients
 
@@ -49,8 +50,8 @@ def task(axes: int | None = None, **sampled: object) -> Task:
         "sampled": {"rate": 0.5, "learning_rate": 2.0, "momentum": 0.5} | sampled,
     } | ({} if axes is None else {"axes": axes})
     rows = (DIMENSION if axes is None else axes) + 1
-    fields = {"name": "t", "classes": ["a", "b", "c"], "method": "federated", "sigma_votes": 3.0, "delta": 1e-5}
-    return parse_task(fields | {"agents": 2, "max_queries": 5 * rows, "training": training})
+    fields = {"method": "federated", "sigma_votes": 3.0, "delta": 1e-5, "agents": 2, "max_queries": 5 * rows}
+    return make_task(**fields, training=training)
 
 
 def records(count: int, seed: int = 2) -> Records:

@@ -1,4 +1,4 @@
-"""All that one tallier receives in a round, recorded: no score and no ballot, by inspection and by distribution.
+"""All that one tallier receives in a round, recorded: no score and no ballot, by its list and by distribution.
 
 Three real talliers find the winners of two electorates that differ in every ballot and in every score, but not in
 one winner: a landslide, and ties broken by a single unit of noise. What each tallier gets of the agents and of the
@@ -22,7 +22,7 @@ from scipy import stats
 from labeler.randomness import os_source
 from labeler.sharing import WinnerTerms
 from labeler.tally import NONCE_BYTES, AggregateShare, BallotShare, InputShare, Round, split_ballots
-from tests.one_round import Tallier
+from tests.one_round import tallied
 from tests.workers.winner.conftest import Words
 from workers.winner.engine import Width, WinnerJob, WinnerOrder
 from workers.winner.session import SecureEngine
@@ -123,11 +123,13 @@ def recorded(make_jobs: MakeJobs, electorate: tuple[Integers, Integers]) -> Reco
     queries = ballots.shape[1]
     round = Round("a" * 64, "b" * 64, queries, CLASSES, quorum=2, terms=TERMS)
     shares = input_shares(ballots, noise)
-    talliers = [Tallier(number, round) for number in range(3)]
-    for agent, sent in zip(AGENTS, shares, strict=True):
-        for tallier, share in zip(talliers, sent, strict=True):
-            tallier.receive(InputShare(agent, tallier.index, round.digest, share))
-    aggregates = [tallier.aggregate_share(AGENTS) for tallier in talliers]
+    aggregates = tallied(
+        round,
+        [
+            [InputShare(agent, number, round.digest, share) for number, share in enumerate(sent)]
+            for agent, sent in zip(AGENTS, shares, strict=True)
+        ],
+    )
     jobs = make_jobs(
         queries,
         CLASSES,
@@ -224,12 +226,6 @@ def modulo(words: Words) -> Integers:
     return (words % np.uint64(97)).astype(np.int64)
 
 
-def words_of(inputs: Sequence[BallotShare]) -> Words:
-    return np.concatenate(
-        [part.expand().reshape(-1) for share in inputs for part in (share.ballots, share.noise)], dtype=np.uint64
-    )
-
-
 def test_both_electorates_have_the_same_winners_and_no_score_in_common(rounds: tuple[Recording, Recording]) -> None:
     assert FIELD.bits == 56, "one of the smallest, so that p_values look at the very words that are sent"
     one, other = rounds
@@ -314,53 +310,6 @@ def test_what_is_opened_in_a_comparison_is_uniform_whatever_the_scores_are(
                 assert stats.binomtest(int(lot.b.sum()), len(lot.b)).pvalue > ALARM
 
 
-def test_no_word_and_no_sum_or_difference_of_two_is_a_score_a_ballot_or_a_difference_of_scores(
-    make_jobs: MakeJobs,
-) -> None:
-    """All pairs of all words a tallier holds. By chance one of 10^7 pairs would do with probability below 1e-3."""
-    recording = recorded(make_jobs, near_tie(10))
-    # Every ballot entry and score, and every difference of scores, lies between these.
-    widest = int(np.ptp(recording.scores).item() + np.abs(recording.scores).max() + VOTES * SCALE)
-    for number, view in enumerate(recording.views):
-        in_field = [words_of(view.inputs), view.aggregate.words.reshape(-1)]
-        if number == 1:
-            in_field.append(np.frombuffer(view.messages[2][0, 0][0], dtype=np.uint64))
-        lots = [FIELD.decode(np.concatenate(in_field))]
-        if view.levels:
-            # What was dealt of one-hots is shared by exclusive or, and narrower; words are compared here.
-            words = [level.z for level in view.levels]
-            if number == 0:
-                tables = [WIDTH.table_words * WIDTH.table_type.itemsize * len(level.z) for level in view.levels]
-                words += [
-                    np.frombuffer(level.dealt, dtype=np.uint64, offset=offset)
-                    for level, offset in zip(view.levels, tables, strict=True)
-                ]
-            lots.append(np.concatenate(words).view(np.int64) // 2)
-        for signed in lots:
-            assert int(np.abs(signed).min()) > widest
-            assert len(signed) ** 2 * 4 * widest / FIELD.modulus < 1e-3
-            assert closest_pair(signed) > widest
-
-
-def closest_pair(words: Integers) -> int:
-    """The smallest absolute value of a sum or difference of two of the words (at different places)."""
-    signed = np.sort(words)
-    both = np.concatenate([signed, -signed])
-    owner = np.concatenate([np.arange(len(signed))] * 2)
-    order = np.argsort(both, kind="stable")
-    gaps, same = np.diff(both[order].astype(object)), owner[order][1:] == owner[order][:-1]
-    return int(gaps[~same].min())
-
-
-def test_what_agents_send_one_tallier_is_the_same_noise_whatever_they_vote() -> None:
-    """11,000 words per agent: each tallier's are uniform, and those of two electorates alike."""
-    queries = 1_000
-    one, other = (input_shares(*electorate(queries)) for electorate in (landslide, near_tie))
-    for number in range(3):
-        lots = [words_of([sent[number] for sent in shares]) for shares in (one, other)]
-        assert min(p_values(lots[0], lots[1], FIELD.modulus)) > ALARM
-
-
 def test_what_talliers_send_one_another_is_the_same_noise_whatever_the_votes_are(
     rounds: tuple[Recording, Recording],
 ) -> None:
@@ -384,26 +333,3 @@ def test_the_same_test_finds_a_leak_that_is_planted(rounds: tuple[Recording, Rec
     else:
         one, other = (lot % np.uint64(2**63) for lot in (one, other))
     assert min(p_values(one, other, 2**64)) < ALARM
-
-
-@pytest.mark.parametrize("level", range(len(LEVELS)))
-def test_inspection_finds_a_comparison_whose_mask_is_missing(
-    make_jobs: MakeJobs, monkeypatch: pytest.MonkeyPatch, level: int
-) -> None:
-    """The winners are right: only what is opened shows it."""
-    from workers.winner import engine as correlations
-    from workers.winner import tournament
-
-    true = correlations.draw_masks
-
-    def short(width: Width, count: int, stream: object) -> correlations.Masks:
-        masks = true(width, count, stream)  # type: ignore[arg-type]  # a stream
-        return correlations.Masks(masks.r >> np.uint64(8), masks.q, masks.mu, masks.rho)
-
-    monkeypatch.setattr(correlations, "draw_masks", short)
-    monkeypatch.setattr(tournament, "draw_masks", short)
-    recording = recorded(make_jobs, landslide(150))
-    np.testing.assert_array_equal(recording.winners, np.arange(150) % CLASSES)
-    # Tallier 0's part of Z is what tallier 1 received of it.
-    z = recording.views[0].levels[level].z + recording.views[1].levels[level].z
-    assert stats.kstest(z / 2.0**64, "uniform").pvalue < ALARM
