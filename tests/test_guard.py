@@ -16,7 +16,7 @@ import pytest
 
 from tests.guard import UNCONVERTED, Guard
 
-MOST_UNCONVERTED = Counter(threads=66)
+MOST_UNCONVERTED = Counter(threads=65)
 
 
 @pytest.fixture
