@@ -79,9 +79,9 @@ class ProcessDoor:
                     pipe.close()
 
     def communicate(self) -> None:
-        """Wait for its end."""
+        """Wait for its end; what hangs must be in a process, which can be killed."""
         self.kill()
-        self.wait()
+        self.wait(60.0)
 
 
 def start_process(module: str, *arguments: str, stdin: IO[bytes] | int | None = None, answers: bool = False) -> Any:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parent.parent
 
 CONFTEST = """
@@ -53,7 +55,6 @@ def run(folder: Path, ends_with: int = 0, forks: int = 2, **files: str) -> tuple
     return done.stdout + done.stderr, [line.split() for line in told.read_text().splitlines()]
 
 
-@pytest.mark.process
 def test_every_test_runs_once_in_a_fork_and_a_failure_is_told_with_its_output(tmp_path: Path) -> None:
     printed, told = run(
         tmp_path,
@@ -67,7 +68,6 @@ def test_every_test_runs_once_in_a_fork_and_a_failure_is_told_with_its_output(tm
     assert [word.partition("-")[0] for word, _ in sorted(told)] == ["b", "fork"]
 
 
-@pytest.mark.process
 def test_a_process_that_dies_fails_its_test_and_the_rest_of_the_file_runs(tmp_path: Path) -> None:
     printed, told = run(
         tmp_path,
@@ -128,7 +128,6 @@ ALONE = """
 import time, pytest
 from pathlib import Path
 
-@pytest.mark.process
 def test_alone(tmp_path):
     print_into("begins")
     time.sleep(0.2)
@@ -136,7 +135,6 @@ def test_alone(tmp_path):
 """
 
 
-@pytest.mark.process
 def test_tests_with_processes_run_one_after_another_while_the_others_of_their_files_go_on(tmp_path: Path) -> None:
     with_others = ALONE + "\n\ndef test_other():\n    print_into('other')\n"
     printed, told = run(tmp_path, forks=3, test_one=with_others, test_two=ALONE, test_three=ALONE)

@@ -109,6 +109,7 @@ def test_the_bill_of_materials_is_of_what_runs_and_of_nothing_else() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.process
 def test_the_bill_of_materials_is_cyclonedx(tmp_path: Path) -> None:
     pytest.importorskip("cyclonedx_py", reason="`make test-long` installs the extra sbom")
     pinned = subprocess.run(

@@ -12,6 +12,8 @@ import pytest
 
 from tests.rerun_alone import NEVER_AGAIN
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parent.parent
 
 CONFTEST = """
@@ -72,7 +74,6 @@ def run(folder: Path, *options: str, **files: str) -> subprocess.CompletedProces
         pytest.param((), id="one process", marks=pytest.mark.long),
     ],
 )
-@pytest.mark.process
 def test_a_test_that_fails_every_second_time_is_named_and_fails_no_run(tmp_path: Path, runner: tuple[str, ...]) -> None:
     done = run(tmp_path, *runner, test_one=EVERY_SECOND_TIME.format(name="races"))
     assert done.returncode == 0, done.stdout
@@ -82,7 +83,6 @@ def test_a_test_that_fails_every_second_time_is_named_and_fails_no_run(tmp_path:
     assert (tmp_path / "test_one.runs").read_text() == "xx"
 
 
-@pytest.mark.process
 def test_what_fails_twice_has_failed_and_chance_beside_it_is_named_all_the_same(tmp_path: Path) -> None:
     done = run(
         tmp_path,
@@ -96,7 +96,6 @@ def test_what_fails_twice_has_failed_and_chance_beside_it_is_named_all_the_same(
     assert (tmp_path / "log/flaky.txt").read_text() == "test_one.py::test_races\n"
 
 
-@pytest.mark.process
 def test_a_leak_that_is_seen_half_of_the_time_is_a_leak(tmp_path: Path) -> None:
     done = run(tmp_path, test_one=EVERY_SECOND_TIME.format(name="clock_hides_one_record"))
     assert done.returncode == 1
@@ -121,7 +120,6 @@ def test_what_is_about_accounting_noise_sampler_clock_or_attacks_never_runs_agai
     assert {Path(file).parts[1] for file in set(files) - never} >= {"api", "e2e", "workers", "feature_store", "labeler"}
 
 
-@pytest.mark.process
 def test_a_file_of_flaky_tests_that_is_there_already_is_added_to(tmp_path: Path) -> None:
     """As `make test-long` finds it after `make test`; in two words pytest takes it for a place of tests."""
     (command,) = set(re.findall(r"--rerun-alone.?\$\(FLAKY\)", (ROOT / "Makefile").read_text()))

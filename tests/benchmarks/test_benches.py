@@ -37,6 +37,7 @@ ROW_KEYS = {
 
 
 @pytest.mark.long
+@pytest.mark.process
 def test_the_speed_bench_reports_every_target() -> None:
     document = run_bench("speed")
     assert set(document) == {"name", "rows", "seconds", "versions"}
@@ -119,6 +120,7 @@ def test_real_photos_are_labelled_well_at_a_small_price(
 
 @pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.process
 def test_the_winner_bench_checks_its_winners_and_reports_every_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(winner, "SIZES", ((20, 3), (40, 3)))
     document = run_bench("winner")
@@ -138,6 +140,7 @@ def test_the_ledger_bench_compares_durable_reservations_with_bare_inserts() -> N
 
 @pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.process
 def test_the_start_bench_reports_starts_stops_and_light_commands() -> None:
     rows = run_bench("start")["rows"]
     found = {(row["method"], row["metric"]): row["value"] for row in rows}

@@ -219,6 +219,7 @@ def test_what_cannot_be_asked_of_many_agents_is_said(agents: str, method: str | 
 
 
 @pytest.mark.long
+@pytest.mark.process
 def test_a_shard_searched_in_parts_has_the_neighbours_of_the_definition(tmp_path: Path) -> None:
     """Few numbers per feature, so that many similarities are equal and ids decide."""
     stored = Stored(str(tmp_path / "f.npy"), records=3000, dimension=3, queries=12, k=40)
@@ -237,6 +238,7 @@ def test_a_shard_searched_in_parts_has_the_neighbours_of_the_definition(tmp_path
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)  # minutes of a core, which six processes may share
+@pytest.mark.process
 def test_the_scale_bench_measures_every_dimension(tmp_path: Path) -> None:
     rows = bench_scale(data=tmp_path)
     assert {"records searched", "agents", "queries of a job"} <= {row.case.split(",")[0] for row in rows}

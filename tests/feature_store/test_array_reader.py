@@ -404,6 +404,7 @@ def test_a_file_with_changed_bytes_is_rows_or_a_sentence(name: str, tmp_path: Pa
 
 
 @pytest.mark.long
+@pytest.mark.process
 def test_a_file_that_keeps_hdf5_busy_for_ever_is_a_sentence(tmp_path: Path) -> None:
     """Four bytes that a fuzzer changed: opening its data sets with HDF5 2.0 does not end."""
     with h5(tmp_path / "x.h5") as file:
@@ -422,6 +423,7 @@ def test_a_file_that_keeps_hdf5_busy_for_ever_is_a_sentence(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
+@pytest.mark.process
 def test_whatever_bytes_change_a_file_is_rows_or_a_sentence(
     name: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -530,6 +530,7 @@ def test_nobody_hears_of_an_agent_before_its_images_are_embedded_and_the_public_
 
 
 @pytest.mark.long
+@pytest.mark.process
 def test_a_real_agent_that_was_killed_while_it_embedded_goes_on_and_answers(
     site: Site, home: Path, scans: Path
 ) -> None:

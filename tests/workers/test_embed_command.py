@@ -259,6 +259,7 @@ def _killed_before(step: int, shard: Path) -> bool:
 
 
 @pytest.mark.long
+@pytest.mark.process
 def test_whoever_kills_it_anywhere_leaves_the_old_shard_or_the_new_one_whole(shard: Path) -> None:
     traces, kept = traces_of("P-1", shard), shard.with_name("kept")
     shutil.copytree(shard, kept)

@@ -184,6 +184,7 @@ def test_a_job_of_which_nothing_was_answered_says_so_and_holds_up_no_other(house
 
 
 @pytest.mark.long
+@pytest.mark.process
 def test_a_process_that_ends_early_fails_its_own_job_alone(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of the first is one that its process cannot read, so it ends there; so does another."""
     bad, good = Job(house, start=0), Job(house, start=200)
@@ -203,6 +204,7 @@ def test_a_process_that_ends_early_fails_its_own_job_alone(house: House, monkeyp
 
 
 @pytest.mark.long
+@pytest.mark.process
 def test_whoever_asks_too_early_is_told_to_come_again(desk: Desk, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "WAIT_S", 0.0)
     with pytest.raises(Unavailable, match="ask again in a moment"):

@@ -78,6 +78,7 @@ def test_a_backend_that_fails_costs_spans_and_no_job(house: House) -> None:
     complete(site)
 
 
+@pytest.mark.process
 def test_spans_go_out_by_their_own_provider_with_the_name_of_the_service_alone(house: House) -> None:
     spans = spans_of_environment(clock=house.clock)
     made = spans._tracer.start_span("x")

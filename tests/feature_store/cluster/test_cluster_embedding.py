@@ -26,6 +26,8 @@ from labeler.errors import LabelerError
 from labeler.system.site_key import KEY_BYTES, SiteKey
 from tests.feature_store.cluster.conftest import processes_below
 
+pytestmark = pytest.mark.process
+
 CLASSES = ("left", "right")
 IMAGES = 150
 KEY = SiteKey(bytes(range(KEY_BYTES)))

@@ -31,6 +31,8 @@ from tests.feature_store.cluster.conftest import needs_ray, processes_below, wai
 from tests.labeler.tasks import make_task
 from workers.voting import select_records
 
+pytestmark = pytest.mark.process
+
 CLASSES = ("healthy", "ill")
 ROWS, DIMENSION = 3000, 128
 

@@ -341,6 +341,7 @@ def test_without_a_driver_no_child_is_started(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.long
+@pytest.mark.process
 def test_the_child_says_what_it_found_on_one_line(driver: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
@@ -514,6 +515,7 @@ def test_the_torch_wheel_has_code_for_every_card() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.process
 def test_where_a_gpu_is_required_its_tests_fail_instead_of_being_skipped() -> None:
     asked = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "-n", "0"]
     asked.append("tests/feature_store/test_backbones.py")

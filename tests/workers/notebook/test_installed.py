@@ -48,6 +48,7 @@ def test_the_wheel_holds_every_package_with_its_pages_and_nothing_else(installed
 
 
 @pytest.mark.long
+@pytest.mark.process
 def test_the_command_of_the_wheel_runs_the_demo_in_a_clean_environment(installed: Path, tmp_path: Path) -> None:
     """An environment of its own, where the packages that the wheel depends on are seen and this checkout is not."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "env"], cwd=tmp_path, check=True)

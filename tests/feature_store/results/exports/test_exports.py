@@ -89,6 +89,7 @@ def test_every_export_that_has_room_for_it_says_the_name_of_the_task(table: pa.T
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("default")
+@pytest.mark.process
 def test_datasets_reads_pictures_and_class_names(
     table: pa.Table, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,6 +144,7 @@ def test_keys_of_an_object_store_stay_letter_for_letter(table: pa.Table, tmp_pat
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("default")
+@pytest.mark.process
 def test_croissant_is_valid_and_its_records_can_be_read(table: pa.Table, tmp_path: Path) -> None:
     croissant = pytest.importorskip("mlcroissant")
     out = export_images("croissant", ExportOrder(table, tmp_path / "described"))
