@@ -205,7 +205,7 @@ SWAGGER_FILES: Final = ("swagger-ui-bundle.js", "swagger-ui.css")
 def reference_page(title: str) -> tuple[bytes, str]:
     """Return FastAPI's page of Swagger UI, and the source in a Content-Security-Policy of its only inline script.
 
-    The page can send what reads, and nothing else: an example that is tried by mistake would cost budget.
+    The page sends no example: one that is tried by mistake would cost budget.
     """
     page = get_swagger_ui_html(
         openapi_url="/openapi.json",
@@ -213,7 +213,7 @@ def reference_page(title: str) -> tuple[bytes, str]:
         swagger_js_url="/dashboard/swagger-ui-bundle.js",
         swagger_css_url="/dashboard/swagger-ui.css",
         swagger_favicon_url="/dashboard/icon.svg",
-        swagger_ui_parameters={"supportedSubmitMethods": ["get"]},
+        swagger_ui_parameters={"supportedSubmitMethods": []},
     )
     html = bytes(page.body)
     script = html.partition(b"<script>")[2].partition(b"</script>")[0]

@@ -40,6 +40,8 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
     assets |= {name: Path(str(SWAGGER / name)) for name in SWAGGER_FILES}
     reference, script = reference_page("REST interface of private-labeler")
     policy = dashboard.HEADERS["Content-Security-Policy"].replace("script-src 'self'", f"script-src 'self' {script}")
+    # Its script is not ours: a sandbox keeps it from the dashboard's token, since it makes the page another origin.
+    policy = f"sandbox allow-scripts; {policy}"
 
     @router.get(
         "/healthz",
@@ -105,7 +107,8 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
         with making:
             if "openapi" not in made:
                 made["openapi"] = bytes(JSONResponse(document(request.app)).body)
-        return Response(made["openapi"], media_type="application/json")
+        # Public, and read by the page /api from its sandbox, which is another origin.
+        return Response(made["openapi"], media_type="application/json", headers={"Access-Control-Allow-Origin": "*"})
 
     @router.get(
         "/api",

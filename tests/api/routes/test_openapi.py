@@ -178,6 +178,7 @@ def test_the_page_is_served_from_here_alone_and_its_policy_allows_its_own_script
             assert http.get(path).status_code == 200, path
     (inline,) = re.findall(r"<script>(.*?)</script>", page.text, flags=re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
-    assert page.headers["Content-Security-Policy"] == dashboard.HEADERS["Content-Security-Policy"].replace(
+    policy = dashboard.HEADERS["Content-Security-Policy"].replace(
         "script-src 'self'", f"script-src 'self' 'sha256-{digest}'"
     )
+    assert page.headers["Content-Security-Policy"] == f"sandbox allow-scripts; {policy}"
