@@ -124,6 +124,7 @@ def test_the_range_of_the_next_job_is_the_closed_form() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.process
 def test_command_and_notebook_say_the_same(tmp_path: Path) -> None:
     shard = groups(tmp_path / "some")
     asked = ["plan", "--accuracy", "0.9", "--records", "300", "--public", str(shard)]
@@ -139,6 +140,7 @@ def test_command_and_notebook_say_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.process
 def test_ranges_hold_what_real_runs_get_right(tmp_path: Path) -> None:
     """Nine of ten are to be held. Of 36 ranges of these seeds at most 6 may fail, where 3.6 are expected."""
     images, truth = load_digits()

@@ -92,6 +92,7 @@ def try_all(serve_in: ServeIn, config_of: ConfigOf, home: Path, *, examples: int
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
+@pytest.mark.process
 def test_no_request_made_from_the_document_makes_the_service_fail(
     serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path
 ) -> None:
