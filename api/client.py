@@ -428,9 +428,9 @@ class Client:
 
         asked = self.task(self.job(job_id).task_id)
         classes, agents = asked.task["classes"], len(asked.participants)
-        given = {"name": f"evaluate {job_id}", "agents": list(asked.participants)} | given(task)
-        given |= {"method": "evaluate", "epsilon": epsilon, "delta": delta, "classes": classes}
-        one = made(TaskRequest, **given, max_queries=1)
+        fields = {"name": f"evaluate {job_id}", "agents": list(asked.participants)} | given(task)
+        fields |= {"method": "evaluate", "epsilon": epsilon, "delta": delta, "classes": classes}
+        one = made(TaskRequest, **fields, max_queries=1)
         noise = self.estimate(EstimateRequest(task=one)).total_sigma_votes
         with tempfile.TemporaryDirectory() as folder:
             path = self.student(job_id, Path(folder) / "student.safetensors")
@@ -447,7 +447,7 @@ class Client:
             stated=stated,
         )
         rows = question.rows(stored.dimension, num_classes=len(classes))
-        own = self.create_task(made(TaskRequest, **given, max_queries=len(rows)))
+        own = self.create_task(made(TaskRequest, **fields, max_queries=len(rows)))
         return self.submit(
             own.task_id,
             features=rows,
