@@ -123,6 +123,14 @@ def test_the_shell_says_the_name_of_the_task_and_what_the_job_and_each_question_
     assert f"task {completed.task_name}" in " ".join(labeler("status").out.split())
 
 
+def test_the_student_of_a_job_is_evaluated_by_a_task_of_its_own(service: Service, completed: JobView) -> None:
+    with Client(service.url, service.tokens["requester"]) as client:
+        asked = client.evaluate(completed.job_id, epsilon=1.0, backbone_fingerprint=FINGERPRINT)
+        task = client.task(asked.task_id).task
+    assert (task["method"], task["classes"]) == ("evaluate", list(CLASSES))
+    assert task["max_queries"] == asked.queries
+
+
 def test_without_further_words_every_image_is_labelled_in_every_format(
     service: Service, completed: JobView, tmp_path: Path
 ) -> None:
