@@ -128,6 +128,7 @@ ALONE = """
 import time, pytest
 from pathlib import Path
 
+@pytest.mark.process
 def test_alone(tmp_path):
     print_into("begins")
     time.sleep(0.2)

@@ -31,7 +31,7 @@ FAULT_POINTS: dict[str, str] = {
     "coordinator.posted": "The charge is posted durably; no tallier has been asked for its sum.",
     "coordinator.sum-asked": "The talliers' requests for their sums are in the mail.",
     "coordinator.opened": "The sums are put together in memory; the release is not stored.",
-    "coordinator.released": "The release is stored durably, before anybody is told.",
+    "coordinator.released": "The release is stored durably, before anybody hears of it.",
     "embedder.claimed": "The embedder holds the turn of a requester; no feature is computed.",
     "embedder.embedded": "The features are written; the work is not marked as done.",
     "agent.willing": "The agent has set the job's price aside durably; it has not said yes.",
@@ -43,7 +43,7 @@ FAULT_POINTS: dict[str, str] = {
     "tallier.received": "A share has reached the tallier; it is not stored.",
     "tallier.stored": "The share is stored durably; it is not confirmed.",
     "tallier.reported": "The tallier has said which shares it holds.",
-    "tallier.fixed": "The set of agents to sum is stored durably, for ever, before anything is summed.",
+    "tallier.fixed": "The set of agents to sum is stored durably and never changed, before anything is summed.",
     "tallier.summed": "The sum is stored durably; it has not been sent.",
     "tallier.computed": "The talliers have opened the winners; this one has not said so, and stores nothing of it.",
 }
