@@ -202,10 +202,14 @@ SWAGGER: Final[Traversable] = files("fastapi_offline") / "static"
 SWAGGER_FILES: Final = ("swagger-ui-bundle.js", "swagger-ui.css")
 
 
-def reference_page(title: str) -> tuple[bytes, str]:
+def reference_page(title: str, shown: Mapping[str, Any]) -> tuple[bytes, str]:
     """Return FastAPI's page of Swagger UI, and the source in a Content-Security-Policy of its only inline script.
 
-    The page sends no example: one that is tried by mistake would cost budget.
+    The page sends no example: one that is tried by mistake would cost budget. It holds the document, so that it fetches
+    nothing.
+
+    Args:
+        shown: the OpenAPI document.
     """
     page = get_swagger_ui_html(
         openapi_url="/openapi.json",
@@ -213,7 +217,7 @@ def reference_page(title: str) -> tuple[bytes, str]:
         swagger_js_url="/dashboard/swagger-ui-bundle.js",
         swagger_css_url="/dashboard/swagger-ui.css",
         swagger_favicon_url="/dashboard/icon.svg",
-        swagger_ui_parameters={"supportedSubmitMethods": []},
+        swagger_ui_parameters={"supportedSubmitMethods": [], "spec": shown},
     )
     html = bytes(page.body)
     script = html.partition(b"<script>")[2].partition(b"</script>")[0]

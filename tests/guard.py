@@ -1,4 +1,4 @@
-"""A guard: a test that is not marked `process` binds and connects no socket, starts no process or thread, never sleeps.
+"""A guard: an unmarked test binds and connects no socket, starts no process or thread, sleeps no longer than a poll.
 
 What a test would start it gets otherwise: a server behind a door (tests.doors), the mailbox in memory, a clock of its
 own, or something that it waits for. No test, marked or not, connects to anything but this machine.
@@ -24,8 +24,11 @@ _EVENTS: Final = {"socket.bind": "binds a socket", "socket.connect": "connects a
 _THREADS: Final = ("door", "coordinator", "retention", "AnyIO", "asyncio_", "embed", "shard", "images", "winner")
 """Beginnings of names of threads that any test may have: those of doors, of a coordinator, of the product's pools."""
 
+POLL_S: Final = 0.05
+"""Between two looks at what a test waits for. A poll happens by chance, so no test fails for one; sleep is longer."""
+
 UNCONVERTED: Final = dict(line.split() for line in Path(__file__).with_name("unconverted.txt").read_text().splitlines())
-"""Files whose tests may still do "all" of it, or start "threads" and sleep. It only shrinks (tests/test_guard.py)."""
+"""Files whose tests may still start "threads" and sleep. It only shrinks (tests/test_guard.py)."""
 
 _start, _sleep = threading.Thread.start, time.sleep
 
@@ -98,7 +101,7 @@ class Guard:
         _start(thread)
 
     def _wait(self, seconds: float) -> None:
-        if seconds > 0:
+        if seconds > POLL_S:
             self.refuse("threads", "sleeps")
         _sleep(seconds)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.guard import UNCONVERTED, Guard
+from tests.guard import POLL_S, UNCONVERTED, Guard
 
 MOST_UNCONVERTED = Counter(threads=65)
 
@@ -44,7 +44,7 @@ PLANTED: dict[str, Callable[[], object]] = {
     "starts a process": lambda: subprocess.run([sys.executable, "-c", ""], check=True),
     "forks": lambda: os.fork() or os._exit(1),
     "starts the thread": lambda: threading.Thread(target=print).start(),
-    "sleeps": lambda: time.sleep(0.001),
+    "sleeps": lambda: time.sleep(0.1),
 }
 
 
@@ -55,6 +55,11 @@ def test_what_a_test_may_not_do_is_refused_with_what_to_do_though_the_program_ca
     with pytest.raises(pytest.fail.Exception, match=rf"a test {what}.*give it a door.*or mark it with pytest.mark.pr"):
         PLANTED[what]()
     assert len(guard.refused) == 1
+
+
+def test_a_look_at_what_is_waited_for_is_no_sleep(guard: Guard) -> None:
+    time.sleep(POLL_S)
+    assert guard.refused == []
 
 
 @pytest.mark.process

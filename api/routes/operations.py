@@ -38,10 +38,7 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
     making = threading.Lock()  # one makes it, and the others of the same moment wait
     assets = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
     assets |= {name: Path(str(SWAGGER / name)) for name in SWAGGER_FILES}
-    reference, script = reference_page("REST interface of private-labeler")
-    policy = dashboard.HEADERS["Content-Security-Policy"].replace("script-src 'self'", f"script-src 'self' {script}")
-    # Its script is not ours: a sandbox keeps it from the dashboard's token, since it makes the page another origin.
-    policy = f"sandbox allow-scripts; {policy}"
+    reference: list[Response] = []  # cached alike
 
     @router.get(
         "/healthz",
@@ -107,8 +104,7 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
         with making:
             if "openapi" not in made:
                 made["openapi"] = bytes(JSONResponse(document(request.app)).body)
-        # Public, and read by the page /api from its sandbox, which is another origin.
-        return Response(made["openapi"], media_type="application/json", headers={"Access-Control-Allow-Origin": "*"})
+        return Response(made["openapi"], media_type="application/json")
 
     @router.get(
         "/api",
@@ -117,8 +113,16 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
         response_class=Response,
         responses=_page("text/html", "<!doctype html>..."),
     )
-    async def read_reference() -> Response:
-        return HTMLResponse(reference, headers=dashboard.HEADERS | {"Content-Security-Policy": policy})
+    def read_reference(request: Request) -> Response:
+        with making:
+            if not reference:
+                page, script = reference_page("REST interface of private-labeler", document(request.app))
+                policy = dashboard.HEADERS["Content-Security-Policy"]
+                policy = policy.replace("script-src 'self'", f"script-src 'self' {script}")
+                # Its script is not ours. A sandbox makes the page another origin, without the dashboard's token.
+                headers = dashboard.HEADERS | {"Content-Security-Policy": f"sandbox allow-scripts; {policy}"}
+                reference.append(HTMLResponse(page, headers=headers))
+        return reference[0]
 
     for place in ("/docs", "/redoc"):
         router.get(

@@ -108,6 +108,7 @@ def test_the_rest_interface_is_shown_without_another_host_and_its_script_reaches
     expect(visit.page.get_by_role("button", name="Try it out")).to_have_count(0)
     stored = visit.page.evaluate("() => { try { return sessionStorage.length } catch (error) { return error.name } }")
     assert stored == "SecurityError"
+    assert not any(url.endswith("/openapi.json") for url in asked)
     status = "async () => { try { return (await fetch('/v1/status')).status } catch (error) { return error.name } }"
     assert visit.page.evaluate(status) == "TypeError"
     assert all(url.startswith((federation.url, "data:")) for url in asked)
