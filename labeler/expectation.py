@@ -45,6 +45,16 @@ that few confuse, and each adds noise to the mean of a class. Measured, the best
 over the noise, R / (C sigma). Half of that is taken, since R is assumed; one class may be rare, so C counts as at least
 RAREST. It is at least FEWEST_AXES and C, at most USUAL_AXES and what the public images have. The constants were chosen
 on Office-Caltech10, the test images of CIFAR-10 and chest X-rays.
+
+**Whether sites find their own offset** (`offset_for`), where records choose. The part s of the price that pays for it
+leaves noise of this length on the mean of a site's n records, along A axes and in units of a feature's length:
+
+    u / sqrt(s),      u = sigma sqrt(A) / (2 n sqrt(min(k, Q) 16 / 17))      (labeler.methods.site_offset).
+
+Photos of other cameras lie 0.1 to 0.2 off, drawings 0.3 to 0.5. So s is the least for which that length is
+OFFSET_NOISE, between LEAST_SHARE and MOST_SHARE. If even MOST_SHARE leaves more than MOST_OFFSET_NOISE, votes get the
+whole price. n is assumed as above. The constants were chosen on Office-Caltech10, plain and redrawn in four styles, and
+held on CIFAR-10 and chest X-rays, also where each site has mostly one class.
 """
 
 from __future__ import annotations
@@ -58,6 +68,7 @@ from typing import Any, Final
 from labeler.budget import MOST_EPSILON
 from labeler.errors import LabelerError
 from labeler.evaluation import Z, choose_bands, choose_layout, share_spread
+from labeler.methods.site_offset import noise_of_mean
 from labeler.planning import statement
 from labeler.task import Task, parse_task
 
@@ -86,6 +97,11 @@ agent with the assumed number of images is expected to be given away."""
 
 MOST_OPEN: Final = 20.0
 """Points on either side of an evaluation's accuracy, above which there is a warning."""
+
+OFFSET_NOISE: Final = 0.06
+MOST_OFFSET_NOISE: Final = 0.1
+LEAST_SHARE: Final = 0.05
+MOST_SHARE: Final = 0.15
 
 _STEPS: Final = 400
 _REACH: Final = 9.0
@@ -288,6 +304,21 @@ def axes_for(task: Task, *, known: int, records: int | None = None) -> int:
     """
     heard = assumed_records(task, records) / max(task.num_classes, RAREST) / (2 * task.total_sigma_votes)
     return min(max(FEWEST_AXES, task.num_classes, min(round(heard), USUAL_AXES)), known)
+
+
+def offset_for(task: Task, *, records: int | None = None) -> float | None:
+    """Return the part of the price for which sites find their own offset, see the module; None for no offset.
+
+    Args:
+        task: priced without an offset.
+        records: private records of all agents together, as far as anybody may know.
+    """
+    voting = voting_records(task, records)
+    if voting is None or task.lifetime_budget is not None or task.max_queries < 2:
+        return None
+    length = noise_of_mean(task.sigma_votes, min(task.k, task.max_queries), task.max_queries) * task.agents / voting
+    share = round(min(max((length / OFFSET_NOISE) ** 2, LEAST_SHARE), MOST_SHARE), 2)
+    return share if length <= MOST_OFFSET_NOISE * math.sqrt(share) else None
 
 
 def questions_for(task: Task, *, public_images: int | None = None, records: int | None = None) -> int:

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 LEAST_SIGMA_VOTES = 1e-6
 """Less noise than this hides nothing, and its grid would exceed the range of ordinary numbers."""
 
+LEAST_OFFSET_SHARE, MOST_OFFSET_SHARE = 0.001, 0.5
+
 MOST_CLASSES: Final = 32_000
 """Most classes of a task, and most attributes of a record: labels are signed 16-bit integers."""
 
@@ -67,12 +69,21 @@ def can_name_a_class(name: str) -> bool:
     return bool(name) and name.isprintable() and name == name.strip()
 
 
+def _share_or_none(share: float) -> float | None:
+    if share == 0:
+        return None
+    if not LEAST_OFFSET_SHARE <= share <= MOST_OFFSET_SHARE:
+        raise ValueError(f"must be 0 for none, or from {LEAST_OFFSET_SHARE} to {MOST_OFFSET_SHARE}")
+    return share
+
+
 Neighbors = Annotated[int, Field(ge=1, le=1_000_000)]
 Delta = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
 Queries = Annotated[int, Field(ge=1, le=100_000_000)]
 Participants = Annotated[int, Field(ge=1, le=1_000_000)]
 Absent = Annotated[int, Field(ge=0, le=1_000_000)]
 Votes = Annotated[int, Field(ge=1, le=2**40)]
+OffsetShare = Annotated[float, AfterValidator(_share_or_none)]
 Classes = Annotated[tuple[Printable, ...], Field(min_length=2, max_length=MOST_CLASSES)]
 
 
@@ -111,6 +122,10 @@ class Terms(PlainNumbers):
     records_per_person: Votes | None = None
     """At most this many records of one person vote, which gives a price per person. They are those with the smallest
     record ids, which are random; an agent can answer only if its shard knows the person of each record."""
+    offset_share: OffsetShare | None = None
+    """reverse-knn: the part of the price, 0.001 to 0.5 or 0 for none, for which each site finds its own offset. That is
+    how far its images lie from the questions on average, under noise. It is taken off each image before it votes.
+    Worth it where sites differ in camera or style (labeler.methods.site_offset)."""
     attributes_per_record: Annotated[int, Field(ge=1, le=MOST_CLASSES)] | None = None
     """knn: classes are attributes, and a record votes for at most this many (tau). It may have any number of them, and
     votes for the first tau that it has, in the order of the classes (labeler.methods.knn.attribute_ballots). Public."""
@@ -236,6 +251,7 @@ class Task(NamedTerms):
         # A task without such a field is written, and hashed, as it was before the field existed.
         later = {
             "records_per_person", "ballot_radius", "attributes_per_record", "lifetime_budget", "dishonest_talliers",
+            "offset_share",
         }  # fmt: skip
         fields: dict[str, Any] = dump(self)
         return {

@@ -36,6 +36,7 @@ from labeler.expectation import (
     Expectation,
     assumed_records,
     expect,
+    offset_for,
     questions_for,
     voting_records,
 )
@@ -180,6 +181,9 @@ def make_plan(request: PlanRequest, *, progress: ProgressCallback = silent) -> d
         "advised_queries": None
         if task.traits.no_choice
         else questions_for(task, public_images=_count(images), records=request.records),
+        "advised_offset_share": None
+        if request.wanted != "sigma" or task.offset_share is not None
+        else offset_for(task, records=request.records),
         **({} if least is None else {"least_epsilon": least.to_json()}),
         **_choices(task, request.dishonest_talliers),
     }

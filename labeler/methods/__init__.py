@@ -150,7 +150,7 @@ def check(task: Task) -> None:
         )
     if task.grid_scale is not None and not task.traits.counts:
         raise ValueError(f"grid_scale follows from the other fields for method {task.method}; leave it out")
-    for name in ("max_agent_records", "ballot_radius"):
+    for name in ("max_agent_records", "ballot_radius", "offset_share"):
         if getattr(task, name) is not None and name not in task.traits.takes:
             raise ValueError(f"{name} only means something for method {_methods_that_take(name)}")
     if task.lifetime_budget is not None:
@@ -215,6 +215,11 @@ def _check_life(task: Task) -> None:
     asked = () if budget is None or budget.asked_classes is None else budget.asked_classes
     if len(set(asked)) != len(asked) or not set(asked) <= set(task.classes):
         raise ValueError("lifetime_budget.asked_classes must be different classes of the task")
+    if task.offset_share is not None:
+        raise ValueError(
+            "lifetime_budget does not go with offset_share: an image that has spent its budget would still move the "
+            "votes of its site's other images, unpaid"
+        )
     if task.ballot_radius is not None:
         raise ValueError(
             "lifetime_budget does not go with ballot_radius: drawn onto a ball, every count of an agent moves with "

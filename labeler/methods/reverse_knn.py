@@ -46,13 +46,14 @@ from __future__ import annotations
 
 from fractions import Fraction
 from math import isqrt, sqrt
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labeler.methods.knn import NEIGHBORS_AT_ONCE
 from labeler.methods.sensitivity import CountedVotes, Method, check_labels, records_of_a_person
+from labeler.methods.site_offset import coordinates_of_offset, largest_offset, own_offset, squared_offset, without
 from labeler.setting import StatedLevel
 
 if TYPE_CHECKING:
@@ -98,28 +99,38 @@ def squared(task: Task, level: StatedLevel, queries: int) -> Fraction | int | No
     attained when all records share a class and their nearest queries. Without a public n there is
     no bound at all.
 
+    **A site's own offset** (`offset_share`) shifts an agent's records by its noisy mean before they vote. Given that
+    mean, all of the above holds, and the mean's own squared change is added (`labeler.methods.site_offset`).
+
     **Clipping (winner).** An agent cuts every count at a public M (`Task.vote_clip`). Let b and b' be
     ballots of neighboring data sets and clip(x) = min(x, M). clip is increasing and 1-Lipschitz: for
     x <= y, clip(y) - clip(x) lies between 0 and y - x. So cell by cell |clip(b) - clip(b')| <= |b - b'|, and
     the sum of squares over all cells is at most what it was without clipping. So the bounds above and `largest` hold
     at all levels (at agent level b' = 0, and clip(0) = 0).
     """
-    counted, radius = _squared_as_counted(task, level, min(task.k, queries)), task.ballot_radius
-    if radius is None:
-        return counted
+    places, radius = min(task.k, queries), task.ballot_radius
     if level == "agent":
-        return radius**2 if counted is None else min(counted, radius**2)
-    if counted is None:
-        return None  # Only an agent may cast any number of votes.
-    return squared_distance(counted, radius=radius, scale=task.scale, entries=queries * task.num_classes)
+        caps = [] if task.max_agent_records is None else [task.max_agent_records**2 * places]
+        return min([*caps, *([] if radius is None else [radius**2])], default=None)
+    counted = _squared_as_counted(task, level, places)
+    votes: Fraction | int = counted
+    if radius is not None:
+        votes = squared_distance(counted, radius=radius, scale=task.scale, entries=queries * task.num_classes)
+    if task.offset_share is None:
+        return votes
+    return votes + squared_offset(task.offset_share, places, *_changed(task, level))
 
 
-def _squared_as_counted(task: Task, level: StatedLevel, places: int) -> int | None:
+def _changed(task: Task, level: Literal["instance", "person"]) -> tuple[int, bool]:
+    """Return how many records leave at most, and whether as many others may enter."""
+    if level == "instance":
+        return 1, task.a_record_may_be_replaced
+    return _of_a_person(task), task.max_agent_records is not None
+
+
+def _squared_as_counted(task: Task, level: Literal["instance", "person"], places: int) -> int:
     """Return the entry of the table in `squared`, for ballots before any projection; `places` is min(k, Q)."""
-    if level == "agent":
-        return None if task.max_agent_records is None else task.max_agent_records**2 * places
-    group = 1 if level == "instance" else _of_a_person(task)
-    replaced = task.a_record_may_be_replaced if level == "instance" else task.max_agent_records is not None
+    group, replaced = _changed(task, level)
     return group**2 * places * (2 if replaced else 1)
 
 
@@ -134,10 +145,12 @@ def largest(task: Task, level: StatedLevel) -> int | None:
     """
     if level == "agent":
         return task.max_agent_records if task.ballot_radius is None else task.ballot_radius
+    most = _changed(task, level)[0]
     if task.ballot_radius is not None:
-        counted = _squared_as_counted(task, level, task.k)
-        return None if counted is None else largest_distance(counted, radius=task.ballot_radius)
-    return 1 if level == "instance" else _of_a_person(task)
+        most = largest_distance(_squared_as_counted(task, level, task.k), radius=task.ballot_radius)
+    if task.offset_share is None:
+        return most
+    return max(most, largest_offset(task.offset_share, task.k, *_changed(task, level)))
 
 
 def _of_a_person(task: Task) -> int:
@@ -239,18 +252,26 @@ does not grow with the number of records."""
 
 
 def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerContext) -> NDArray[np.int64]:
-    """Return the votes of the records at their nearest queries. The votes of blocks of records are added up.
+    """Return the votes of the records at their nearest queries, less their site's own offset if the task has one."""
+    if task.max_agent_records is not None:
+        records = records.first(task.max_agent_records)
+    offset = own_offset(task, batch.features, records, context.local_noise)
+    return ballots_given(offset, task, batch, records, context)
+
+
+def ballots_given(
+    offset: NDArray[np.int64] | None, task: Task, batch: QueryBatch, records: Records, context: RunnerContext
+) -> NDArray[np.int64]:
+    """Return the votes of the records, moved by this offset. The votes of blocks of records are added up.
 
     The index holds the public queries, on the same device as the agent's index where there is one, and the records are
     its searches. This process searches it, whatever the agent's engine.
     """
-    if task.max_agent_records is not None:
-        records = records.first(task.max_agent_records)
     queries = context.indexes.of_questions(batch.features, order=context.order())
     votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
     k = min(task.k, len(batch))
     for features, labels in records.blocks(records_at_once(batch.features.shape[1], k, votes.size)):
-        nearest = queries.search(features, k).record_ids
+        nearest = queries.search(without(offset, features), k).record_ids
         votes += reverse_knn_ballots(nearest, labels, num_queries=len(batch), num_classes=task.num_classes)
     return votes
 
@@ -277,17 +298,18 @@ def one_record(task: Task) -> str:
     """Return what one record changes, in words."""
     k = min(task.k, task.max_queries)
     votes = "one vote in all, at the question" if k == 1 else f"{k:,} votes in all, one at each of the {k:,} questions"
+    offset = "" if task.offset_share is None else ", and its site's noisy mean, which nobody sees"
     swapped = "; where it leaves, another may enter with as many" if task.a_record_may_be_replaced else ""
     drawn = ", before its agent's ballot is drawn onto the ball" if task.ballot_radius is not None else ""
-    return f"one record moves {votes} nearest to it{drawn}{swapped}"
+    return f"one record moves {votes} nearest to it{drawn}{offset}{swapped}"
 
 
 METHOD: Final = Method(
     "reverse kNN",
     "each record's label, at the k questions nearest to it",
     ballots=ballots,
-    stated=CountedVotes(squared, largest, per_cell),
-    takes=frozenset({"k", "max_agent_records", "ballot_radius", "lifetime_budget"}),
+    stated=CountedVotes(squared, largest, per_cell, coordinates_of_offset),
+    takes=frozenset({"offset_share", "k", "max_agent_records", "ballot_radius", "lifetime_budget"}),
     single_round=True,
     searched="questions",
     votes=votes,

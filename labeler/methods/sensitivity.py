@@ -220,7 +220,7 @@ def summed_votes(task: Task, level: StatedLevel, queries: int) -> IntegerSum | N
         grid_scale=task.scale,
         share_sigma_grid=task.share_sigma_grid,
         noise_contributors=task.noise_contributors,
-        coordinates=queries * task.num_classes,
+        coordinates=queries * task.num_classes + counted_votes(task).beside(task, queries),
         level=level,
     )
 
@@ -328,11 +328,13 @@ class CountedVotes:
             `queries` queries; None if there is no bound. The function's docstring is the proof.
         largest: (task, level): the most whole votes by which one coordinate changes; None if there is no bound.
         per_cell: (task): the most votes that one agent may cast for one class at one query, before it is clipped.
+        beside: (task, queries): noisy coordinates that are paid for beside the sums, and never leave their agent.
     """
 
     squared: Callable[[Task, StatedLevel, int], Fraction | int | None]
     largest: Callable[[Task, StatedLevel], int | None]
     per_cell: Callable[[Task], int]
+    beside: Callable[[Task, int], int] = lambda *_: 0
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from tests.run_journals import charges_of
 from workers.commands.catalog import app, load_commands
 from workers.plan import PlanRequest
 from workers.run.student import predict_images
+from workers.run.task_file import make_task_file
 
 ROOT = Path(__file__).parents[3]
 
@@ -102,6 +103,24 @@ def test_the_command_without_a_task_file_is_the_same_job_and_says_that_it_is_fin
     assert (unpriced.code, "give --epsilon 0.5" in unpriced.err) == (2, True)
     both = labeler_command(*ask, "task.toml", "--epsilon", 8.0)
     assert (both.code, "both say what is asked" in both.err) == (2, True)
+
+
+def test_public_facts_say_what_part_of_the_price_sites_spend_on_their_offset_and_a_begun_job_keeps_it(
+    job: labeler.LabeledJob, folders: Path, tmp_path: Path
+) -> None:
+    shards = [folders / "site-a.shard", folders / "site-b.shard"]
+
+    def share(out: Path, **fields: Any) -> float | None:
+        wanted = {"epsilon": 8.0, "delta": 1e-4} | fields
+        return make_task_file(wanted, shards=shards, images=folders / "scans.shard", out=out).task.offset_share
+
+    assert job.report["task"]["offset_share"] == share(tmp_path) == 0.05
+    assert share(tmp_path, epsilon=0.01) is None
+    assert share(job.path, epsilon=0.01) == 0.05
+    assert share(tmp_path, offset_share=0) is None
+    assert share(tmp_path, offset_share=0.3) == 0.3
+    assert share(tmp_path, method="knn") is None
+    assert share(tmp_path, epsilon=None, sigma_votes=3.0) is None
 
 
 @pytest.mark.parametrize("frame", ["pandas", "polars"])
