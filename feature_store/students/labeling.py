@@ -36,6 +36,19 @@ is the expectation where the classes are the natural groups of the images. They 
 estimate. The lower one lets a quarter of the votes land anywhere, as where private images are of another kind
 (labeler.expectation). Public and simulated throughout: nothing is charged.
 
+**Stability**: how alike two draws of the noise label the images. Where noise is nearly as large as the votes, one draw
+takes a whole class for another and the next does not. A confidence, a mean over draws, does not tell such a job from
+one in which each label is a little doubtful. So a few further draws are simulated, and the range of the share of labels
+that two of them agree on is stated. After a job (`stability`) the labels found are the truth, and each image brings
+lambda votes of its class on average, the same votes in every draw. Lambda is read off the release: with b_qc the images
+of question q that are labeled c, and e_qc = b_qc - mean_c b_qc,
+
+    lambda = <e, n> / <e, b>.
+
+Votes that fall on all classes alike drop out of it, and it weighs the cells where votes should be. So its noise is far
+below that of the sum of all counts. It is a little too large where noise chose the labels. Before a job (`expect_on`)
+the rehearsals are the draws.
+
 **Radius** (`Task.ballot_radius`). At agent level the noise is R / mu votes. Below the length of an agent's centered
 ballot (`labeler.methods.reverse_knn`) the radius R says nothing: votes and noise shrink together, and every agent
 counts alike. Above it noise grows and votes do not. At instance level the noise is worth the more the larger R is. So R
@@ -51,7 +64,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Final
@@ -84,6 +97,9 @@ STANDS_OUT: Final = 0.999
 """Chance that a class stands out of the noise from which on no bound is needed: noise misleads nobody then."""
 
 REHEARSALS: Final = 3
+REDRAWS: Final = 5
+"""Draws of the noise that are compared, each with each, for the stability of labels."""
+
 LABELING: Final = "Labeling images"
 _HOTTEST: Final = 1e6
 _HALVINGS: Final = 60
@@ -267,6 +283,47 @@ def _least(probabilities: NDArray[np.float64], right: float) -> float:
     return math.exp(high)
 
 
+def stability(
+    said: LabeledImages, public_features: NDArray[np.generic], *, rows: NDArray[np.int64] | None, seed: int = 0
+) -> tuple[float, float] | None:
+    """Return the least and the largest share of labels that two draws of the noise agree on; see the module.
+
+    Post-processing: nothing is charged.
+
+    Args:
+        said: the labels of a release, and the release.
+        public_features, rows, seed: as for `label_images`.
+
+    Returns:
+        None where no counts with noise were released.
+    """
+    answers, sigma = said.answers, said.answers.total_sigma_votes
+    if answers.noisy_votes is None or not answers.is_counted or sigma == 0:
+        return None
+    learners = Learners(public_features, num_classes=answers.num_classes, seed=seed)
+    assignment, answered = assignment_of(answers, public_features), answers.answered
+    cells = np.zeros(answers.noisy_votes.shape)
+    np.add.at(cells, (assignment, said.probabilities.argmax(axis=1)), 1.0)
+    if math.isfinite(answers.most_votes):  # each question gets as many votes, however many images it stands for
+        cells /= np.maximum(cells.sum(axis=1, keepdims=True), 1.0)
+    apart = (cells - cells.mean(axis=1, keepdims=True))[answered]
+    of_each = float((apart * answers.noisy_votes[answered]).sum()) / max(float((apart * cells[answered]).sum()), 1e-9)
+    rng = np.random.default_rng(seed)
+    votes = rng.poisson(max(of_each, 0.0) * cells)
+    draws = []
+    for _ in range(REDRAWS):
+        heard = _heard(answers, votes + rng.normal(0.0, sigma, votes.shape), sigma)
+        again = _say(fit_and_say(said.student.kind, heard, learners)[1], heard, assignment, rows)
+        draws.append(again.argmax(axis=1))
+    return _agreement(draws)
+
+
+def _agreement(draws: Sequence[NDArray[np.integer]]) -> tuple[float, float]:
+    """Return the least and the largest share of labels on which two of the draws agree."""
+    shares = [round(float((one == other).mean()), 3) for one, other in itertools.combinations(draws, 2)]
+    return min(shares), max(shares)
+
+
 RADIUS_REHEARSALS: Final = 5
 MOST_IMAGES: Final = 5000
 """Of more images a public sample is taken."""
@@ -295,13 +352,15 @@ def expect_on(task: Task, features: NDArray[np.int16], *, records: int | None = 
         features = features[np.sort(rng.choice(len(features), max(MOST_IMAGES, task.max_queries), replace=False))]
     groups, questions = _divided(features, classes=task.num_classes, questions=task.max_queries, seed=seed)
     learners = Learners(features, num_classes=task.num_classes)
-    low, high = (
-        float(np.mean([_rehearse(task, learners, groups, questions, share, records, rng) for _ in range(REHEARSALS)]))
+    unlike, alike = (
+        [_rehearse(task, learners, groups, questions, share, records, rng) for _ in range(REHEARSALS)]
         for share in (UNLIKE, ALIKE)
     )
+    low, high = (float((np.array(draws) == groups).mean()) for draws in (unlike, alike))
     # Natural groups need not be the classes, which may be told apart better. So geometry alone only takes away.
     low, high = min(low * UNLIKE / ALIKE, high, known.low), max(high * ALIKE, known.high or 0.0)
-    return replace(known, low=round(low, 3), high=round(high, 3))
+    stable = _agreement(unlike)[0], _agreement(alike)[1]
+    return replace(known, low=round(low, 3), high=round(high, 3), stability=stable)
 
 
 def _divided(
@@ -321,8 +380,8 @@ def _rehearse(
     share: float,
     records: int | None,
     rng: np.random.Generator,
-) -> float:
-    """The share of images that a student puts into their own group."""
+) -> NDArray[np.integer]:
+    """Return the group into which a student puts each image, after one draw of votes and noise."""
     cells = np.zeros((len(questions), task.num_classes))
     np.add.at(cells, (questions.assignment, groups), 1.0)
     assumed = voting_records(task, records)
@@ -339,8 +398,7 @@ def _rehearse(
         noisy_votes=noisy,
         assignment=questions.assignment,
     )
-    found = label_probabilities(answers, learners, rows=questions.rows).argmax(axis=1)
-    return float((found == groups).mean())
+    return np.asarray(label_probabilities(answers, learners, rows=questions.rows).argmax(axis=1))
 
 
 def propose_radius(

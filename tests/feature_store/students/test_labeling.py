@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from feature_store.rows import quantize
 from feature_store.students import Learners, NoisyAnswers, members
 from feature_store.students.answers import sharpened
-from feature_store.students.labeling import expect_on, label_images, propose_radius, temperatures
+from feature_store.students.labeling import expect_on, label_images, propose_radius, stability, temperatures
 from feature_store.students.student import fit_and_say
 from labeler.errors import InvalidSetting
 from labeler.randomness import seeded_source
@@ -110,6 +110,8 @@ def test_what_geometry_and_noise_allow_is_expected() -> None:
     assert (expect_on(task(sigma_votes=5000.0), clear).high or 1) < 0.7
     assert (expect_on(task(sigma_votes=5000.0), clear)).warning
     assert expect_on(quiet, clear) == expect_on(quiet, clear)
+    assert min(expect_on(quiet, clear).stability or [0]) > 0.95
+    assert min(expect_on(task(sigma_votes=5000.0), clear).stability or [1]) < 0.7
 
 
 def test_too_few_images_are_refused_and_models_not_rehearsed() -> None:
@@ -180,6 +182,51 @@ def test_labels_that_no_vote_supports_are_stated_as_seldom_right_as_the_votes_sa
     said = float(sharpened(sure, found).max(axis=1).mean())
     # Six standard errors of the count in a division of the noise: sqrt(2 images) 15 / (30 images), over three draws.
     assert abs(said - right) < 6 * 15 * np.sqrt(2 / images) / 30
+
+
+def drawn(sigma: float, seed: int) -> tuple[NoisyAnswers, NDArray[np.int16]]:
+    """One draw of noise on the votes of 500 records, five classes of 100 at two questions each, and 200 images."""
+    rng = np.random.default_rng(7)
+    features = quantize(np.eye(16)[np.arange(200) % 10] + np.eye(16)[10 + np.arange(200) % 5] * 2)
+    asked = features[:10]
+    votes = np.zeros((10, 5))
+    votes[np.arange(10), np.arange(10) % 5] = rng.multinomial(500, [0.1] * 10)
+    noisy = votes + np.random.default_rng(seed).normal(0, sigma, votes.shape)
+    winners, groups = noisy.argmax(axis=1), np.arange(200) % 10
+    return NoisyAnswers(asked, winners, sigma, 5, noisy_votes=noisy, assignment=groups), features
+
+
+def stable(sigma: float, seed: int = 0) -> tuple[float, float]:
+    answers, features = drawn(sigma, seed)
+    found = stability(label_images(answers, features, rows=None), features, rows=None)
+    assert found is not None
+    return found
+
+
+def test_draws_agree_where_noise_is_small_and_not_where_it_drowns_the_votes() -> None:
+    assert stable(2.0) == (1.0, 1.0)
+    low, high = stable(200.0)
+    assert low < high < 0.9
+
+
+def test_the_stated_stability_is_that_of_real_draws() -> None:
+    """Noise of 30 on 50 votes: some pairs of real draws agree on all labels, others on few."""
+    found = [label_images(*drawn(30.0, seed), rows=None).probabilities.argmax(axis=1) for seed in range(8)]
+    real = [float((one == other).mean()) for number, one in enumerate(found) for other in found[:number]]
+    said = np.array([stable(30.0, seed) for seed in range(8)])
+    assert min(real) < 0.7 < max(real)
+    assert abs(said.mean() - np.mean(real)) < 0.15
+    assert said[:, 0].mean() < np.mean(real) < said[:, 1].mean()
+
+
+def test_nothing_is_said_of_draws_where_no_noisy_counts_were_released() -> None:
+    answers, features = drawn(20.0, 0)
+    for other in (
+        dataclasses.replace(answers, noisy_votes=None),
+        dataclasses.replace(answers, is_counted=False),
+        dataclasses.replace(answers, total_sigma_votes=0.0),
+    ):
+        assert stability(label_images(other, features, rows=None), features, rows=None) is None
 
 
 @given(st.floats(1.0, 400.0), st.integers(0, 1000))
