@@ -115,12 +115,15 @@ class LabeledImages:
             probability a calibrated confidence; where noise drowned the votes, no more than two bounds allow.
         asked: shape (num_images,), which images were questions themselves, with an answer.
         answers: the release.
+        stability: the least and the largest share of labels that two draws of the noise agree on; None where no counts
+            with noise were released.
     """
 
     student: Student
     probabilities: NDArray[np.float64]
     asked: NDArray[np.bool_]
     answers: NoisyAnswers
+    stability: tuple[float, float] | None = None
 
 
 def label_images(
@@ -145,7 +148,7 @@ def label_images(
     Raises:
         BadData: features do not fit the answers.
     """
-    fitted, most = itertools.count(), 1 + (DRAWS if kind == "planned" else 0) + 2 * REHEARSALS
+    fitted, most = itertools.count(), 1 + (DRAWS if kind == "planned" else 0) + 2 * REHEARSALS + REDRAWS
 
     def on_fit() -> None:
         progress(LABELING, min(next(fitted), most), most)
@@ -164,13 +167,14 @@ def label_images(
     def label(release: NoisyAnswers) -> NDArray[np.float64]:
         return _say(fit_and_say(student.kind, release, learners)[1], release, assignment, rows)
 
+    stable = stability(label, answers, probabilities.argmax(axis=1), assignment, seed=seed)
     own, inferred = temperatures(label, answers, probabilities, assignment, (asked, ~asked), seed=seed)
     probabilities[asked] = sharpened(probabilities[asked], own)
     probabilities[~asked] = sharpened(probabilities[~asked], inferred)
     progress(LABELING, most, most)
     # Of other images the student says no more than of those that were not asked about.
     cooled = student.temperature * (inferred if not asked.all() else own)
-    return LabeledImages(replace(student, temperature=cooled), probabilities, asked, answers)
+    return LabeledImages(replace(student, temperature=cooled), probabilities, asked, answers, stable)
 
 
 def label_probabilities(
@@ -284,38 +288,34 @@ def _least(probabilities: NDArray[np.float64], right: float) -> float:
 
 
 def stability(
-    said: LabeledImages, public_features: NDArray[np.generic], *, rows: NDArray[np.int64] | None, seed: int = 0
+    label: Label, answers: NoisyAnswers, labels: NDArray[np.integer], assignment: NDArray[np.integer], *, seed: int
 ) -> tuple[float, float] | None:
     """Return the least and the largest share of labels that two draws of the noise agree on; see the module.
 
-    Post-processing: nothing is charged.
-
     Args:
-        said: the labels of a release, and the release.
-        public_features, rows, seed: as for `label_images`.
+        label: the whole way from a release to probabilities.
+        answers: the release, with noisy votes.
+        labels: shape (num_images,), found from it.
+        assignment: shape (num_images,), the answer that stands for each image.
+        seed: of the noise that is drawn here.
 
     Returns:
-        None where no counts with noise were released.
+        None where there is no noise.
     """
-    answers, sigma = said.answers, said.answers.total_sigma_votes
-    if answers.noisy_votes is None or not answers.is_counted or sigma == 0:
+    assert answers.noisy_votes is not None  # noqa: S101  # the caller looks
+    sigma, answered = answers.total_sigma_votes, answers.answered
+    if sigma == 0:
         return None
-    learners = Learners(public_features, num_classes=answers.num_classes, seed=seed)
-    assignment, answered = assignment_of(answers, public_features), answers.answered
     cells = np.zeros(answers.noisy_votes.shape)
-    np.add.at(cells, (assignment, said.probabilities.argmax(axis=1)), 1.0)
+    np.add.at(cells, (assignment, labels), 1.0)
     if math.isfinite(answers.most_votes):  # each question gets as many votes, however many images it stands for
         cells /= np.maximum(cells.sum(axis=1, keepdims=True), 1.0)
     apart = (cells - cells.mean(axis=1, keepdims=True))[answered]
     of_each = float((apart * answers.noisy_votes[answered]).sum()) / max(float((apart * cells[answered]).sum()), 1e-9)
     rng = np.random.default_rng(seed)
     votes = rng.poisson(max(of_each, 0.0) * cells)
-    draws = []
-    for _ in range(REDRAWS):
-        heard = _heard(answers, votes + rng.normal(0.0, sigma, votes.shape), sigma)
-        again = _say(fit_and_say(said.student.kind, heard, learners)[1], heard, assignment, rows)
-        draws.append(again.argmax(axis=1))
-    return _agreement(draws)
+    noisy = [votes + rng.normal(0.0, sigma, votes.shape) for _ in range(REDRAWS)]
+    return _agreement([label(_heard(answers, one, sigma)).argmax(axis=1) for one in noisy])
 
 
 def _agreement(draws: Sequence[NDArray[np.integer]]) -> tuple[float, float]:

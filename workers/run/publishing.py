@@ -50,7 +50,7 @@ from feature_store.results.report.page import report_json, write_report
 from feature_store.results.scores import auroc, score_probabilities
 from feature_store.students import Learners, fit_student
 from feature_store.students.attributes import LabeledAttributes
-from feature_store.students.labeling import LabeledImages, stability
+from feature_store.students.labeling import LabeledImages
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import improved_epsilon
@@ -159,8 +159,7 @@ def publish(
             outcome = _outcome(prepared, said)
             if isinstance(said, LabeledImages):
                 given, votes = said.answers.labels, said.answers.noisy_votes
-                own = task.traits.rows_about((queries.features, queries.rows), (public.features, None))[1]
-                stable = stability(said, public.features, rows=own, seed=prepared.job.file.student.seed)
+                stable = said.stability
                 curve = _accuracy_against_epsilon(prepared, said) if has_curve else ()
             else:
                 votes = np.concatenate([one.noisy_votes for one in releases if one.noisy_votes is not None])

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from feature_store.rows import quantize
 from feature_store.students import Learners, NoisyAnswers, members
 from feature_store.students.answers import sharpened
-from feature_store.students.labeling import expect_on, label_images, propose_radius, stability, temperatures
+from feature_store.students.labeling import expect_on, label_images, propose_radius, temperatures
 from feature_store.students.student import fit_and_say
 from labeler.errors import InvalidSetting
 from labeler.randomness import seeded_source
@@ -197,8 +197,7 @@ def drawn(sigma: float, seed: int) -> tuple[NoisyAnswers, NDArray[np.int16]]:
 
 
 def stable(sigma: float, seed: int = 0) -> tuple[float, float]:
-    answers, features = drawn(sigma, seed)
-    found = stability(label_images(answers, features, rows=None), features, rows=None)
+    found = label_images(*drawn(sigma, seed), rows=None).stability
     assert found is not None
     return found
 
@@ -226,7 +225,7 @@ def test_nothing_is_said_of_draws_where_no_noisy_counts_were_released() -> None:
         dataclasses.replace(answers, is_counted=False),
         dataclasses.replace(answers, total_sigma_votes=0.0),
     ):
-        assert stability(label_images(other, features, rows=None), features, rows=None) is None
+        assert label_images(other, features, rows=None).stability is None
 
 
 @given(st.floats(1.0, 400.0), st.integers(0, 1000))
@@ -273,9 +272,9 @@ def test_public_images_are_searched_once_however_many_students_are_fitted_and_ea
     assert len(searched) == 1
     done, totals = zip(*told, strict=True)
     assert list(done) == sorted(done)
-    assert told[0] == (0, 13)
-    assert told[-1] == (13, 13)
-    assert set(totals) == {13}
+    assert told[0] == (0, 18)
+    assert told[-1] == (18, 18)
+    assert set(totals) == {18}
     # What was kept of the public images is what the student says of them when it meets them anew.
     np.testing.assert_allclose(said.probabilities.sum(axis=1), 1.0)
     student, kept = fit_and_say("pooled", answers, Learners(features, num_classes=4))
