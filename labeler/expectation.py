@@ -34,11 +34,15 @@ of images. With M the votes that are expected for one class and sigma the whole 
 anybody is asked, the ratio rho = M / sigma decides. The rule, for C classes:
 
     C questions if rho < FEW: only which group is which class can be learned, and each group must be heard.
-    2 C max(1, sqrt(rho / 10)) beyond: noise matters less and less, and groups may be finer.
+    EACH_CLASS C max(1, sqrt(rho / FINER)) beyond: noise matters less and less, and groups may be finer.
+
+A class that is split over j questions stands out by M / sqrt(j) instead of M, so each further question costs whole
+classes: at epsilon 0.1, two questions a class mistook one class for another in one draw of a few. But a group of public
+images that holds two classes never tells them apart, and a few spare groups part most of these.
 
 There is at most one for FEWEST_IMAGES public images (or C). The price of reverse-knn is the same for any number. M is
-private: RECORDS_EACH of an agent are assumed, or the caller's number. The constants were chosen on Office-Caltech10 and
-CIFAR-10.
+private: RECORDS_EACH of an agent are assumed, or the caller's number. The constants were chosen on Office-Caltech10,
+CIFAR-10, chest X-rays and digits.
 
 **How many axes** (`axes_for`), for class means. Their price is the same along any number. More axes tell classes apart
 that few confuse, and each adds noise to the mean of a class. Measured, the best number grows as the records of a class
@@ -116,6 +120,8 @@ class Expectation:
         reason: why nothing can be said; else empty.
         records: number of private records assumed; None if the number of votes is public.
         warning: the remedy if noise drowns the votes, or delta promises little; else empty.
+        stability: the least and the largest share of labels that two draws of the noise agree on, as rehearsed; None
+            where nothing was rehearsed.
     """
 
     low: float | None
@@ -123,6 +129,7 @@ class Expectation:
     reason: str = ""
     records: int | None = None
     warning: str = ""
+    stability: tuple[float, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the shape of `expected_accuracy`."""
@@ -280,13 +287,23 @@ def say_expected(expected: Mapping[str, Any]) -> str:
     return f"Labels expected to be right: {expected['low']:.0%} to {expected['high']:.0%}{records}."
 
 
+def say_stability(low: float, high: float) -> str:
+    """Return how alike two draws of the noise label the images, as a sentence."""
+    span = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
+    return f"Another draw of the noise would give about {span} of the labels the same."
+
+
 FEWEST_IMAGES: Final = 5
 """Fewest public images per question, on average."""
 
 FEW: Final = 7.0
 """rho below which there is one question for each class."""
 
-_TWICE: Final = 10.0
+EACH_CLASS: Final = 1.4
+"""Questions for each class beyond."""
+
+FINER: Final = 12.0
+"""rho from which on there are more."""
 
 
 FEWEST_AXES, USUAL_AXES = 8, 64
@@ -333,5 +350,5 @@ def questions_for(task: Task, *, public_images: int | None = None, records: int 
     wanted = 2 * classes
     if (voting := voting_records(task, records)) is not None:
         rho = voting * task.k / classes / task.total_sigma_votes
-        wanted = classes if rho < FEW else round(2 * classes * max(1.0, math.sqrt(rho / _TWICE)))
+        wanted = classes if rho < FEW else round(EACH_CLASS * classes * max(1.0, math.sqrt(rho / FINER)))
     return wanted if public_images is None else min(wanted, max(classes, public_images // FEWEST_IMAGES))

@@ -177,6 +177,7 @@ def make_plan(request: PlanRequest, *, progress: ProgressCallback = silent) -> d
         **({} if images is None or images.labeled is None else {"rehearsed_on": images.labeled.known}),
         "expected_accuracy": expected.to_json(),
         "warning": expected.warning,
+        **({} if expected.stability is None else {"stability": expected.stability}),
         "noise_hint": "" if request.dishonest_talliers is not None else hint(task),
         "advised_queries": None
         if task.traits.no_choice

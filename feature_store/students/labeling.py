@@ -36,6 +36,19 @@ is the expectation where the classes are the natural groups of the images. They 
 estimate. The lower one lets a quarter of the votes land anywhere, as where private images are of another kind
 (labeler.expectation). Public and simulated throughout: nothing is charged.
 
+**Stability**: how alike two draws of the noise label the images. Where noise is nearly as large as the votes, one draw
+takes a whole class for another and the next does not. A confidence, a mean over draws, does not tell such a job from
+one in which each label is a little doubtful. So a few further draws are simulated, and the range of the share of labels
+that two of them agree on is stated. After a job (`stability`) the labels found are the truth, and each image brings
+lambda votes of its class on average, the same votes in every draw. Lambda is read off the release: with b_qc the images
+of question q that are labeled c, and e_qc = b_qc - mean_c b_qc,
+
+    lambda = <e, n> / <e, b>.
+
+Votes that fall on all classes alike drop out of it, and it weighs the cells where votes should be. So its noise is far
+below that of the sum of all counts. It is a little too large where noise chose the labels. Before a job (`expect_on`)
+the rehearsals are the draws.
+
 **Radius** (`Task.ballot_radius`). At agent level the noise is R / mu votes. Below the length of an agent's centered
 ballot (`labeler.methods.reverse_knn`) the radius R says nothing: votes and noise shrink together, and every agent
 counts alike. Above it noise grows and votes do not. At instance level the noise is worth the more the larger R is. So R
@@ -51,7 +64,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Final
@@ -84,6 +97,9 @@ STANDS_OUT: Final = 0.999
 """Chance that a class stands out of the noise from which on no bound is needed: noise misleads nobody then."""
 
 REHEARSALS: Final = 3
+REDRAWS: Final = 5
+"""Draws of the noise that are compared, each with each, for the stability of labels."""
+
 LABELING: Final = "Labeling images"
 _HOTTEST: Final = 1e6
 _HALVINGS: Final = 60
@@ -99,12 +115,15 @@ class LabeledImages:
             probability a calibrated confidence; where noise drowned the votes, no more than two bounds allow.
         asked: shape (num_images,), which images were questions themselves, with an answer.
         answers: the release.
+        stability: the least and the largest share of labels that two draws of the noise agree on; None where no counts
+            with noise were released.
     """
 
     student: Student
     probabilities: NDArray[np.float64]
     asked: NDArray[np.bool_]
     answers: NoisyAnswers
+    stability: tuple[float, float] | None = None
 
 
 def label_images(
@@ -129,7 +148,7 @@ def label_images(
     Raises:
         BadData: features do not fit the answers.
     """
-    fitted, most = itertools.count(), 1 + (DRAWS if kind == "planned" else 0) + 2 * REHEARSALS
+    fitted, most = itertools.count(), 1 + (DRAWS if kind == "planned" else 0) + 2 * REHEARSALS + REDRAWS
 
     def on_fit() -> None:
         progress(LABELING, min(next(fitted), most), most)
@@ -148,13 +167,14 @@ def label_images(
     def label(release: NoisyAnswers) -> NDArray[np.float64]:
         return _say(fit_and_say(student.kind, release, learners)[1], release, assignment, rows)
 
+    stable = stability(label, answers, probabilities.argmax(axis=1), assignment, seed=seed)
     own, inferred = temperatures(label, answers, probabilities, assignment, (asked, ~asked), seed=seed)
     probabilities[asked] = sharpened(probabilities[asked], own)
     probabilities[~asked] = sharpened(probabilities[~asked], inferred)
     progress(LABELING, most, most)
     # Of other images the student says no more than of those that were not asked about.
     cooled = student.temperature * (inferred if not asked.all() else own)
-    return LabeledImages(replace(student, temperature=cooled), probabilities, asked, answers)
+    return LabeledImages(replace(student, temperature=cooled), probabilities, asked, answers, stable)
 
 
 def label_probabilities(
@@ -267,6 +287,43 @@ def _least(probabilities: NDArray[np.float64], right: float) -> float:
     return math.exp(high)
 
 
+def stability(
+    label: Label, answers: NoisyAnswers, labels: NDArray[np.integer], assignment: NDArray[np.integer], *, seed: int
+) -> tuple[float, float] | None:
+    """Return the least and the largest share of labels that two draws of the noise agree on; see the module.
+
+    Args:
+        label: the whole way from a release to probabilities.
+        answers: the release, with noisy votes.
+        labels: shape (num_images,), found from it.
+        assignment: shape (num_images,), the answer that stands for each image.
+        seed: of the noise that is drawn here.
+
+    Returns:
+        None where there is no noise.
+    """
+    assert answers.noisy_votes is not None  # noqa: S101  # the caller looks
+    sigma, answered = answers.total_sigma_votes, answers.answered
+    if sigma == 0:
+        return None
+    cells = np.zeros(answers.noisy_votes.shape)
+    np.add.at(cells, (assignment, labels), 1.0)
+    if math.isfinite(answers.most_votes):  # each question gets as many votes, however many images it stands for
+        cells /= np.maximum(cells.sum(axis=1, keepdims=True), 1.0)
+    apart = (cells - cells.mean(axis=1, keepdims=True))[answered]
+    of_each = float((apart * answers.noisy_votes[answered]).sum()) / max(float((apart * cells[answered]).sum()), 1e-9)
+    rng = np.random.default_rng(seed)
+    votes = rng.poisson(max(of_each, 0.0) * cells)
+    noisy = [votes + rng.normal(0.0, sigma, votes.shape) for _ in range(REDRAWS)]
+    return _agreement([label(_heard(answers, one, sigma)).argmax(axis=1) for one in noisy])
+
+
+def _agreement(draws: Sequence[NDArray[np.integer]]) -> tuple[float, float]:
+    """Return the least and the largest share of labels on which two of the draws agree."""
+    shares = [round(float((one == other).mean()), 3) for one, other in itertools.combinations(draws, 2)]
+    return min(shares), max(shares)
+
+
 RADIUS_REHEARSALS: Final = 5
 MOST_IMAGES: Final = 5000
 """Of more images a public sample is taken."""
@@ -295,13 +352,15 @@ def expect_on(task: Task, features: NDArray[np.int16], *, records: int | None = 
         features = features[np.sort(rng.choice(len(features), max(MOST_IMAGES, task.max_queries), replace=False))]
     groups, questions = _divided(features, classes=task.num_classes, questions=task.max_queries, seed=seed)
     learners = Learners(features, num_classes=task.num_classes)
-    low, high = (
-        float(np.mean([_rehearse(task, learners, groups, questions, share, records, rng) for _ in range(REHEARSALS)]))
+    unlike, alike = (
+        [_rehearse(task, learners, groups, questions, share, records, rng) for _ in range(REHEARSALS)]
         for share in (UNLIKE, ALIKE)
     )
+    low, high = (float((np.array(draws) == groups).mean()) for draws in (unlike, alike))
     # Natural groups need not be the classes, which may be told apart better. So geometry alone only takes away.
     low, high = min(low * UNLIKE / ALIKE, high, known.low), max(high * ALIKE, known.high or 0.0)
-    return replace(known, low=round(low, 3), high=round(high, 3))
+    stable = _agreement(unlike)[0], _agreement(alike)[1]
+    return replace(known, low=round(low, 3), high=round(high, 3), stability=stable)
 
 
 def _divided(
@@ -321,8 +380,8 @@ def _rehearse(
     share: float,
     records: int | None,
     rng: np.random.Generator,
-) -> float:
-    """The share of images that a student puts into their own group."""
+) -> NDArray[np.integer]:
+    """Return the group into which a student puts each image, after one draw of votes and noise."""
     cells = np.zeros((len(questions), task.num_classes))
     np.add.at(cells, (questions.assignment, groups), 1.0)
     assumed = voting_records(task, records)
@@ -339,8 +398,7 @@ def _rehearse(
         noisy_votes=noisy,
         assignment=questions.assignment,
     )
-    found = label_probabilities(answers, learners, rows=questions.rows).argmax(axis=1)
-    return float((found == groups).mean())
+    return np.asarray(label_probabilities(answers, learners, rows=questions.rows).argmax(axis=1))
 
 
 def propose_radius(

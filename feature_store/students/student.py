@@ -73,7 +73,7 @@ LEAST: Final = 1e-6
 
 STANDS_OUT: Final = 10.0
 """Votes of a class, in deviations of one count's noise, from which on more than the steadiest student is worth its
-noise: that from which on more than two questions for each class are asked (labeler.expectation)."""
+noise."""
 
 LEAST_GAIN: Final = 0.15
 LEAST_STANDARD_ERRORS: Final = 3.0

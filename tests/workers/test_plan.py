@@ -69,6 +69,8 @@ def test_labeled_public_images_give_the_number_of_classes_and_a_range(tmp_path: 
     assert document["queries"] == 20
     plain = make_plan(request(epsilon=1.0, records=300, classes=4, images=groups(tmp_path / "none", labeled=0)))
     assert "rehearsed_on" not in plain
+    assert "stability" not in document
+    assert min(plain["stability"]) > 0.9
     assert plain["instance"] == document["instance"]
 
 

@@ -582,7 +582,7 @@ def _print_least(least: dict[str, Any], rehearsed_on: int | None) -> None:
 
 def _print_plan(result: dict[str, Any]) -> None:
     from labeler.budget import say_epsilon, say_estimate
-    from labeler.expectation import say_expected
+    from labeler.expectation import say_expected, say_stability
 
     table = Table(title=None, show_edge=False)
     stated = [level for level in _HEADINGS if level in result]
@@ -634,6 +634,8 @@ def _print_plan(result: dict[str, Any]) -> None:
         if result[level].get("reason"):
             console.print(f"Per {level}: {result[level]['reason']}")
     console.print(say_expected(result["expected_accuracy"]))
+    if "stability" in result:
+        console.print(say_stability(*result["stability"]))
     if result["advised_queries"] is not None:
         told = "; the price is the same for any number" if traits.choosing(1) else ""
         console.print(

@@ -129,6 +129,7 @@ def publish(
     labels: pa.Table | None = None
     outcome: StudentOutcome | None = None
     attributes: AttributeReport | None = None
+    stable: tuple[float, float] | None = None
     curve: tuple[CurvePoint, ...] = ()
     if any((release.labels != ABSTAINED_LABEL).any() for release in releases):
         with clock.stage("train student"):
@@ -158,6 +159,7 @@ def publish(
             outcome = _outcome(prepared, said)
             if isinstance(said, LabeledImages):
                 given, votes = said.answers.labels, said.answers.noisy_votes
+                stable = said.stability
                 curve = _accuracy_against_epsilon(prepared, said) if has_curve else ()
             else:
                 votes = np.concatenate([one.noisy_votes for one in releases if one.noisy_votes is not None])
@@ -187,6 +189,7 @@ def publish(
             curve=curve,
             images=None if labels is None or attributes is not None else _shown_labels(prepared, labels),
             attributes=attributes,
+            stability=stable,
             coverage=map_public_set(
                 public.features,
                 prepared.answered_features,

@@ -168,6 +168,8 @@ class JobReport:
             nothing: students of this job's answers with more noise added, or data that need no protection.
         images: the labels of all public images; None where there are none.
         attributes: the same where an image may have any number of labels.
+        stability: the least and the largest share of labels that two draws of the noise agree on; None where no noisy
+            counts were released.
         coverage: None where it was not computed.
         versions: of this project and what the result depends on.
         is_seeded: True for a simulation; a reader who knows the seed can subtract its noise.
@@ -186,6 +188,7 @@ class JobReport:
     curve: tuple[CurvePoint, ...] = ()
     images: ImageLabels | None = None
     attributes: AttributeReport | None = None
+    stability: tuple[float, float] | None = None
     coverage: Coverage | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     is_seeded: bool = False

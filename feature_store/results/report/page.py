@@ -35,6 +35,7 @@ from feature_store.results.report.pictures import OTHER_COLOR, PICTURE_FILES, Pi
 from feature_store.results.report.words import all_warnings
 from feature_store.results.scores import Scores
 from labeler.budget import say_epsilon, say_estimate
+from labeler.expectation import say_stability
 from labeler.methods import METHODS, contribution_in_words, unit_in_words
 from labeler.rounds.effects import AnswerStatus
 from labeler.system.files import replace_file
@@ -56,6 +57,7 @@ def render_page(report: JobReport, pictures: dict[str, Picture]) -> str:
             pictures=pictures,
             headline=words.headline(report),
             guarantee=words.guarantee(report),
+            stable="" if report.stability is None else say_stability(*report.stability),
             warnings=words.all_warnings(report),
             cards=_cards(report),
             questions=questions,
@@ -477,6 +479,8 @@ def report_json(report: JobReport) -> dict[str, Any]:
             "mean_confidence": round(report.images.mean_confidence, 6),
             "median_confidence": round(report.images.median_confidence, 6),
         }
+        if report.stability is not None:
+            images["stability"] = dict(zip(("low", "high"), report.stability, strict=True))
         if report.image_scores is not None:
             images |= {
                 **report.image_scores.to_json(),

@@ -110,6 +110,8 @@ def test_what_geometry_and_noise_allow_is_expected() -> None:
     assert (expect_on(task(sigma_votes=5000.0), clear).high or 1) < 0.7
     assert (expect_on(task(sigma_votes=5000.0), clear)).warning
     assert expect_on(quiet, clear) == expect_on(quiet, clear)
+    assert min(expect_on(quiet, clear).stability or [0]) > 0.95
+    assert min(expect_on(task(sigma_votes=5000.0), clear).stability or [1]) < 0.7
 
 
 def test_too_few_images_are_refused_and_models_not_rehearsed() -> None:
@@ -182,6 +184,50 @@ def test_labels_that_no_vote_supports_are_stated_as_seldom_right_as_the_votes_sa
     assert abs(said - right) < 6 * 15 * np.sqrt(2 / images) / 30
 
 
+def drawn(sigma: float, seed: int) -> tuple[NoisyAnswers, NDArray[np.int16]]:
+    """One draw of noise on the votes of 500 records, five classes of 100 at two questions each, and 200 images."""
+    rng = np.random.default_rng(7)
+    features = quantize(np.eye(16)[np.arange(200) % 10] + np.eye(16)[10 + np.arange(200) % 5] * 2)
+    asked = features[:10]
+    votes = np.zeros((10, 5))
+    votes[np.arange(10), np.arange(10) % 5] = rng.multinomial(500, [0.1] * 10)
+    noisy = votes + np.random.default_rng(seed).normal(0, sigma, votes.shape)
+    winners, groups = noisy.argmax(axis=1), np.arange(200) % 10
+    return NoisyAnswers(asked, winners, sigma, 5, noisy_votes=noisy, assignment=groups), features
+
+
+def stable(sigma: float, seed: int = 0) -> tuple[float, float]:
+    found = label_images(*drawn(sigma, seed), rows=None).stability
+    assert found is not None
+    return found
+
+
+def test_draws_agree_where_noise_is_small_and_not_where_it_drowns_the_votes() -> None:
+    assert stable(2.0) == (1.0, 1.0)
+    low, high = stable(200.0)
+    assert low < high < 0.9
+
+
+def test_the_stated_stability_is_that_of_real_draws() -> None:
+    """Noise of 30 on 50 votes: some pairs of real draws agree on all labels, others on few."""
+    found = [label_images(*drawn(30.0, seed), rows=None).probabilities.argmax(axis=1) for seed in range(8)]
+    real = [float((one == other).mean()) for number, one in enumerate(found) for other in found[:number]]
+    said = np.array([stable(30.0, seed) for seed in range(8)])
+    assert min(real) < 0.7 < max(real)
+    assert abs(said.mean() - np.mean(real)) < 0.15
+    assert said[:, 0].mean() < np.mean(real) < said[:, 1].mean()
+
+
+def test_nothing_is_said_of_draws_where_no_noisy_counts_were_released() -> None:
+    answers, features = drawn(20.0, 0)
+    for other in (
+        dataclasses.replace(answers, noisy_votes=None),
+        dataclasses.replace(answers, is_counted=False),
+        dataclasses.replace(answers, total_sigma_votes=0.0),
+    ):
+        assert label_images(other, features, rows=None).stability is None
+
+
 @given(st.floats(1.0, 400.0), st.integers(0, 1000))
 @settings(deadline=None, max_examples=15)
 def test_a_rehearsal_takes_certainty_away_and_moves_no_label(sigma: float, seed: int) -> None:
@@ -226,9 +272,9 @@ def test_public_images_are_searched_once_however_many_students_are_fitted_and_ea
     assert len(searched) == 1
     done, totals = zip(*told, strict=True)
     assert list(done) == sorted(done)
-    assert told[0] == (0, 13)
-    assert told[-1] == (13, 13)
-    assert set(totals) == {13}
+    assert told[0] == (0, 18)
+    assert told[-1] == (18, 18)
+    assert set(totals) == {18}
     # What was kept of the public images is what the student says of them when it meets them anew.
     np.testing.assert_allclose(said.probabilities.sum(axis=1), 1.0)
     student, kept = fit_and_say("pooled", answers, Learners(features, num_classes=4))

@@ -71,6 +71,7 @@ def test_every_public_image_has_a_label_and_most_are_right(job: labeler.LabeledJ
     assert np.mean(right) > 0.75
     assert set(table["origin"].to_pylist()) == {"inferred"}
     assert job.questions("arrow").num_rows == job.report["labels"]["asked"] == 16
+    assert 0 <= job.report["images"]["stability"]["low"] <= job.report["images"]["stability"]["high"] <= 1
     assert "epsilon" in job.privacy_card
     assert "sandbox" in job._repr_html_()
     assert "16 of 16 questions answered" in repr(job)

@@ -290,3 +290,12 @@ def test_the_map_without_cells_covers_what_is_near_an_answered_query(rng):
     assert 0.5 < chart.fraction < 0.67
     again = map_public_set(features, centers, np.array([True, True, False]))
     assert np.array_equal(chart.points, again.points)
+
+
+def test_the_page_and_its_numbers_say_how_alike_two_draws_of_the_noise_are(make_report) -> None:
+    report = make_report(stability=(0.552, 0.8))
+    line = "Another draw of the noise would give about 55% to 80% of the labels the same."
+    assert line in Page(render(report)).text
+    assert report_json(report)["images"]["stability"] == {"low": 0.552, "high": 0.8}
+    assert "Another draw" not in render(make_report())
+    assert "stability" not in report_json(make_report())["images"]
