@@ -24,10 +24,23 @@ linearized error of a ratio (Cochran 1977, section 6.4); it holds the noise and 
 
     p_T(c | x) proportional to p(c | x)^(1 / T)
 
-is stated (`sharpened`), with T = 1 where the mean of max_c p(c | x) lies in [r - SURELY_MORE se, r + SURELY_LESS se],
+is stated (`sharpened`), with T = 1 where the mean of max_c p(c | x) lies in [r - SURELY_MORE se, r + min(se, MOST_OVER)],
 else the T at which it is the nearer end. To raise takes more evidence than to lower. The order of classes stays, so
 labels stay. If questions abstain by their noisy counts, those that are left have larger noise, and r comes out a little
 too high. Public features, the release and stated noise are all that enters: post-processing, nothing is charged.
+
+**A model** that was released shows no votes, so nothing contradicts a student of its labels. Public images tell how far
+classes overlap. Let z be the images along their MIXTURE_AXES leading axes, at most C - 1 (as many as hold C means). A
+mixture of C normal laws with one covariance is fitted to them by MIXTURE_ROUNDS rounds of expectation-maximization
+(Dempster, Laird and Rubin 1977; McLachlan and Peel 2000, chapter 3) from the student's labels:
+
+    mu_c = sum_i g_ic z_i / n_c,      n_c = sum_i g_ic,      W = mean_i z_i z_i^T - sum_c n_c mu_c mu_c^T / N,
+    g_ic proportional to n_c exp(z_i^T W^-1 mu_c - mu_c^T W^-1 mu_c / 2).
+
+The mean of g over the images is stated, of each image half at the student's label and half at the model's, since one of
+them is wrong where they disagree. It is a **guess**: groups need not be classes, and a model that noise or wrong labels
+made may follow groups. Public images do not tell that; a private evaluation does (`labeler evaluate`). All of it
+follows from public features and the release: post-processing.
 
 **Expectation.** A rehearsal without any private record finds how many labels a job can get right. The public images
 are cut into as many natural groups as there are classes, which play the classes. Private records like them vote, noise
@@ -65,11 +78,15 @@ from feature_store.students.answers import (
     NoisyAnswers,
     asked_posterior,
     cell_shares,
+    fit_projection,
     majority_share,
     released_counts,
     sharpened,
+    softmax,
+    unit_rows,
     vote_agreement,
 )
+from feature_store.students.members import RIDGE
 from feature_store.students.student import DRAWS, Learners, Student, assignment_of, fit_and_say
 from labeler.errors import InvalidSetting
 from labeler.expectation import ALIKE, UNLIKE, Expectation, expect, voting_records
@@ -84,14 +101,20 @@ LEAST_DEVIATIONS: Final = 3.0
 """Votes, in deviations of the noise in their sum, from which on they are told from noise; fewer count as many."""
 
 SURELY_MORE: Final = 2.0
-SURELY_LESS: Final = 1.0
-"""Standard errors by which counts must contradict a student before it is believed more, or less."""
+"""Standard errors by which counts must contradict a student before it is believed more; one makes it believed less."""
+
+MOST_OVER: Final = 0.05
+"""The most that may be stated beyond the share r that counts support, however large its standard error is."""
 
 MOST_SURE: Final = 0.98
 """Mean confidence above which none is raised."""
 
 DIVISIONS: Final = 3
 """Of the noise; of its draws a mean is taken."""
+
+MIXTURE_AXES: Final = 64
+MIXTURE_ROUNDS: Final = 5
+"""Few, so that the mixture stays near the labels it began with."""
 
 REHEARSALS: Final = 3
 LABELING: Final = "Labeling images"
@@ -151,6 +174,15 @@ def label_images(
         asked[rows[(rows >= 0) & answers.answered]] = True
     assignment = assignment_of(answers, public_features)
     probabilities = _say(said, answers, assignment, rows)
+    if rows is None:
+        right = told_apart(
+            public_features, (probabilities.argmax(axis=1), answers.labels[assignment]), answers.num_classes
+        )
+        cooled = _into(probabilities, right, right)
+        probabilities, student = (
+            sharpened(probabilities, cooled),
+            replace(student, temperature=student.temperature * cooled),
+        )
     if answers.noisy_votes is None or not answers.is_counted:
         progress(LABELING, most, most)
         return LabeledImages(student, probabilities, asked, answers)
@@ -220,7 +252,7 @@ def temperatures(
     if answers.total_sigma_votes == 0:
         return (1.0,) * len(parts)
     right, errors = unseen_agreement(label, answers, assignment, parts, seed=seed)
-    low, high = right - SURELY_MORE * errors, right + SURELY_LESS * errors
+    low, high = right - SURELY_MORE * errors, right + np.minimum(errors, MOST_OVER)
     return tuple(_into(probabilities[part], low[number], high[number]) for number, part in enumerate(parts))
 
 
@@ -258,6 +290,30 @@ def unseen_agreement(
     total = np.maximum(np.maximum(votes.sum(axis=1), least), np.finfo(float).tiny)
     right = agreeing.sum(axis=1) / total
     return right, np.sqrt(((agreeing - right[:, None] * votes) ** 2).sum(axis=1)) / total
+
+
+def told_apart(features: NDArray[np.generic], readings: tuple[NDArray[np.integer], ...], num_classes: int) -> float:
+    """Return the share of labels that is right if classes are the groups of the images; see the module, "A model".
+
+    Args:
+        features: shape (num_images, dimension).
+        readings: labels of every image, each of shape (num_images,), at which the mean is taken; groups begin with the
+            first.
+        num_classes: C.
+    """
+    axes = fit_projection(features, dimensions=min(num_classes - 1, MIXTURE_AXES), seed=0)
+    rows = (unit_rows(features) - axes.mean) @ axes.components
+    around = rows.T @ rows / len(rows)
+    around += (RIDGE * np.trace(around) / len(around) + np.finfo(float).tiny) * np.eye(len(around))
+    groups: NDArray[np.float64] = np.eye(num_classes)[readings[0]]
+    for _ in range(1 + MIXTURE_ROUNDS):
+        sizes = groups.sum(axis=0)
+        means = (groups.T @ rows) / np.maximum(sizes, np.finfo(float).tiny)[:, None]
+        within = around - (means * sizes[:, None]).T @ means / len(rows)
+        weights = np.linalg.solve(within, means.T)
+        heights = np.log(np.maximum(sizes, np.finfo(float).tiny)) - 0.5 * np.einsum("cd,dc->c", means, weights)
+        groups = softmax(rows @ weights + heights)
+    return float(np.mean([groups[np.arange(len(rows)), reading] for reading in readings]))
 
 
 def _heard(answers: NoisyAnswers, noisy_votes: NDArray[np.float64], sigma: float) -> NoisyAnswers:

@@ -258,6 +258,25 @@ def test_labels_that_no_vote_supports_are_stated_as_seldom_right_as_the_votes_sa
     assert right - 0.02 < said < right + 0.05
 
 
+@pytest.mark.parametrize("apart", [1.0, 1.6, 2.5, 5.0])
+@pytest.mark.parametrize("kind", ["followed", "blended"])
+def test_a_models_labels_are_stated_as_sure_as_groups_of_images_are_told_apart(apart: float, kind: str) -> None:
+    """Three normal groups of 400 images, labeled by the best rule: from two thirds to all of its labels are right.
+
+    Before, `followed` stated about 45 % and `blended` about 95 % of any of them.
+    """
+    rng = np.random.default_rng(8)
+    truth = np.repeat(np.arange(3), 400)
+    rows = rng.normal(size=(1200, 16)) * ([1.0] * 3 + [0.3] * 13)
+    rows[np.arange(1200), truth] += apart
+    features = quantize(rows + 6.0 * np.eye(16)[15])
+    answers = NoisyAnswers(features, rows[:, :3].argmax(axis=1), 1.0, 3)
+    labelled = label_images(answers, features, rows=None, kind=kind)
+    right = (labelled.probabilities.argmax(axis=1) == truth).mean()
+    assert abs(labelled.probabilities.max(axis=1).mean() - right) < 0.1
+    assert np.allclose(labelled.student.predict_proba(features), labelled.probabilities)
+
+
 @given(st.floats(1.0, 400.0), st.integers(0, 1000))
 @settings(deadline=None, max_examples=15)
 def test_unseen_counts_move_no_label_and_no_noise_asks_for_none(sigma: float, seed: int) -> None:
