@@ -24,8 +24,8 @@ linearized error of a ratio (Cochran 1977, section 6.4); it holds the noise and 
 
     p_T(c | x) proportional to p(c | x)^(1 / T)
 
-is stated (`sharpened`), with T = 1 where the mean of max_c p(c | x) lies in [r - SURELY_MORE se, r + min(se, MOST_OVER)],
-else the T at which it is the nearer end. To raise takes more evidence than to lower. The order of classes stays, so
+is stated (`sharpened`). T is 1 where the mean of max_c p(c | x) lies in [r - SURELY_MORE se, r + min(se, MOST_OVER)],
+else such that it is the nearer end. To raise takes more evidence than to lower. The order of classes stays, so
 labels stay. If questions abstain by their noisy counts, those that are left have larger noise, and r comes out a little
 too high. Public features, the release and stated noise are all that enters: post-processing, nothing is charged.
 
