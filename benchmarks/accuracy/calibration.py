@@ -76,7 +76,7 @@ def bench_calibration(
         "chest X-rays": lambda seed: _hospitals(chests, seed),
         "wrong labels": lambda seed: _thirds(office["caltech10"], seed, agents=3, shuffled=True),
     }
-    seeds = range(FIRST_SEED, FIRST_SEED + (3 if full else 1))
+    seeds = range(FIRST_SEED, FIRST_SEED + (2 if full else 1))
     found: dict[tuple[str, str, float], list[Mapping[str, Any]]] = {}
     started = time.perf_counter()
     for name, seed in in_turn(progress, "Calibration", [*itertools.product(worlds, seeds)]):

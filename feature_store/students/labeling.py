@@ -174,23 +174,17 @@ def label_images(
         asked[rows[(rows >= 0) & answers.answered]] = True
     assignment = assignment_of(answers, public_features)
     probabilities = _say(said, answers, assignment, rows)
-    if rows is None:
-        right = told_apart(
-            public_features, (probabilities.argmax(axis=1), answers.labels[assignment]), answers.num_classes
-        )
-        cooled = _into(probabilities, right, right)
-        probabilities, student = (
-            sharpened(probabilities, cooled),
-            replace(student, temperature=student.temperature * cooled),
-        )
-    if answers.noisy_votes is None or not answers.is_counted:
-        progress(LABELING, most, most)
-        return LabeledImages(student, probabilities, asked, answers)
 
     def label(release: NoisyAnswers) -> NDArray[np.float64]:
         return _say(fit_and_say(student.kind, release, learners)[1], release, assignment, rows)
 
-    own, inferred = temperatures(label, answers, probabilities, assignment, (asked, ~asked), seed=seed)
+    own = inferred = 1.0
+    if answers.noisy_votes is not None and answers.is_counted:
+        own, inferred = temperatures(label, answers, probabilities, assignment, (asked, ~asked), seed=seed)
+    elif rows is None:
+        readings = probabilities.argmax(axis=1), answers.labels[assignment]
+        right = told_apart(public_features, readings, answers.num_classes)
+        own = inferred = _into(probabilities, right, right)
     probabilities[asked] = sharpened(probabilities[asked], own)
     probabilities[~asked] = sharpened(probabilities[~asked], inferred)
     progress(LABELING, most, most)

@@ -263,7 +263,7 @@ def test_labels_that_no_vote_supports_are_stated_as_seldom_right_as_the_votes_sa
 def test_a_models_labels_are_stated_as_sure_as_groups_of_images_are_told_apart(apart: float, kind: str) -> None:
     """Three normal groups of 400 images, labeled by the best rule: from two thirds to all of its labels are right.
 
-    Before, `followed` stated about 45 % and `blended` about 95 % of any of them.
+    Before, `followed` stated 61 to 68 %, and `blended` 84 % where 64 % were right.
     """
     rng = np.random.default_rng(8)
     truth = np.repeat(np.arange(3), 400)
