@@ -523,7 +523,7 @@ def asked_posterior(
     probability K(c | c) = agreement; else each other class is alike.
 
     Args:
-        probabilities: shape (num_asked, num_classes), calibrated.
+        probabilities: shape (num_asked, num_classes), rows sum to one.
         noisy_votes: shape (num_asked, num_classes), their own counts.
         answers: the whole release, for the scales of votes and noise.
         agreement: see `vote_agreement`.
