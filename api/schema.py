@@ -387,8 +387,8 @@ class LabelRow(QueryBudget):
     label: int
     label_name: str | None
     confidence: float | None = None
-    """Calibrated probability that `label` is right (docs/labels.md); null for vectors, attributes, and where nothing
-    was answered."""
+    """Probability that `label` is right, as far as votes tell (docs/labels.md); null for vectors, attributes, and where
+    nothing was answered."""
     status: Literal["answered", "abstained", "refused_budget", "failed_quorum"]
     noisy_votes: list[float] | None = None
     mu_squared: float | None = None

@@ -247,7 +247,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     @router.get(
         "/v1/jobs/{job_id}/labels",
         summary="Download the labels",
-        description="The label of every image with a calibrated confidence, asked about or inferred (of=images, "
+        description="The label of every image with a confidence, asked about or inferred (of=images, "
         "docs/labels.md); or the questions with what was released for each (of=questions). Streamed as JSON lines, "
         "Parquet, Label Studio tasks with predictions (and label-studio-config, the labeling setup they need), or csv, "
         "the metadata.csv of an image folder. `labeler export` makes the formats that are folders. "

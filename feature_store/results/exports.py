@@ -262,7 +262,7 @@ _COLUMNS = (
     ("source", "sc:Text", "Name of the image, as it was sent."),
     ("label", "sc:Integer", "Number of the class, from 0."),
     ("label_name", "sc:Text", "Name of the class."),
-    ("confidence", "sc:Float", "Calibrated probability that the label is right."),
+    ("confidence", "sc:Float", "Probability that the label is right, as far as votes or public images tell it."),
     ("origin", "sc:Text", "asked: a question itself; inferred: the label follows from other answers."),
 )
 
@@ -483,8 +483,9 @@ configs:
 # Privately labelled images
 {seeded}
 {count} public images, labelled with the private images of several owners, none of which is in here. `confidence` is
-the calibrated probability that `label` is right; `origin` says whether an image was asked about itself or its label
-follows from other answers.
+the probability that `label` is right, as far as released votes tell it, or of a released model public images alone;
+`labeler evaluate` measures it. `origin` says whether an image was asked about itself or its label follows from other
+answers.
 {undecoded}
 **What the labels reveal at most**: {said} per private image at delta {guarantee.get("delta")}, for the integer noise
 that ran (differential privacy). {guarantee.get("holds_against", "")}

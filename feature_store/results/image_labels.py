@@ -56,10 +56,10 @@ IMAGE_SCHEMA = pa.schema(
         *BUDGET_FIELDS,
     ]
 )
-"""`source` is the image's name as it was sent. `confidence` is a calibrated probability that `label` is right: the
-student's, together with the released answer about the image itself where it was asked
-(feature_store.students.answers). Of a released model it is the model's own softmax, which is not calibrated. Tables of
-earlier versions have no budgets (`with_image_budgets`)."""
+"""`source` is the image's name as it was sent. `confidence` is the probability that `label` is right as the
+student states it, together with the released answer about the image itself where it was asked
+(feature_store.students.labeling says what it rests on). Tables of earlier versions have no budgets
+(`with_image_budgets`)."""
 
 
 @dataclass(frozen=True)

@@ -185,8 +185,8 @@ class StoredModel:
     def predict_proba(self, features: NDArray[np.int16]) -> NDArray[np.float64]:
         """Return its confidence in each class, shape (n, num_classes), rows sum to one, but of attributes.
 
-        For a student calibrated (feature_store.students.answers); for a linear model the softmax of its scores,
-        which nothing has calibrated. Where an evaluation measured it, what that found.
+        For a student as sure as its labels are stated (feature_store.students.labeling); for a linear model the softmax
+        of its scores, which nothing corrects. Where an evaluation measured it, what that found.
 
         Args:
             features: int16, shape (n, dimension), quantized as in shards, of its backbone.

@@ -7,7 +7,7 @@ what is computed from it, so nothing is charged, and it may be repeated with oth
 A student's confidence is made to agree with the released votes.
 
 **A temperature for what follows from other answers.** A student says p(c | x) of each public image x, and its
-probabilities are as sharp as its form makes them: too sure or not sure enough. A temperature T gives
+probabilities are as sharp as its form makes them: often not sure enough. A temperature T <= 1 gives
 
     p_T(c | x) proportional to p(c | x)^(1 / T),      a_q(T) = (1 - SMEAR) sum_c rho_q(c) s_q(c; T) + SMEAR / C.
 
@@ -21,7 +21,8 @@ the share of votes at q that agree with the student. With M_q votes at q the rel
 Here sigma is the **known** noise of one coordinate, and M the mean number of votes (from the sum of all counts, in
 which noise cancels). M_q is integrated out, and T maximizes the product over q, times a log-normal prior around 1.
 Noise that drowns the votes so leaves the prior; votes far above the noise decide. Winners alone carry no counts, and
-soft labels are no votes: then the prior stands.
+soft labels are no votes: then the prior stands. T is never above 1: votes of another domain disagree more often than
+labels are wrong. Counts that a student has not seen say whether it is too sure (`feature_store.students.labeling`).
 
 **A posterior for what was asked itself.** The noisy counts n of one question are votes v plus normal noise. Let the
 class with most votes be each class alike beforehand, its count exponential with mean m and every other count
@@ -366,7 +367,7 @@ SMEAR: Final = 0.035
 SPREAD: Final = 0.25
 """Standard deviation of the prior of log T."""
 
-_TEMPERATURES: Final = np.exp(np.linspace(math.log(0.25), math.log(8.0), 57))
+_TEMPERATURES: Final = np.exp(np.linspace(math.log(0.25), 0.0, 24))
 _LEAST: Final = 1e-12
 _LEAST_SHARE, _MOST_SHARE = 0.01, 0.999
 
@@ -384,7 +385,7 @@ def sharpened(probabilities: NDArray[np.floating], temperature: float) -> NDArra
 def fit_temperature(
     probabilities: NDArray[np.floating], answers: NoisyAnswers, assignment: NDArray[np.integer]
 ) -> float:
-    """The temperature at which a student agrees with the released votes as often as it says; see the module.
+    """The temperature, at most 1, at which a student agrees with released votes as often as it says; see the module.
 
     Args:
         probabilities: shape (num_images, num_classes), what it says of the public images.
@@ -522,7 +523,7 @@ def asked_posterior(
     probability K(c | c) = agreement; else each other class is alike.
 
     Args:
-        probabilities: shape (num_asked, num_classes), calibrated.
+        probabilities: shape (num_asked, num_classes), rows sum to one.
         noisy_votes: shape (num_asked, num_classes), their own counts.
         answers: the whole release, for the scales of votes and noise.
         agreement: see `vote_agreement`.

@@ -4,30 +4,43 @@ The one way from answers to labels of images: `labeler run`, `labeler student` a
 same release gives the same labels. Post-processing: it reads public features and released answers, and costs no
 privacy.
 
-**Two bounds** keep noise that drowned the votes from being taken for certainty. A student that learned from a noisy
-count, and a posterior that reads the same count again, agree with its noise. Where the noise is larger than the votes,
-both are sure of what the noise said. Each bound is a share r of labels that can be right. Then
+**Divided counts** say how many labels are right, from counts that the student has not seen. Let z be normal noise of
+the stated deviation sigma, drawn here. Then n + z and n - z are independent given the votes, since both are normal and
+their covariance sigma^2 - sigma^2 is 0 (Rasines and Young 2023; Leiner et al. 2023, "data fission"). The same student
+learns from n + z. Let a_qc be the share of class c among the labels that it gives to the s_q images of question q, and
+t_q = max(sum_c (n + z)_qc, LEAST_DEVIATIONS sigma sqrt(2 C)) the votes there, no fewer than noise lets one tell. Then
 
-    p_T(c | x) proportional to p(c | x)^(1 / T),      T >= 1 the least with mean over images of max_c p_T <= r,
+    r = sum_q w_q sum_c a_qc (n - z)_qc / sum_q w_q sum_c (n - z)_qc,      w_q = s_q / t_q,
 
-is stated instead (`sharpened`). T is never below 1: a bound takes certainty away and adds none. The order of classes
-stays, so labels stay. The smaller bound counts:
+is the share of images whose label a vote of their group agrees with. Of the denominator, too, no less is taken than
+LEAST_DEVIATIONS of its noise. Weights are a function of n + z, so the noise in
+n - z is new: numerator and denominator are unbiased, and no overfitting raises them. A group counts by its images and
+not by its votes, which fall where private records lie. Where votes at a question fall on classes as its images do,
+independently of the student, r is the share of labels that are right. A student that also tells apart the images of one
+question is right more often; votes of another kind of images (another camera) agree less often than labels are right.
+So r bounds loosely, and a student is believed unless r contradicts it by more than its standard error. With residuals
+e_q = w_q sum_c (a_qc - r) (n - z)_qc, the mean over draws of z, that is se = sqrt(sum_q e_q^2) / denominator, the
+linearized error of a ratio (Cochran 1977, section 6.4); it holds the noise and the differences between groups. Then
 
-* **A rehearsal.** Let the labels that were found be the truth of a second world. There the same questions get as many
-  votes as were counted here, noise of the stated size is added, and the same student labels the same images. The bound
-  is the share of them that gets its truth back: a parametric bootstrap (Efron and Tibshirani 1993, chapter 6). Where
-  labels that noise has made are easy to learn, it is too large.
-* **Divided counts.** Let z be normal noise of the stated deviation sigma, drawn here. Then n + z and n - z are
-  independent given the votes, since both are normal and their covariance sigma^2 - sigma^2 is 0 (Rasines and Young
-  2023; Leiner et al. 2023, "data fission"). The same student learns from n + z. The share of all votes that agree with
-  its labels is counted in n - z, where their noise is new: an unbiased count, which no overfitting raises. It is the
-  share of images that are labeled right if votes at a question fall on classes as its images do, independently of the
-  student. A student that also tells apart the images of one question is right more often. If questions abstain by
-  their noisy counts, those that are left have larger noise, and the share comes out a little too high.
+    p_T(c | x) proportional to p(c | x)^(1 / T)
 
-The mean number of votes is known only as well as noise allows. If it comes out too small, the rehearsal says too
-little; if it comes out too large, the divided counts do.
-Public features, the release and stated noise are all that enters: post-processing, nothing is charged.
+is stated (`sharpened`). T is 1 where the mean of max_c p(c | x) lies in [r - SURELY_MORE se, r + min(se, MOST_OVER)],
+else such that it is the nearer end. To raise takes more evidence than to lower. The order of classes stays, so
+labels stay. If questions abstain by their noisy counts, those that are left have larger noise, and r comes out a little
+too high. Public features, the release and stated noise are all that enters: post-processing, nothing is charged.
+
+**A model** that was released shows no votes, so nothing contradicts a student of its labels. Public images tell how far
+classes overlap. Let z be the images along their MIXTURE_AXES leading axes, at most C - 1 (as many as hold C means). A
+mixture of C normal laws with one covariance is fitted to them by MIXTURE_ROUNDS rounds of expectation-maximization
+(Dempster, Laird and Rubin 1977; McLachlan and Peel 2000, chapter 3) from the student's labels:
+
+    mu_c = sum_i g_ic z_i / n_c,      n_c = sum_i g_ic,      W = mean_i z_i z_i^T - sum_c n_c mu_c mu_c^T / N,
+    g_ic proportional to n_c exp(z_i^T W^-1 mu_c - mu_c^T W^-1 mu_c / 2).
+
+The mean of g over the images is stated, of each image half at the student's label and half at the model's, since one of
+them is wrong where they disagree. It is a **guess**: groups need not be classes, and a model that noise or wrong labels
+made may follow groups. Public images do not tell that; a private evaluation does (`labeler evaluate`). All of it
+follows from public features and the release: post-processing.
 
 **Expectation.** A rehearsal without any private record finds how many labels a job can get right. The public images
 are cut into as many natural groups as there are classes, which play the classes. Private records like them vote, noise
@@ -75,17 +88,21 @@ from numpy.typing import NDArray
 from feature_store.index.build import build_index, processor_engine
 from feature_store.query_selection import Progress, QuerySet, select_queries, silent
 from feature_store.students.answers import (
-    SMEAR,
     NoisyAnswers,
     asked_posterior,
     cell_shares,
+    fit_projection,
     majority_share,
+    released_counts,
     sharpened,
+    softmax,
+    unit_rows,
     vote_agreement,
 )
+from feature_store.students.members import RIDGE
 from feature_store.students.student import DRAWS, Learners, Student, assignment_of, fit_and_say
 from labeler.errors import InvalidSetting
-from labeler.expectation import ALIKE, UNLIKE, Expectation, expect, voting_records, winning_chance
+from labeler.expectation import ALIKE, UNLIKE, Expectation, expect, voting_records
 from labeler.methods.reverse_knn import reverse_knn_ballots
 from labeler.rounds.effects import Strategy
 from labeler.task import Task
@@ -93,15 +110,31 @@ from labeler.task import Task
 Label = Callable[[NoisyAnswers], NDArray[np.float64]]
 """Labels the public images from a release: probabilities, shape (num_images, num_classes)."""
 
-STANDS_OUT: Final = 0.999
-"""Chance that a class stands out of the noise from which on no bound is needed: noise misleads nobody then."""
+LEAST_DEVIATIONS: Final = 3.0
+"""Votes, in deviations of the noise in their sum, from which on they are told from noise; fewer count as many."""
+
+SURELY_MORE: Final = 2.0
+"""Standard errors by which counts must contradict a student before it is believed more; one makes it believed less."""
+
+MOST_OVER: Final = 0.05
+"""The most that may be stated beyond the share r that counts support, however large its standard error is."""
+
+MOST_SURE: Final = 0.98
+"""Mean confidence above which none is raised."""
+
+DIVISIONS: Final = 3
+"""Of the noise; of its draws a mean is taken."""
+
+MIXTURE_AXES: Final = 64
+MIXTURE_ROUNDS: Final = 5
+"""Few, so that the mixture stays near the labels it began with."""
 
 REHEARSALS: Final = 3
 REDRAWS: Final = 5
 """Draws of the noise that are compared, each with each, for the stability of labels."""
 
 LABELING: Final = "Labeling images"
-_HOTTEST: Final = 1e6
+_COLDEST, _HOTTEST = 0.1, 1e6
 _HALVINGS: Final = 60
 
 
@@ -112,7 +145,7 @@ class LabeledImages:
     Attributes:
         student: which learnt from it.
         probabilities: float64, shape (num_images, num_classes), rows sum to one. The label is the largest, and that
-            probability a calibrated confidence; where noise drowned the votes, no more than two bounds allow.
+            probability its confidence: as the student says it, if votes that it has not seen do not contradict it.
         asked: shape (num_images,), which images were questions themselves, with an answer.
         answers: the release.
         stability: the least and the largest share of labels that two draws of the noise agree on; None where no counts
@@ -148,7 +181,7 @@ def label_images(
     Raises:
         BadData: features do not fit the answers.
     """
-    fitted, most = itertools.count(), 1 + (DRAWS if kind == "planned" else 0) + 2 * REHEARSALS + REDRAWS
+    fitted, most = itertools.count(), 1 + (DRAWS if kind == "planned" else 0) + DIVISIONS + REDRAWS
 
     def on_fit() -> None:
         progress(LABELING, min(next(fitted), most), most)
@@ -160,15 +193,18 @@ def label_images(
         asked[rows[(rows >= 0) & answers.answered]] = True
     assignment = assignment_of(answers, public_features)
     probabilities = _say(said, answers, assignment, rows)
-    if answers.noisy_votes is None or not answers.is_counted:
-        progress(LABELING, most, most)
-        return LabeledImages(student, probabilities, asked, answers)
 
     def label(release: NoisyAnswers) -> NDArray[np.float64]:
         return _say(fit_and_say(student.kind, release, learners)[1], release, assignment, rows)
 
-    stable = stability(label, answers, probabilities.argmax(axis=1), assignment, seed=seed)
-    own, inferred = temperatures(label, answers, probabilities, assignment, (asked, ~asked), seed=seed)
+    own, inferred, stable = 1.0, 1.0, None
+    if answers.noisy_votes is not None and answers.is_counted:
+        stable = stability(label, answers, probabilities.argmax(axis=1), assignment, seed=seed)
+        own, inferred = temperatures(label, answers, probabilities, assignment, (asked, ~asked), seed=seed)
+    elif rows is None:
+        readings = probabilities.argmax(axis=1), answers.labels[assignment]
+        right = told_apart(public_features, readings, answers.num_classes)
+        own = inferred = _into(probabilities, right, right)
     probabilities[asked] = sharpened(probabilities[asked], own)
     probabilities[~asked] = sharpened(probabilities[~asked], inferred)
     progress(LABELING, most, most)
@@ -180,7 +216,7 @@ def label_images(
 def label_probabilities(
     answers: NoisyAnswers, learners: Learners, *, rows: NDArray[np.int64], kind: str = "planned"
 ) -> NDArray[np.float64]:
-    """Return `label_images(...).probabilities` before the two bounds, which change no label; for many releases.
+    """Return `label_images(...).probabilities` before unseen counts change the confidences; for many releases.
 
     Args:
         learners: of the public images, prepared once.
@@ -217,7 +253,7 @@ def temperatures(
     *,
     seed: int,
 ) -> tuple[float, ...]:
-    """Return the temperature of each part of the labels, above 1 where it is too sure; see the module.
+    """Return the temperature of each part of the labels: not 1 where unseen counts contradict it; see the module.
 
     Args:
         label: the whole way from a release to probabilities.
@@ -227,27 +263,71 @@ def temperatures(
         parts: masks of shape (num_images,); each gets its own temperature, 1 where it is empty.
         seed: of the noise that is drawn here.
     """
-    assert answers.noisy_votes is not None  # noqa: S101  # the caller looks
-    # Noise may hide which class leads in single answers; none, or noise far below the votes, misleads nobody.
-    lead, sigma = _mean_votes(answers) * (1 - SMEAR), answers.total_sigma_votes
-    if sigma == 0 or winning_chance(min(lead / sigma, 15.0), answers.num_classes) >= STANDS_OUT:
+    if answers.total_sigma_votes == 0:
         return (1.0,) * len(parts)
-    truth, rng = probabilities.argmax(axis=1), np.random.default_rng(seed)
-    votes, answered = _votes(answers, truth, assignment), answers.answered
-    bounds = np.zeros((2, len(parts)))
-    for _ in range(REHEARSALS):
-        again = label(_heard(answers, rng.poisson(votes) + rng.normal(0.0, sigma, votes.shape), sigma)).argmax(axis=1)
-        noise = rng.normal(0.0, sigma, votes.shape)
-        learned = label(_heard(answers, answers.noisy_votes + noise, math.sqrt(2) * sigma)).argmax(axis=1)
-        unseen = answers.noisy_votes[answered] - noise[answered]
-        for number, part in enumerate(parts):
-            if part.any():
-                agreeing = cell_shares(learned[part], assignment[part], votes.shape)[answered]
-                most = _mean_votes(answers) * max(int(agreeing.any(axis=1).sum()), 1)
-                bounds[:, number] += (again[part] == truth[part]).mean(), (agreeing * unseen).sum() / most
-    return tuple(
-        _least(probabilities[part], bound) for part, bound in zip(parts, bounds.min(axis=0) / REHEARSALS, strict=True)
-    )
+    right, errors = unseen_agreement(label, answers, assignment, parts, seed=seed)
+    low, high = right - SURELY_MORE * errors, right + np.minimum(errors, MOST_OVER)
+    return tuple(_into(probabilities[part], low[number], high[number]) for number, part in enumerate(parts))
+
+
+def unseen_agreement(
+    label: Label,
+    answers: NoisyAnswers,
+    assignment: NDArray[np.integer],
+    parts: tuple[NDArray[np.bool_], ...],
+    *,
+    seed: int,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the share r of each part's labels with which unseen votes agree, and its standard error; see the module.
+
+    Args:
+        label, answers, assignment, parts, seed: as for `temperatures`; sigma is more than 0.
+
+    Returns:
+        Two arrays of shape (num_parts,); r may lie outside of 0 to 1.
+    """
+    counts, sigma, rng = released_counts(answers), answers.total_sigma_votes, np.random.default_rng(seed)
+    queries, classes = counts.shape
+    sizes = np.array([np.bincount(assignment[part], minlength=queries) for part in parts]) * answers.answered
+    agreeing, votes, squares = np.zeros((len(parts), queries)), np.zeros((len(parts), queries)), np.zeros(len(parts))
+    for _ in range(DIVISIONS):
+        noise = rng.normal(0.0, sigma, counts.shape)
+        learned = label(_heard(answers, counts + noise, math.sqrt(2) * sigma)).argmax(axis=1)
+        told = np.maximum((counts + noise).sum(axis=1), LEAST_DEVIATIONS * sigma * math.sqrt(2 * classes))
+        shares = np.array([cell_shares(learned[part], assignment[part], counts.shape) for part in parts])
+        weights, unseen = sizes / told / DIVISIONS, counts - noise
+        agreeing += weights * (shares * unseen).sum(axis=2)
+        votes += weights * unseen.sum(axis=1)
+        squares += DIVISIONS * (weights**2).sum(axis=1)
+    # The noise in n is in every division; that drawn here is not.
+    least = LEAST_DEVIATIONS * sigma * np.sqrt(classes * squares * (1 + 1 / DIVISIONS))
+    total = np.maximum(np.maximum(votes.sum(axis=1), least), np.finfo(float).tiny)
+    right = agreeing.sum(axis=1) / total
+    return right, np.sqrt(((agreeing - right[:, None] * votes) ** 2).sum(axis=1)) / total
+
+
+def told_apart(features: NDArray[np.generic], readings: tuple[NDArray[np.integer], ...], num_classes: int) -> float:
+    """Return the share of labels that is right if classes are the groups of the images; see the module, "A model".
+
+    Args:
+        features: shape (num_images, dimension).
+        readings: labels of every image, each of shape (num_images,), at which the mean is taken; groups begin with the
+            first.
+        num_classes: C.
+    """
+    axes = fit_projection(features, dimensions=min(num_classes - 1, MIXTURE_AXES), seed=0)
+    rows = (unit_rows(features) - axes.mean) @ axes.components
+    around = rows.T @ rows / len(rows)
+    around += (RIDGE * np.trace(around) / len(around) + np.finfo(float).tiny) * np.eye(len(around))
+    groups: NDArray[np.float64] = np.eye(num_classes)[readings[0]]
+    for _ in range(1 + MIXTURE_ROUNDS):
+        sizes = groups.sum(axis=0)
+        means = (groups.T @ rows) / np.maximum(sizes, np.finfo(float).tiny)[:, None]
+        within = around - (means * sizes[:, None]).T @ means / len(rows)
+        weights = np.linalg.solve(within, means.T)
+        heights = np.log(np.maximum(sizes, np.finfo(float).tiny)) - 0.5 * np.einsum("cd,dc->c", means, weights)
+        groups = softmax(rows @ weights + heights)
+    return float(np.mean([groups[np.arange(len(rows)), reading] for reading in readings]))
 
 
 def _heard(answers: NoisyAnswers, noisy_votes: NDArray[np.float64], sigma: float) -> NoisyAnswers:
@@ -256,35 +336,20 @@ def _heard(answers: NoisyAnswers, noisy_votes: NDArray[np.float64], sigma: float
     return replace(answers, noisy_votes=noisy_votes, labels=labels, total_sigma_votes=sigma)
 
 
-def _mean_votes(answers: NoisyAnswers) -> float:
-    assert answers.noisy_votes is not None  # noqa: S101  # the caller looks
-    return max(float(answers.noisy_votes[answers.answered].sum()) / max(int(answers.answered.sum()), 1), 1.0)
-
-
-def _votes(answers: NoisyAnswers, truth: NDArray[np.integer], assignment: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Votes of the second world, before noise, shape (num_questions, num_classes)."""
-    shares = cell_shares(truth, assignment, (len(answers.labels), answers.num_classes))
-    shares[~shares.any(axis=1)] = 1 / answers.num_classes
-    votes: NDArray[np.float64] = _mean_votes(answers) * ((1 - SMEAR) * shares + SMEAR / answers.num_classes)
-    return votes
-
-
-def _least(probabilities: NDArray[np.float64], right: float) -> float:
-    """The least temperature from 1 on at which the mean confidence is at most the share that can be right."""
+def _into(probabilities: NDArray[np.float64], low: float, high: float) -> float:
+    """The temperature nearest to 1 at which the mean confidence lies between two shares; the upper one counts more."""
     if not len(probabilities):
         return 1.0
-    right = max(right, 1 / probabilities.shape[1])
-
-    def is_too_sure(temperature: float) -> bool:
-        return bool(sharpened(probabilities, temperature).max(axis=1).mean() > right)
-
-    if not is_too_sure(1.0):
+    stated = float(probabilities.max(axis=1).mean())
+    right = min(max(stated, min(low, MOST_SURE)), max(high, 1 / probabilities.shape[1]))
+    if right == stated:
         return 1.0
-    low, high = 0.0, math.log(_HOTTEST)
+    coldest, hottest = math.log(_COLDEST), math.log(_HOTTEST)
     for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_too_sure(math.exp(middle)) else (low, middle)
-    return math.exp(high)
+        middle = (coldest + hottest) / 2
+        is_too_sure = bool(sharpened(probabilities, math.exp(middle)).max(axis=1).mean() > right)
+        coldest, hottest = (middle, hottest) if is_too_sure else (coldest, middle)
+    return math.exp(hottest)
 
 
 def stability(

@@ -111,7 +111,7 @@ class Student:
         members: fitted to the same release, by name, in the order of `SHARES`.
         contradicted: estimated share of held-out votes that contradict what `planned` compared; empty if it
             compared nothing.
-        temperature: makes its probabilities calibrated confidences (feature_store.students.answers).
+        temperature: makes its probabilities confidences (feature_store.students.labeling).
     """
 
     kind: str
@@ -120,7 +120,7 @@ class Student:
     temperature: float = 1.0
 
     def predict_proba(self, features: NDArray[np.generic]) -> NDArray[np.float64]:
-        """Calibrated class probabilities of features of the task's backbone, shape (n, num_classes)."""
+        """Class probabilities of features of the task's backbone, shape (n, num_classes), as sure as labels state."""
         said = [one.predict_proba(features) for one in self.members.values()]
         return sharpened(_product(said, list(shares_of(self.kind).values())), self.temperature)
 

@@ -119,7 +119,7 @@ export class Gallery {
     const inferred = this.#rows.filter((row) => row.origin === "inferred").length;
     const asked = this.#rows.length - inferred;
     const from = !inferred ? "" : `${asked ? `${count(asked, "image was", "images were")} asked about, and ${whole(inferred)} labels` : `All ${whole(inferred)} labels were`} inferred from the answers, at no further price. `;
-    setText(byId("gallery-words"), `${from}${whole(shown.length)} of ${count(found.length, "label")} shown.${this.#isCalibrated ? "" : " How sure a label is, the released model says by itself; nothing has calibrated it, and it may be far too high."}`);
+    setText(byId("gallery-words"), `${from}${whole(shown.length)} of ${count(found.length, "label")} shown.${this.#isCalibrated ? "" : " How sure a label is, public images alone suggest, since a released model shows no votes; it may be far too high. An evaluation measures it."}`);
     fill(byId("gallery-list"), JSON.stringify([this.#jobId, shown]), () => shown.map((row) => this.#figure(row)));
     byId("gallery-more").hidden = shown.length === found.length;
     setText(byId("gallery-more"), `Show ${whole(Math.min(AT_ONCE, found.length - shown.length))} more`);

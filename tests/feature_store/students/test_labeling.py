@@ -17,7 +17,14 @@ from typer.testing import CliRunner
 from feature_store.rows import quantize
 from feature_store.students import Learners, NoisyAnswers, members
 from feature_store.students.answers import sharpened
-from feature_store.students.labeling import expect_on, label_images, propose_radius, temperatures
+from feature_store.students.labeling import (
+    Label,
+    expect_on,
+    label_images,
+    propose_radius,
+    temperatures,
+    unseen_agreement,
+)
 from feature_store.students.student import fit_and_say
 from labeler.errors import InvalidSetting
 from labeler.randomness import seeded_source
@@ -152,18 +159,87 @@ def test_labels_that_noise_has_made_are_not_stated_as_sure(images: int) -> None:
     assert sure <= 0.02 * images * 10
 
 
-def test_votes_far_above_the_noise_are_not_rehearsed_and_change_nothing() -> None:
+def test_votes_far_above_the_noise_leave_a_student_as_sure_as_it_is() -> None:
     answers, truth = asked_about_each(100, 500.0, 20.0, 0)
-
-    def label(release: NoisyAnswers) -> NDArray[np.float64]:
-        raise AssertionError("nothing is rehearsed here")
-
-    said = np.full((100, 10), 0.1)
-    parts = (np.ones(100, dtype=np.bool_), np.zeros(100, dtype=np.bool_))
-    assert temperatures(label, answers, said, np.arange(100), parts, seed=0) == (1.0, 1.0)
     labelled = label_images(answers, answers.features, rows=np.arange(100), kind="prototypes")
     assert (labelled.probabilities.argmax(axis=1) == truth).mean() > 0.97
     assert labelled.probabilities.max(axis=1).mean() > 0.9
+
+
+def votes_like_images(sigma: float, seed: int) -> tuple[NoisyAnswers, NDArray[np.int64], NDArray[np.int64]]:
+    """Forty groups of 10 to 200 images of five classes; 2,000 to 100 votes fall on classes as the group's images do.
+
+    Returns:
+        The release, the truth, and labels that are right the more often the fewer votes a group has, by chance.
+    """
+    rng, groups = np.random.default_rng(seed), 40
+    assignment = np.repeat(np.arange(groups), np.linspace(10, 200, groups).astype(int))
+    common = rng.integers(0, 5, groups)
+    truth = np.where(rng.random(len(assignment)) < 0.9, common[assignment], rng.integers(0, 5, len(assignment)))
+    shares = np.zeros((groups, 5))
+    np.add.at(shares, (assignment, truth), 1.0)
+    votes = shares / shares.sum(axis=1, keepdims=True) * np.linspace(2000, 100, groups)[:, None]
+    is_misled = rng.random(groups) < np.linspace(0.9, 0.0, groups)
+    labels = np.where(is_misled, (common + 1) % 5, common)[assignment]
+    noisy = votes + rng.normal(0, sigma, votes.shape)
+    features = rng.normal(size=(groups, 3))
+    answers = NoisyAnswers(features, noisy.argmax(axis=1), sigma, 5, noisy_votes=noisy, assignment=assignment)
+    return answers, truth, labels
+
+
+def fixed(said: NDArray[np.float64]) -> Label:
+    """A student that learns nothing."""
+    return lambda _: said
+
+
+def one_hot(labels: NDArray[np.int64], sure: float, classes: int = 5) -> NDArray[np.float64]:
+    rows = np.full((len(labels), classes), (1 - sure) / (classes - 1))
+    rows[np.arange(len(labels)), labels] = sure
+    return rows
+
+
+@pytest.mark.parametrize("sigma", [5.0, 20.0])
+def test_unseen_votes_count_how_often_labels_are_right_where_votes_fall_as_images_do(sigma: float) -> None:
+    """A hundred worlds: without bias, by six standard errors, and as far off as its own standard error says.
+
+    Counted by votes, which lie where labels are wrong here, the share would be some 30 points too low.
+    """
+    off, errors, by_votes = [], [], []
+    for seed in range(100):
+        answers, truth, labels = votes_like_images(sigma, seed)
+        assert answers.noisy_votes is not None
+        assert answers.assignment is not None
+        said, everything = one_hot(labels, 0.9), (np.ones(len(truth), dtype=np.bool_),)
+        (share,), (error,) = unseen_agreement(fixed(said), answers, answers.assignment, everything, seed=9)
+        right = (labels == truth).mean()
+        off.append(share - right)
+        errors.append(error)
+        first = labels[np.searchsorted(answers.assignment, np.arange(40))]
+        by_votes.append(answers.noisy_votes[np.arange(40), first].sum() / answers.noisy_votes.sum() - right)
+    assert abs(np.mean(off)) < 6 * np.std(off) / 10
+    assert abs(np.mean(off)) < 0.01
+    assert np.mean(by_votes) < -0.1
+    # Groups differ in how many labels are right, which the standard error holds and this world does not draw.
+    assert np.std(off) < np.mean(errors)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "sure", "stated"),
+    [
+        (5.0, 0.4, (0.45, 0.65)),  # 65 % are right: more is stated, no more than votes prove
+        (5.0, 0.6, (0.6, 0.6)),
+        (5.0, 0.99, (0.65, 0.75)),
+        (5000.0, 0.4, (0.2, 0.2)),  # noise drowns the votes: nothing raises, and chance is stated
+    ],
+)
+def test_a_student_is_believed_more_or_less_where_votes_contradict_it(
+    sigma: float, sure: float, stated: tuple[float, float]
+) -> None:
+    answers, truth, labels = votes_like_images(sigma, 3)
+    said, everything = one_hot(labels, sure), (np.ones(len(truth), dtype=np.bool_),)
+    assert answers.assignment is not None
+    (found,) = temperatures(fixed(said), answers, said, answers.assignment, everything, seed=1)
+    assert stated[0] - 1e-3 < float(sharpened(said, found).max(axis=1).mean()) < stated[1] + 1e-3
 
 
 @pytest.mark.parametrize("right", [0.25, 0.5, 0.9])
@@ -180,8 +256,27 @@ def test_labels_that_no_vote_supports_are_stated_as_seldom_right_as_the_votes_sa
     everything = (np.ones(images, dtype=np.bool_),)
     (found,) = temperatures(lambda _: sure, answers, sure, np.arange(images), everything, seed=0)
     said = float(sharpened(sure, found).max(axis=1).mean())
-    # Six standard errors of the count in a division of the noise: sqrt(2 images) 15 / (30 images), over three draws.
-    assert abs(said - right) < 6 * 15 * np.sqrt(2 / images) / 30
+    # The standard error is at most that of a share in 4,000, with noise of half a vote: 15 sqrt(2 + 2 / 3) / 30.
+    assert right - 0.02 < said < right + 0.05
+
+
+@pytest.mark.parametrize("apart", [1.0, 1.6, 2.5, 5.0])
+@pytest.mark.parametrize("kind", ["followed", "blended"])
+def test_a_models_labels_are_stated_as_sure_as_groups_of_images_are_told_apart(apart: float, kind: str) -> None:
+    """Three normal groups of 400 images, labeled by the best rule: from two thirds to all of its labels are right.
+
+    Before, `followed` stated 61 to 68 %, and `blended` 84 % where 64 % were right.
+    """
+    rng = np.random.default_rng(8)
+    truth = np.repeat(np.arange(3), 400)
+    rows = rng.normal(size=(1200, 16)) * ([1.0] * 3 + [0.3] * 13)
+    rows[np.arange(1200), truth] += apart
+    features = quantize(rows + 6.0 * np.eye(16)[15])
+    answers = NoisyAnswers(features, rows[:, :3].argmax(axis=1), 1.0, 3)
+    labelled = label_images(answers, features, rows=None, kind=kind)
+    right = (labelled.probabilities.argmax(axis=1) == truth).mean()
+    assert abs(labelled.probabilities.max(axis=1).mean() - right) < 0.1
+    assert np.allclose(labelled.student.predict_proba(features), labelled.probabilities)
 
 
 def drawn(sigma: float, seed: int) -> tuple[NoisyAnswers, NDArray[np.int16]]:
@@ -230,7 +325,7 @@ def test_nothing_is_said_of_draws_where_no_noisy_counts_were_released() -> None:
 
 @given(st.floats(1.0, 400.0), st.integers(0, 1000))
 @settings(deadline=None, max_examples=15)
-def test_a_rehearsal_takes_certainty_away_and_moves_no_label(sigma: float, seed: int) -> None:
+def test_unseen_counts_move_no_label_and_no_noise_asks_for_none(sigma: float, seed: int) -> None:
     answers, _ = asked_about_each(40, 20.0, sigma, seed)
     calm = dataclasses.replace(answers, total_sigma_votes=0.0)
     rehearsed = label_images(answers, answers.features, rows=np.arange(40), kind="prototypes", seed=seed)
@@ -244,7 +339,7 @@ def test_a_rehearsal_takes_certainty_away_and_moves_no_label(sigma: float, seed:
 
     parts = (np.ones(40, dtype=np.bool_),)
     (found,) = temperatures(label, answers, label(answers), np.arange(40), parts, seed=seed)
-    assert found >= 1.0
+    assert found > 0
     assert temperatures(label, calm, label(calm), np.arange(40), parts, seed=seed) == (1.0,)
 
 
@@ -272,9 +367,9 @@ def test_public_images_are_searched_once_however_many_students_are_fitted_and_ea
     assert len(searched) == 1
     done, totals = zip(*told, strict=True)
     assert list(done) == sorted(done)
-    assert told[0] == (0, 18)
-    assert told[-1] == (18, 18)
-    assert set(totals) == {18}
+    assert told[0] == (0, 15)
+    assert told[-1] == (15, 15)
+    assert set(totals) == {15}
     # What was kept of the public images is what the student says of them when it meets them anew.
     np.testing.assert_allclose(said.probabilities.sum(axis=1), 1.0)
     student, kept = fit_and_say("pooled", answers, Learners(features, num_classes=4))
