@@ -2,7 +2,8 @@
 
     released rows (units of the sensitivity s, summed)  --x s / contributors-->  mean weights  --scores-->  labels.
 
-With the learner "means" the sum of each class is scaled to length one, so that its scores are cosines.
+With the learner "means" scores are log posteriors, read off the noisy sums of each class and their stated noise
+(`read_means`).
 
 Everything here follows from the release and public features, at no further price.
 
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import BadData, InvalidSetting
-from labeler.methods.blind_average import LinearTerms, MeanTerms, model_terms
+from labeler.methods.blind_average import ALONG, COUNTED, LinearTerms, MeanTerms, model_terms
 from labeler.methods.federated import StepTerms, on_grid, step_terms
 from labeler.methods.sensitivity import training_of
 from labeler.records import FEATURE_ONE, PublicAxes, axes_of
@@ -30,6 +31,10 @@ from labeler.steady import steady
 from labeler.task import Task
 
 _BLOCK_ROWS = 4096
+
+_RAREST, _CLOSEST, _SHORTEST, _SHORT, _FAR_ABOVE = 0.02, 0.1, 1e-6, 0.05, 10.0
+"""Of `read_means`: the least share of a class, in usual ones; the least variance within classes, and the least squared
+length, of 1; the least squared length of a class, in usual ones; variances of noise that a spread must exceed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +127,49 @@ def released_model(
     terms = model_terms(task)
     weights = noisy * (terms.sensitivity / len(releases[0].contributors))
     if isinstance(terms, MeanTerms):
-        # Cosines: agents hold more records of one class than of another, and a mean has no intercept.
-        weights[-1] = 0
-        weights /= np.maximum(np.linalg.norm(weights, axis=0), np.finfo(float).tiny)
+        sigma = task.sum_sigma_votes(len(releases[0].contributors))
+        weights = read_means(noisy * terms.sensitivity, sigma * terms.sensitivity)
     return LinearModel(steady(weights), terms, axes_of(task, asked))
+
+
+def read_means(sums: NDArray[np.float64], sigma: float) -> NDArray[np.float64]:
+    """Return the linear model that noisy sums of records by class tell, along axes; post-processing.
+
+    Rows of class c, of length one, lie around m_c with variance w along each axis, alike in all directions. So
+    log p(c | z) = (z m_c - |m_c|^2 / 2) / w + log p_c, up to a constant of z. p_c is its share of the records.
+
+    * Counts, and squared lengths of means less what noise adds to them on average, are drawn towards the mean of all
+      classes, by the part of their spread that is noise (empirical Bayes: Efron and Morris 1973). Lengths keep only a
+      spread that is far above their noise, since a class whose mean looks short is hardly ever named.
+    * What all means share sets private images apart from public ones, whatever they show, and is subtracted.
+
+    Args:
+        sums: shape (axes + 1, num_classes), records; the last row counts, COUNTED for each.
+        sigma: standard deviation of the noise of each number, records.
+
+    Returns:
+        Weights, then intercepts, of the same shape.
+    """
+    axes, classes, tiny = len(sums) - 1, sums.shape[1], np.finfo(float).tiny
+    counts, error = sums[-1] / COUNTED, sigma / COUNTED
+    usual = max(float(counts.mean()), error, 1.0)
+    spread = max(float(np.square(counts - usual).mean()) - error**2, 0.0)
+    counts = usual + spread / max(spread + error**2, tiny) * (counts - usual)
+    counts = np.maximum(counts, max(_RAREST * usual, 1.0))
+    shares = counts / counts.sum()
+
+    means, noise = sums[:-1] / ALONG / counts, np.square(sigma / ALONG / counts)
+    within = 1 - float(shares @ np.maximum(np.square(means).sum(axis=0) - axes * noise, 0.0))
+    within = max(within, _CLOSEST) / axes
+    everybody = max(float(sums[-1].sum()) / COUNTED, 2 * error * np.sqrt(classes), 1.0)
+    apart = means - sums[:-1].sum(axis=1, keepdims=True) / ALONG / everybody
+    squares = np.square(apart).sum(axis=0) - axes * noise
+    usual = max(float(shares @ np.maximum(squares, 0.0)), _SHORTEST)
+    errors = 2 * axes * noise**2 + 4 * noise * np.maximum(squares, 0.0)
+    spread = max(float(shares @ (np.square(squares - usual) - _FAR_ABOVE * errors)), 0.0)
+    squares = np.maximum(usual + spread / np.maximum(spread + errors, tiny) * (squares - usual), _SHORT * usual)
+    directions = apart / np.maximum(np.linalg.norm(apart, axis=0), tiny)
+    return np.vstack([directions * np.sqrt(squares) / within, np.log(shares) - squares / (2 * within)])
 
 
 def model_before(task: Task, releases: Sequence[Release]) -> NDArray[np.float64]:

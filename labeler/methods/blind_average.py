@@ -45,12 +45,13 @@ L = c sqrt(q^2 + q min(q, m)). That is sqrt(1 - 1/K) c at R = 0, which is exact,
 
 **Class means as a model**: how far one record moves an agent's sums along public axes, with the proof.
 
-    record (x, y)  --public axes-->  phi(x), |phi| <= 1  -->  g(x, y) = phi(x) tensor e_y
+    record (x, y)  --public axes-->  z, |z| <= 1;  phi(x) = (sqrt(15) z, 1) / 4  -->  g(x, y) = phi(x) tensor e_y
     agent: u = sum of g over its records, projected onto the ball of radius R  -->  one `VectorSum`  -->  class means.
 
-Nothing is trained and nothing is divided by a private count: the noisy sum is opened. A reader scales the sum of each
-class to one length and names the class of the largest cosine (`labeler.linear_model`). That is post-processing, as are
-the labels and the student refined on public images from them.
+Nothing is trained and nothing is divided by a private count: the noisy sum is opened. The last number of phi counts the
+records of each class: so classes of unequal size are read as such. A reader names the class of
+the largest posterior (`labeler.linear_model`). That is post-processing, as are the labels and the student refined on
+public images from them.
 
 **Fact 1, g depends on its record alone, to the last bit.** A (x - m) is a row of whole numbers, exact in any order
 (`labeler.linear_model`). Its squares are added one axis after the other, number by number, so that neither the order
@@ -58,7 +59,8 @@ nor the size of a block of rows matters (`workers.learning.linear`). The root an
 rounded. Then phi is cut, towards zero, to whole 2^-30ths. Sums of whole numbers are exact in every order.
 
 **Fact 2, |g| <= 1 + (k + 4) 2^-52** for k axes. The sum of squares is off by at most a relative (k + 1) 2^-53, the root
-by half of that and its own rounding, the division by one more. Cutting towards zero lengthens nothing.
+by half of that and its own rounding, the division by one more, the factor sqrt(15) / 4 and the product by one each.
+1/4 is exact. Cutting towards zero lengthens nothing.
 
 **Fact 3, one record added or removed moves u by g**: by at most 1, whatever the others are and however many. A cap on
 the records of a person may replace a record, which moves u by g - g': at most 2, attained by opposite rows of one
@@ -102,6 +104,13 @@ if TYPE_CHECKING:
     from labeler.records import Records, RunnerContext
     from labeler.tally import QueryBatch
     from labeler.task import Task
+
+
+COUNTED: Final = 0.25
+"""The constant of a record of class means, which counts it."""
+
+ALONG: Final = math.sqrt(1 - COUNTED**2)
+"""Length of the rest, so that a record has length one."""
 
 
 def model_terms(task: Task) -> LinearTerms | MeanTerms:
@@ -386,7 +395,7 @@ class MeanTerms:
 
     @property
     def numbers(self) -> int:
-        """Return D: one row of K per axis, and one that stays zero, for the center that is asked about."""
+        """Return D: one row of K per axis, and one that counts records, for the center that is asked about."""
         return (self.axes + 1) * self.num_classes
 
     @property
@@ -396,8 +405,8 @@ class MeanTerms:
 
     @property
     def bias_feature(self) -> float:
-        """Return 0: there is no intercept."""
-        return 0.0
+        """Return 1: a class has a share of the records, hence an intercept."""
+        return 1.0
 
     @property
     def reach(self) -> float:

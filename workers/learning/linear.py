@@ -43,7 +43,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.methods.blind_average import FINE, HUBER_WIDTH, LinearTerms, MeanTerms
+from labeler.methods.blind_average import ALONG, COUNTED, FINE, HUBER_WIDTH, LinearTerms, MeanTerms
 from labeler.methods.federated import MARGIN, THETA_UNIT, UNIT, StepTerms
 from labeler.randomness import ByteSource
 from labeler.records import FEATURE_ONE, Block, PublicAxes, Rows, block_rows, kept
@@ -109,8 +109,9 @@ def augmented(features: NDArray[np.floating], terms: LinearTerms) -> NDArray[np.
 
 
 def whole_rows(axes: PublicAxes, features: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Return phi of each row in whole FINE-ths, cut towards zero, shape (n, axes); each a function of its row, bit for
-    bit.
+    """Return each row, and the constant that counts it, in whole FINE-ths, cut towards zero, shape (n, axes + 1).
+
+    Each is a function of its feature, bit for bit.
 
     Args:
         axes: the public map.
@@ -119,7 +120,8 @@ def whole_rows(axes: PublicAxes, features: NDArray[np.floating]) -> NDArray[np.i
     along = axes.along(features)
     # An integer row that is not zero is at least one long.
     rows = along / np.maximum(np.sqrt(summed(along * along)), 1.0)[:, None]
-    return np.trunc(rows * FINE).astype(np.int64)
+    counted = np.full((len(rows), 1), COUNTED)
+    return np.asarray(np.trunc(np.concatenate([rows * ALONG, counted], axis=1) * FINE), dtype=np.int64)
 
 
 def summed(rows: Array) -> Array:
@@ -134,8 +136,8 @@ def summed(rows: Array) -> Array:
 
 
 def whole_sums(records: Rows, *, terms: MeanTerms, axes: PublicAxes) -> NDArray[np.int64]:
-    """Return the exact sum of phi tensor e_y over all records, whole FINE-ths, shape (num_classes, axes). Private."""
-    sums = np.zeros((terms.num_classes, axes.count), dtype=np.int64)
+    """Return the exact sum of phi tensor e_y over all records, whole FINE-ths, shape (num_classes, axes + 1)."""
+    sums = np.zeros((terms.num_classes, axes.count + 1), dtype=np.int64)
     for features, labels in records.read(block_rows(records.dimension + axes.count), 0):
         np.add.at(sums, labels.astype(np.int64), whole_rows(axes, features))
     return sums
@@ -151,11 +153,9 @@ def class_sums(records: Rows, *, terms: MeanTerms, axes: PublicAxes) -> NDArray[
         axes: the public map.
 
     Returns:
-        float64, shape (axes + 1, num_classes); the last row is zero: a mean has no intercept.
+        float64, shape (axes + 1, num_classes); the last row counts records, COUNTED for each.
     """
-    vector = np.zeros((axes.count + 1, terms.num_classes))
-    vector[:-1] = whole_sums(records, terms=terms, axes=axes).T / FINE
-    return on_ball(vector, terms.reach)
+    return on_ball(whole_sums(records, terms=terms, axes=axes).T / FINE, terms.reach)
 
 
 Array = NDArray[np.float64]

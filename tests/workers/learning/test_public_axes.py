@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from feature_store.query_selection import axis_rows, select_queries
@@ -19,8 +20,17 @@ from feature_store.results.models import LINEAR, model_file, read_model
 from feature_store.rows import quantize
 from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting, InvalidTask, PrivacyRefusal
-from labeler.linear_model import LinearModel, released_model
-from labeler.methods.blind_average import FINE, LinearTerms, MeanTerms, linear_terms, model_terms, weight_sum
+from labeler.linear_model import LinearModel, read_means, released_model
+from labeler.methods.blind_average import (
+    ALONG,
+    COUNTED,
+    FINE,
+    LinearTerms,
+    MeanTerms,
+    linear_terms,
+    model_terms,
+    weight_sum,
+)
 from labeler.planning import price
 from labeler.privacy_card import card_in_words, privacy_card
 from labeler.records import FEATURE_ONE, PublicAxes, Records, Rows, axes_of
@@ -59,14 +69,14 @@ def draw(
 
 
 def exact_row(axes: PublicAxes, row: NDArray[np.int16]) -> tuple[list[float], list[int]]:
-    """phi by integers of any length, at length one and in whole FINE-ths: no floating point before the end."""
+    """A row by integers of any length: at length one, and as class sums count it, in whole FINE-ths."""
     along = [
         sum(int(a) * (int(x) - int(m)) for a, x, m in zip(axis, row, axes.rows[-1], strict=True))
         for axis in axes.rows[:-1]
     ]
     squares = sum(one * one for one in along) or 1
-    whole = [int(math.copysign(math.isqrt(one * one * FINE * FINE // squares), one)) for one in along]
-    return [one / squares**0.5 for one in along], whole
+    whole = [int(math.copysign(math.isqrt(15 * one * one * FINE * FINE // (16 * squares)), one)) for one in along]
+    return [one / squares**0.5 for one in along], [*whole, FINE // 4]
 
 
 @settings(max_examples=100, deadline=None)
@@ -141,8 +151,8 @@ def test_a_cap_per_person_may_replace_a_record_which_moves_twice_as_much_and_is_
     for asked, row in itertools.product((capped, free), (up, down)):
         answer = answer_of(asked, QueryBatch(seen.rows), records(row, np.zeros(1, np.int16)))
         sent[asked.digest, row[0, 0]] = answer / weight_sum(asked).scale * model_terms(asked).sensitivity
-    for asked in (capped, free):
-        assert np.linalg.norm(sent[asked.digest, 2000] - sent[asked.digest, -7]) == pytest.approx(2, abs=1e-3)
+    for asked in (capped, free):  # the constant that counts them stays
+        assert np.linalg.norm(sent[asked.digest, 2000] - sent[asked.digest, -7]) == pytest.approx(2 * ALONG, abs=1e-3)
     assert (model_terms(free).sensitivity, model_terms(capped).sensitivity) == pytest.approx((1, 2), abs=1e-6)
     # Equal multipliers: of the capped one twice the noise is added, in records.
     noise = [weight_sum(one).sigma * model_terms(one).sensitivity for one in (free, capped)]
@@ -174,12 +184,11 @@ def test_all_records_are_summed_where_no_bound_is_kept(monkeypatch: pytest.Monke
     answers = [answer_of(task(), QueryBatch(axes.rows), records(features[:n], np.zeros(n, np.int16))) for n in (30, 29)]
     moved = (answers[0] - answers[1]) / weight_sum(task()).scale
     expected = np.array(exact_row(axes, features[29])[1]) / FINE
-    assert np.allclose(moved[:-1, 0], expected, atol=2 / weight_sum(task()).scale)
+    assert np.allclose(moved[:, 0], expected, atol=2 / weight_sum(task()).scale)
     assert not moved[:, 1:].any()
-    assert not moved[-1].any()
 
 
-def test_the_released_model_names_the_class_of_the_largest_cosine_and_so_does_its_file(tmp_path: Path) -> None:
+def test_the_released_model_names_the_class_of_the_largest_posterior_and_so_does_its_file(tmp_path: Path) -> None:
     rng, rows, asked = np.random.default_rng(1), axis_rows(PUBLIC, AXES), task(sigma_votes=0.5)
     labels = np.repeat(np.arange(3), (60, 20, 5)).astype(np.int16)
     features = quantize(rng.normal(size=(85, DIMENSION)) + 3 + 4 * np.eye(3, DIMENSION)[labels])
@@ -188,10 +197,11 @@ def test_the_released_model_names_the_class_of_the_largest_cosine_and_so_does_it
     noisy += rng.normal(scale=0.5, size=noisy.shape)
     release = Release("histogram", noisy.argmax(axis=1).astype(np.int16), noisy, frozenset("a"), True)
     model = released_model(asked, [release], rows)
+    terms = model_terms(asked)
     z = (PUBLIC.astype(float) - rows[-1]) @ rows[:-1].T
     z /= np.linalg.norm(z, axis=1, keepdims=True)
-    cosines = z @ (noisy[:-1] / np.linalg.norm(noisy[:-1], axis=0))
-    assert np.allclose(model.scores(PUBLIC), cosines, atol=1e-12)
+    read = read_means(noisy * terms.sensitivity, asked.sum_sigma_votes(1) * terms.sensitivity)
+    assert np.allclose(model.scores(PUBLIC), np.hstack([z, np.ones((len(z), 1))]) @ read, atol=1e-12)
     # The class of few records is named, too.
     assert (model.predict(features) == labels).mean() > 0.7
     assert (model.predict(features)[labels == 2] == 2).any()
@@ -206,7 +216,70 @@ def test_the_released_model_names_the_class_of_the_largest_cosine_and_so_does_it
     again = LinearModel.of(model.arrays, model_terms(asked))
     assert np.array_equal(again.scores(PUBLIC), model.scores(PUBLIC))
     silent = Release("histogram", release.labels, np.zeros_like(noisy), frozenset("a"), True)
-    assert not released_model(asked, [silent], rows).scores(PUBLIC).any()
+    nothing = released_model(asked, [silent], rows).scores(PUBLIC)
+    assert np.array_equal(nothing, np.broadcast_to(nothing[:1, :1], nothing.shape))
+
+
+def drawn_sums(
+    rng: np.random.Generator, sizes: list[int], *, shift: float = 0.0, noise: float = 0.0
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    """Sums of records of three classes at corners of eight axes, moved by a shift, and rows to label; of length one."""
+    labels = np.repeat(np.arange(3), sizes)
+    rows = 0.45 * rng.normal(size=(len(labels), 8)) + np.eye(3, 8)[labels]
+    seen = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    rows = rows + shift * np.eye(8)[7]
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    counted = np.hstack([ALONG * rows, np.full((len(rows), 1), COUNTED)])
+    sums = counted.T @ np.eye(3)[labels]
+    return sums + noise * rng.normal(size=sums.shape), np.hstack([seen, np.ones((len(seen), 1))]), labels
+
+
+def test_sums_without_noise_are_read_as_means_and_shares() -> None:
+    """Against linear discriminant analysis by hand: equal variances, means of rows, shares of records."""
+    sums, rows, labels = drawn_sums(np.random.default_rng(1), [900, 300, 40])
+    weights = read_means(sums, 0.0)
+    assert np.exp(weights[-1] + weights[:-1].T @ np.zeros(8)).shape == (3,)
+    means = np.stack([rows[labels == one, :-1].mean(axis=0) for one in range(3)], axis=1)
+    apart = means - rows[:, :-1].mean(axis=0)[:, None]
+    within = (1 - (np.array([900, 300, 40]) / 1240) @ np.square(means).sum(axis=0)) / 8
+    expected = np.log(np.array([900, 300, 40]) / 1240) - np.square(apart).sum(axis=0) / (2 * within)
+    assert np.allclose(weights[:-1], apart / within, atol=1e-9)
+    assert np.allclose(weights[-1], expected, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shift", "noise", "gain"),
+    [
+        ([900, 300, 40], 0.0, 0.0, 0.005),
+        ([900, 300, 40], 0.0, 5.0, 0.005),
+        ([1000, 30, 30], 0.0, 3.0, 0.02),
+        ([400, 400, 400], 0.0, 5.0, -0.005),
+        ([400, 400, 400], 1.5, 5.0, -0.005),
+    ],
+)
+def test_unequal_classes_and_records_that_all_lie_off_are_labeled_as_well_as_the_best_cosine_or_better(
+    sizes: list[int], shift: float, noise: float, gain: float
+) -> None:
+    better = []
+    for seed in range(20):
+        sums, rows, labels = drawn_sums(np.random.default_rng(seed), sizes, shift=shift, noise=noise)
+        found = (rows @ read_means(sums, noise)).argmax(axis=1)
+        directions = sums[:-1] / np.linalg.norm(sums[:-1], axis=0)
+        cosine = (rows[:, :-1] @ directions).argmax(axis=1)
+        better.append((found == labels).mean() - (cosine == labels).mean())
+    assert np.mean(better) > gain
+
+
+@given(
+    sums=arrays(np.float64, (5, 3), elements=st.floats(-1e6, 1e6)),
+    sigma=st.sampled_from([0.0, 1e-3, 1.0, 50.0, 1e6]),
+)
+def test_whatever_noise_makes_of_the_sums_they_are_read_as_finite_numbers(
+    sums: NDArray[np.float64], sigma: float
+) -> None:
+    read = read_means(sums, sigma)
+    assert np.isfinite(read).all()
+    assert np.isfinite(read_means(0 * sums, sigma)).all()
 
 
 def test_a_task_of_means_says_nothing_of_training_and_older_tasks_are_written_as_they_were() -> None:
