@@ -22,6 +22,7 @@ from workers.progress import ProgressCallback, silent
 BENCHES: Final = {
     "papers": "benchmarks.papers:bench_papers",
     "office-caltech": "benchmarks.accuracy.office_caltech:bench_office_caltech",
+    "styles": "benchmarks.accuracy.styles:bench_styles",
     "calibration": "benchmarks.accuracy.calibration:bench_calibration",
     "digits": "benchmarks.accuracy.digits:bench_digits",
     "rivals": "benchmarks.accuracy.rivals.bench:bench_rivals",

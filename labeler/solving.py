@@ -92,6 +92,27 @@ def solve_sigma(task: Task, epsilon: float, *, level: StatedLevel = "instance", 
     return sigma(_first_priced(priced, epsilon, max(1, math.floor(start / 10.0**exponent))))
 
 
+def at_price(task: Task, epsilon: float, *, offset_share: float | None, level: StatedLevel = "instance") -> Task:
+    """Return a task with the least noise for a price, and its sites' offset.
+
+    Args:
+        task: the setting; its own sigma_votes is ignored.
+        epsilon, level: as for `solve_sigma`.
+        offset_share: as asked for; where it is None, public facts choose it (`labeler.expectation.offset_for`).
+
+    Raises:
+        InvalidSetting, UnsafeGrid: as for `solve_sigma`.
+    """
+    from labeler.expectation import offset_for
+
+    solved = _changed(task, sigma_votes=solve_sigma(task, epsilon, level=level))
+    share = offset_for(solved) if offset_share is None else None
+    if share is None:
+        return solved
+    shared = _changed(task, offset_share=share)
+    return _changed(shared, sigma_votes=solve_sigma(shared, epsilon, level=level))
+
+
 def solve_queries(task: Task, epsilon: float, *, level: StatedLevel = "instance") -> int:
     """Return the largest number of queries whose price is at most epsilon.
 
@@ -432,6 +453,8 @@ class WantedTask(NamedTerms):
     def settled(self, decided: Mapping[str, Any], *, agents: int) -> Task:
         """Return the task with the fields that others decide, and sigma solved for a given price.
 
+        Whether each site finds its own offset, public facts decide where a price is given and nobody says.
+
         Args:
             decided: fields of the task that are not asked for, or that replace those.
             agents: number of participants.
@@ -459,4 +482,4 @@ class WantedTask(NamedTerms):
         check_round_fits(task, task.max_queries)
         if self.epsilon is None:
             return task
-        return parse_task(fields | {"sigma_votes": solve_sigma(task, self.epsilon)})
+        return at_price(task, self.epsilon, offset_share=self.offset_share)

@@ -69,10 +69,8 @@ def can_name_a_class(name: str) -> bool:
     return bool(name) and name.isprintable() and name == name.strip()
 
 
-def _share_or_none(share: float) -> float | None:
-    if share == 0:
-        return None
-    if not LEAST_OFFSET_SHARE <= share <= MOST_OFFSET_SHARE:
+def _check_share(share: float) -> float:
+    if share != 0 and not LEAST_OFFSET_SHARE <= share <= MOST_OFFSET_SHARE:
         raise ValueError(f"must be 0 for none, or from {LEAST_OFFSET_SHARE} to {MOST_OFFSET_SHARE}")
     return share
 
@@ -83,7 +81,7 @@ Queries = Annotated[int, Field(ge=1, le=100_000_000)]
 Participants = Annotated[int, Field(ge=1, le=1_000_000)]
 Absent = Annotated[int, Field(ge=0, le=1_000_000)]
 Votes = Annotated[int, Field(ge=1, le=2**40)]
-OffsetShare = Annotated[float, AfterValidator(_share_or_none)]
+OffsetShare = Annotated[float, AfterValidator(_check_share)]
 Classes = Annotated[tuple[Printable, ...], Field(min_length=2, max_length=MOST_CLASSES)]
 
 
@@ -125,7 +123,7 @@ class Terms(PlainNumbers):
     offset_share: OffsetShare | None = None
     """reverse-knn: the part of the price, 0.001 to 0.5 or 0 for none, for which each site finds its own offset. That is
     how far its images lie from the questions on average, under noise. It is taken off each image before it votes.
-    Worth it where sites differ in camera or style (labeler.methods.site_offset)."""
+    Where an epsilon is given, public facts choose it (labeler.expectation.offset_for)."""
     attributes_per_record: Annotated[int, Field(ge=1, le=MOST_CLASSES)] | None = None
     """knn: classes are attributes, and a record votes for at most this many (tau). It may have any number of them, and
     votes for the first tau that it has, in the order of the classes (labeler.methods.knn.attribute_ballots). Public."""
@@ -167,6 +165,7 @@ class Task(NamedTerms):
     method: MethodName
     """A task names it; a request need not (labeler.solving)."""
     k: Neighbors = 1
+    offset_share: Annotated[OffsetShare | None, AfterValidator(lambda share: share or None)] = None
     sigma_votes: Sigma
     """Standard deviation, in votes, of the noise on one coordinate of the sum, without noise that somebody can
     subtract. This much remains if `colluding_agents` pool what they know and `max_dropouts` are gone. For methods that

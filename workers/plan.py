@@ -36,7 +36,6 @@ from labeler.expectation import (
     Expectation,
     assumed_records,
     expect,
-    offset_for,
     questions_for,
     voting_records,
 )
@@ -44,7 +43,7 @@ from labeler.methods import unit_in_words
 from labeler.planning import price, resolve_colluding_agents
 from labeler.setting import PLANNED_AGENTS, PLANNED_CLASSES, PLANNED_QUERIES
 from labeler.settings import describe_validation
-from labeler.solving import hint, noise_choices, solve_k, solve_queries, solve_sigma
+from labeler.solving import at_price, hint, noise_choices, solve_k, solve_queries
 from labeler.system.files import named_path
 from labeler.task import (
     MOST_CLASSES,
@@ -173,6 +172,7 @@ def make_plan(request: PlanRequest, *, progress: ProgressCallback = silent) -> d
         "agents": task.agents,
         "max_dropouts": task.max_dropouts,
         **({} if task.ballot_radius is None else {"ballot_radius": task.ballot_radius}),
+        **({} if task.offset_share is None else {"offset_share": task.offset_share}),
         **({} if task.sampled is None else {"unit": unit_in_words(task)}),
         **({} if images is None or images.labeled is None else {"rehearsed_on": images.labeled.known}),
         "expected_accuracy": expected.to_json(),
@@ -182,9 +182,6 @@ def make_plan(request: PlanRequest, *, progress: ProgressCallback = silent) -> d
         "advised_queries": None
         if task.traits.no_choice
         else questions_for(task, public_images=_count(images), records=request.records),
-        "advised_offset_share": None
-        if request.wanted != "sigma" or task.offset_share is not None
-        else offset_for(task, records=request.records),
         **({} if least is None else {"least_epsilon": least.to_json()}),
         **_choices(task, request.dishonest_talliers),
     }
@@ -546,10 +543,10 @@ def solve_request(request: PlanRequest) -> Task:
         task = noise_choices(fields, request.dishonest_talliers)[0].task
     if request.epsilon is None:
         return task
-    found: dict[str, float | int]
+    found: dict[str, int]
     match solve:
         case "sigma":
-            found = {"sigma_votes": solve_sigma(task, request.epsilon, level=request.level)}
+            return at_price(task, request.epsilon, offset_share=request.offset_share, level=request.level)
         case "queries":
             found = {"max_queries": solve_queries(task, request.epsilon, level=request.level)}
         case _:

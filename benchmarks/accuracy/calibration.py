@@ -81,14 +81,21 @@ def bench_calibration(
     started = time.perf_counter()
     for name, seed in in_turn(progress, "Calibration", [*itertools.product(worlds, seeds)]):
         for case in worlds[name](seed):
-            for method, epsilon, report in _reports(case, seed):
+            for method, epsilon, report in job_reports(case, seed):
                 found.setdefault((name, method, epsilon), []).append(report)
     seconds = time.perf_counter() - started
     return [row for key, reports in found.items() for row in _rows(*key, reports, seeds=seeds, seconds=seconds)]
 
 
-def _reports(case: Case, seed: int) -> Iterator[tuple[str, float, Mapping[str, Any]]]:
-    """Yield what the report of each method's job at each price says of the labels of all public images."""
+def job_reports(
+    case: Case, seed: int, methods: Mapping[str, Mapping[str, Any]] = METHODS
+) -> Iterator[tuple[str, float, Mapping[str, Any]]]:
+    """Yield what the report of each method's job at each price says of the labels of all public images.
+
+    Args:
+        seed: of the noise.
+        methods: what each job asks for, by the method's name in the rows.
+    """
     classes = [f"class {number}" for number in range(int(case.public.labels.max()) + 1)]
     probe = np.random.default_rng(0).normal(size=(8, case.public.inputs.shape[1])).astype(np.float32)
     with tempfile.TemporaryDirectory() as folder:
@@ -110,11 +117,11 @@ def _reports(case: Case, seed: int) -> Iterator[tuple[str, float, Mapping[str, A
 
         public = shard(case.public, "public.shard", public=True)
         private = [shard(own, f"{number}.shard", public=False) for number, own in enumerate(case.private)]
-        for method, epsilon in itertools.product(METHODS, EPSILONS):
+        for method, epsilon in itertools.product(methods, EPSILONS):
             out = Path(folder, f"{method} {epsilon}")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that noise drowns the votes is part of what is measured
-                run(private, public, out, epsilon=epsilon, delta=DELTA, seed=seed, quiet=True, **METHODS[method])
+                run(private, public, out, epsilon=epsilon, delta=DELTA, seed=seed, quiet=True, **methods[method])
             yield method, epsilon, json.loads((out / "report.json").read_text())["images"]
 
 

@@ -44,7 +44,13 @@ from numpy.typing import NDArray
 
 from benchmarks import BenchRow, in_turn, mean_row
 from benchmarks.accuracy.office_caltech import data_folder, embed_domains
-from benchmarks.accuracy.rivals.methods import ClassMeans, LeastSquares, ProductVotes, PublicPrototypes, public_axes
+from benchmarks.accuracy.rivals.methods import (
+    ClassMeans,
+    ProductMeans,
+    ProductVotes,
+    PublicPrototypes,
+    public_axes,
+)
 from benchmarks.accuracy.rivals.world import Predict, Rival, World, noisy_sum
 from benchmarks.data import Split, cache_folder, embedded, split_of
 from benchmarks.learning.linear_users import linear_scores, train_linear
@@ -222,7 +228,7 @@ class GradientSteps:
 LEARNERS: Final[tuple[Learner, ...]] = ("softmax", "svm")
 ENTRANTS: Final[Mapping[str, tuple[Rival, ...]]] = {
     OURS: tuple(ProductVotes(clusters) for clusters in (2, 4, 10, 20)),
-    MEANS: tuple(LeastSquares(axes, math.inf, 0.0) for axes in (4, 8, 16, 32)),
+    MEANS: tuple(ProductMeans(axes) for axes in (4, 8, 16, 32)),
     "DPPL-Mean": tuple(ClassMeans(pool) for pool in (1, 16)),
     "DPPL-Public, one trusted place": (
         PublicPrototypes(),

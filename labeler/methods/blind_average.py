@@ -63,8 +63,8 @@ by half of that and its own rounding, the division by one more, the factor sqrt(
 1/4 is exact. Cutting towards zero lengthens nothing.
 
 **Fact 3, one record added or removed moves u by g**: by at most 1, whatever the others are and however many. A cap on
-the records of a person may replace a record, which moves u by g - g': at most 2, attained by opposite rows of one
-class.
+the records of a person may replace a record, which moves u by g - g': at most 2. (Opposite rows of one class attain
+sqrt(15) / 2, as their count stays.)
 
 **Fact 4, the ball moves no two vectors further apart**: it is convex, and the nearest point of a convex set is a
 1-Lipschitz function. In double precision the result is within R (D + 10) 2^-53 of that point, D its number of

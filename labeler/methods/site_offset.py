@@ -15,8 +15,8 @@ An agent adds up row and count of its records and adds to each of the A + 1 coor
 the task's parameter s (h = `Task.noise_contributors`): the noise of h parties, all of it its own.
 
 **Sensitivity.** a is whole numbers, computed exactly, so a row depends on its own record and public data alone.
-Rounding moves a vector of A numbers by at most sqrt(A) / 2, and double precision by less than 1. So |row| <= L. With
-the count, a record's squared length is at most L^2 (1 + 1 / COUNT^2), and L is the largest whole number with
+Rounding moves a vector of A numbers by at most sqrt(A) / 2, and double precision, for L below 2^31, by less than 1. So
+|row| <= L. With the count, a record's squared length is at most L^2 (1 + 1 / COUNT^2), and L is a whole number with
 
     L^2 (1 + 1 / COUNT^2) <= F^2 S^2 t min(k, Q),      t = offset_share / (1 - offset_share).
 
@@ -71,11 +71,21 @@ MOST_AXES: Final = 64
 CUT: Final = FEATURE_ONE**2 / 2
 """The length, along integer axes, above which a record's place is shortened: half of a feature's."""
 
+LONGEST: Final = FEATURE_ONE / 2
+"""Of an offset. A record is 2048 + sqrt(d) / 2 long at most (`feature_store.index`), so what is left stays below 4096
+for up to four million numbers of a feature: no record is refused, whatever it holds."""
+
 COUNT: Final = 4
 """A record counts for a quarter of its longest row."""
 
 _STANDS_OUT: Final = 2
 """Standard deviations of its noise that a count has at least, for there to be an offset."""
+
+_LONGEST_ROW: Final = 2**30
+"""Where noise is so fine that rows could be longer, they are not, so that no sum of them leaves 63 bits."""
+
+_MOST_QUESTIONS, _MOST_NUMBERS = 2048, 2**25
+"""Axes are those of no more questions than this, and of fewer where features are long: 256 MiB."""
 
 _FINEST: Final = 8
 _NO_AXIS: Final = 1e-4
@@ -133,7 +143,7 @@ def longest_row(task: Task, queries: int) -> int:
     squared = (
         squared_offset(task.offset_share, min(task.k, queries), 1, are_replaced=False) * (finer(task) * task.scale) ** 2
     )
-    return isqrt(int(squared * COUNT**2 / (COUNT**2 + 1)))
+    return min(isqrt(int(squared * COUNT**2 / (COUNT**2 + 1))), _LONGEST_ROW)
 
 
 def axes_of_questions(questions: NDArray[np.int16]) -> PublicAxes:
@@ -142,10 +152,11 @@ def axes_of_questions(questions: NDArray[np.int16]) -> PublicAxes:
     Args:
         questions: int16, shape (Q, dimension), at least 2.
     """
-    values = questions.astype(np.float64)
+    most = max(2, min(_MOST_QUESTIONS, _MOST_NUMBERS // questions.shape[1]))
+    values = questions[:: -(-len(questions) // most)].astype(np.float64)
     center = np.rint(values.mean(axis=0))
     values -= center
-    count = axes_of_offset(len(questions))
+    count = axes_of_offset(len(values))
     few = len(values) <= values.shape[1]
     variances, found = np.linalg.eigh(values @ values.T if few else values.T @ values)
     axes = found[:, -count:].T
@@ -165,7 +176,8 @@ def rows_of_records(features: NDArray[np.int16], axes: PublicAxes, longest: int)
         longest: L.
     """
     along = axes.along(features.astype(np.float64) / FEATURE_ONE)
-    lengths = np.sqrt(np.einsum("ij,ij->i", along, along))[:, None]
+    # Whole numbers have one sum, in whatever order they are added.
+    lengths = np.sqrt(np.square(along.astype(np.int64)).sum(axis=1, keepdims=True))
     bound = max(0.0, longest - sqrt(axes.count) / 2 - 1)
     return np.asarray(np.rint(along * (bound / np.maximum(lengths, CUT))), dtype=np.int64)
 
@@ -209,8 +221,10 @@ def offset_of(task: Task, axes: PublicAxes, noisy: NDArray[np.int64], queries: i
         return nothing
     mean *= (1 - axes.count * deviation**2 / squared) / max(1.0, sqrt(squared))
     # Along axes of length FEATURE_ONE, a mean of length 1 stands for a place of length CUT.
-    whole: NDArray[np.int64] = np.rint(mean @ axes.rows[:-1] * (CUT / FEATURE_ONE**2)).astype(np.int64)
-    return whole
+    offset = mean @ axes.rows[:-1] * (CUT / FEATURE_ONE**2)
+    # Axes are whole numbers, so a little longer or shorter. A record less the offset has to fit an exact index.
+    offset *= min(1.0, LONGEST / max(float(np.linalg.norm(offset)), 1.0))
+    return np.asarray(np.trunc(offset), dtype=np.int64)
 
 
 def own_offset(

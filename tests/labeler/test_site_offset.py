@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
+from feature_store.index.definition import check_features
 from labeler.errors import InvalidTask
 from labeler.expectation import MOST_SHARE, offset_for
 from labeler.methods.sensitivity import integer_event, squared_sensitivity
@@ -210,7 +211,7 @@ def test_a_task_without_it_is_written_as_ever_and_zero_is_without_it() -> None:
     assert task_of(offset_share=0) == plain
     assert "offset_share" not in plain.model_dump()
     assert task_of().digest != plain.digest
-    assert WantedTask(name="t", epsilon=0.5, offset_share=0).offset_share is None
+    assert WantedTask(name="t", epsilon=0.5, offset_share=0).offset_share == 0
 
 
 def test_public_facts_choose_the_share() -> None:
@@ -235,3 +236,39 @@ def test_longest_rows_stay_within_the_share_exactly() -> None:
         room = exact * (finer(task) * task.scale) ** 2
         assert longest**2 + Fraction(longest**2, COUNT**2) <= room
         assert longest == isqrt(int(room * COUNT**2 / (COUNT**2 + 1)))
+
+
+@given(
+    seed=st.integers(0, 999),
+    questions=st.integers(2, 70),
+    dimension=st.integers(2, 200),
+    noisy=st.lists(st.integers(-(10**6), 10**6), min_size=70, max_size=70),
+)
+def test_whatever_the_noisy_sums_no_record_is_moved_out_of_the_range_of_an_exact_index(
+    seed: int, questions: int, dimension: int, noisy: list[int]
+) -> None:
+    """The record that lies opposite to the offset, as long as a feature can be."""
+    axes = axes_of_questions(features_of(questions, dimension, seed=seed))
+    sums = np.array([*noisy[: axes.count], 10**6])
+    offset = offset_of(task_of(sigma_votes=0.01), axes, sums, questions)
+    length = np.linalg.norm(offset)
+    assert length <= 1024
+    opposite = np.rint(-2048 * offset / max(length, 1)).astype(np.int16)[None]
+    check_features(without(offset, opposite), what="records")
+
+
+def test_sums_stay_whole_where_noise_is_so_fine_that_rows_could_be_of_any_length() -> None:
+    """A review's input: before, 2^24 records left 63 bits, and a warning told that there were as many."""
+    task = task_of(
+        sigma_votes=1e-6, grid_scale=10**11, ballot_radius=1, agents=1, k=20, max_queries=20, offset_share=0.5
+    )
+    assert longest_row(task, 20) == 2**30
+    assert (2**30 // COUNT) * 2**32 < 2**63
+
+
+def test_axes_are_those_of_no_more_questions_than_fit() -> None:
+    many = features_of(5000, 6, seed=3)
+    found = axes_of_questions(many).rows[:-1] / 2048.0
+    _, _, leading = np.linalg.svd(many - many.mean(axis=0), full_matrices=False)
+    assert abs(found[-1] @ leading[0]) > 0.8
+    assert axes_of_questions(many).count == 6

@@ -642,8 +642,7 @@ def _print_plan(result: dict[str, Any]) -> None:
             f"Advised: ask about {result['advised_queries']} clusters of public images{told}. How answers are read "
             "(student planned) follows from public images and released answers, at no price."
         )
-    if result["advised_offset_share"] is not None:
-        share = result["advised_offset_share"]
-        console.print(f"A run spends {share:.0%} of it on each site's own offset (--offset-share {share:g}).")
+    if "offset_share" in result:
+        console.print(f"{result['offset_share']:.0%} of it is spent on each site's own offset (--offset-share).")
     if result["warning"]:
         console.print(f"Warning: {result['warning']}.", markup=False)

@@ -90,8 +90,8 @@ class JobFolder:
         is_published = any((self.out / last).exists() for last in (REPORT, EVALUATION))
         return is_published and self._plan.exists() and (self.state / JOURNAL_FILE).exists()
 
-    def asked(self) -> tuple[int, float | None] | None:
-        """Return the number of questions and the `offset_share` of the job that was started here; None where none was.
+    def questions(self) -> int | None:
+        """Return the number of questions of the job that was started here; None where none was.
 
         Raises:
             BadData: the plan is damaged.
@@ -99,8 +99,7 @@ class JobFolder:
         if not self._plan.exists():
             return None
         try:
-            task = self._read_plan()[1]["task"]
-            return int(task["max_queries"]), task.get("offset_share")
+            return int(self._read_plan()[1]["task"]["max_queries"])
         except (KeyError, TypeError, ValueError):
             raise BadData(f"the plan of {self.out} names no task; start again in an empty folder") from None
 

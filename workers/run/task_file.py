@@ -240,52 +240,38 @@ def make_task_file(
     try:
         file = TaskFile.model_validate({"task": table})
         if METHODS[file.task.method].no_choice is None:
-            count, share = _advised(file, shards, images, out, queries)
+            count = _advised_questions(file, shards, images, out) if queries is None else queries
             tables["queries"] = {"strategy": "all"} if count is None else {"strategy": strategy, "count": count}
-            if share is not None and "offset_share" not in table:
-                tables["task"] = table | {"offset_share": share}
         return TaskFile.model_validate(tables)
     except ValidationError as error:
         raise InvalidTask(describe_validation(error, "task", model=TaskFile)) from None
 
 
-def _advised(
-    file: TaskFile, shards: Sequence[Path], images: Path, out: Path, queries: int | None
-) -> tuple[int | None, float | None]:
-    """Return how many questions a job asks, None for all images, and its `offset_share`.
-
-    An unfinished job in this folder decides, then whoever asks, then public facts.
+def _advised_questions(file: TaskFile, shards: Sequence[Path], images: Path, out: Path) -> int | None:
+    """Return how many questions an unfinished job in this folder asks, else what public facts advise; None asks about
+    all.
     """
     from feature_store.shard import Shard
-    from labeler.expectation import offset_for, questions_for
+    from labeler.expectation import questions_for
     from workers.run.folder import JobFolder
 
     if not shards:
-        return queries, None
+        return None
     public = len(Shard.open(images, verify=False)) if (images / "manifest.json").exists() else None
-    begun = JobFolder(out).asked()
-    if begun is None:
+    count = JobFolder(out).questions()
+    if count is None:
         first = Shard.open(shards[0], verify=False)
         classes = tuple(file.task.classes or first.classes)
-
-        def asked(count: int) -> Task:
-            return file.resolve(
-                classes=classes,
-                agents=len(shards),
-                num_queries=count,
-                fingerprint=first.fingerprint,
-                nonce="",
-                has_attributes=first.has_attributes,
-            )
-
-        count = (
-            questions_for(asked(2 * len(classes) + file.task.k), public_images=public) if queries is None else queries
+        asked = file.resolve(
+            classes=classes,
+            agents=len(shards),
+            num_queries=2 * len(classes) + file.task.k,
+            fingerprint=first.fingerprint,
+            nonce="",
+            has_attributes=first.has_attributes,
         )
-        records_choose = METHODS[file.task.method].choosing(1) is not None
-        share = offset_for(asked(max(count, file.task.k))) if records_choose and file.task.epsilon is not None else None
-    else:
-        count, share = begun if queries is None else (queries, begun[1])
-    return (count if queries is not None or public is None or count < public else None), share
+        count = questions_for(asked, public_images=public)
+    return count if public is None or count < public else None
 
 
 def _check_values(text: SettingsText, table: TaskTable) -> None:

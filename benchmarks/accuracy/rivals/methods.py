@@ -68,9 +68,11 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy.rivals.world import Predict, World, class_sums, noisy_sum, total_sigma, unit
 from benchmarks.data import Split
-from feature_store.query_selection import QuerySet, select_queries
+from feature_store.query_selection import WHITENING, QuerySet, select_queries
 from feature_store.rows import FEATURE_SCALE, quantize
 from feature_store.students import Learners, NoisyAnswers, fit_student
+from labeler.linear_model import read_means
+from labeler.methods.blind_average import ALONG, COUNTED
 
 _STEPS = 2_000
 
@@ -365,6 +367,40 @@ class ProductVotes:
                 "planned", answers, public, num_classes=world.num_classes, seed=draw, learners=learners
             )
             return student.predict_proba(world.asked)
+
+        return predict
+
+
+@dataclass(frozen=True)
+class ProductMeans:
+    """Class means as a job reads them: sums of rows and a count, by discriminant analysis.
+
+    Attributes:
+        axes: public axes, divided by their standard deviations to the power WHITENING.
+    """
+
+    axes: int = 16
+
+    @property
+    def name(self) -> str:
+        return "class means, as the product reads them"
+
+    def vectors(self, world: World) -> list[NDArray[np.float64]]:
+        """Return what agents send, before noise: sums of rows and counts of each."""
+        map_ = public_axes(world, axes=self.axes, whiten=WHITENING)
+        counted = [
+            np.pad(ALONG * map_(one.inputs), ((0, 0), (0, 1)), constant_values=COUNTED) for one in world.holdings
+        ]
+        return [class_sums(one, rows, world.num_classes) for one, rows in zip(world.holdings, counted, strict=True)]
+
+    def fit(self, world: World) -> Predict:
+        """Compute each agent's sums, and the rows of all images; the reading depends on the noise."""
+        sums, seen = self.vectors(world), public_axes(world, axes=self.axes, whiten=WHITENING)(world.asked)
+
+        def predict(epsilon: float | None, draw: int) -> NDArray[np.float64]:
+            noisy = noisy_sum(world, sums, epsilon, draw=draw).T
+            weights = read_means(noisy, total_sigma(world, epsilon, dimension=noisy.size))
+            return np.asarray(seen @ weights[:-1] + weights[-1])
 
         return predict
 

@@ -73,7 +73,9 @@ ALL = 0.999
 """The promise is that of the integer mechanism, a hair above the ideal one."""
 
 MOVED: dict[str, tuple[Task, StatedLevel, float, float]] = {
-    **{name: (TASKS[name], "instance", ALL, 1) for name in ("knn", "reverse-knn", "ensemble", "class means")},
+    **{name: (TASKS[name], "instance", ALL, 1) for name in ("knn", "reverse-knn", "ensemble")},
+    # Under caps two records of one class share the quarter that counts them; the charge is for twice the length.
+    "class means": (TASKS["class means"], "instance", 0.998, 1),
     "a person, however many records it has": (audited_task(records_per_person=2), "person", ALL, 1),
     "softmax, records bounded": (model_task(**BOUNDED), "instance", 0.75, 1),
     "svm, records bounded": (model_task(**BOUNDED, learner="svm"), "instance", 0.85, 1),

@@ -26,11 +26,11 @@ from feature_store.results.models import StoredModel
 from labeler.errors import InvalidSetting, InvalidTask, MixedShards, NotReady
 from labeler.methods import METHODS
 from labeler.setting import PLANNED_CLASSES, PLANNED_QUERIES
+from labeler.solving import WantedTask
 from tests.run_journals import charges_of
 from workers.commands.catalog import app, load_commands
 from workers.plan import PlanRequest
 from workers.run.student import predict_images
-from workers.run.task_file import make_task_file
 
 ROOT = Path(__file__).parents[3]
 
@@ -106,22 +106,19 @@ def test_the_command_without_a_task_file_is_the_same_job_and_says_that_it_is_fin
     assert (both.code, "both say what is asked" in both.err) == (2, True)
 
 
-def test_public_facts_say_what_part_of_the_price_sites_spend_on_their_offset_and_a_begun_job_keeps_it(
-    job: labeler.LabeledJob, folders: Path, tmp_path: Path
-) -> None:
-    shards = [folders / "site-a.shard", folders / "site-b.shard"]
+def test_public_facts_say_what_part_of_the_price_sites_spend_on_their_offset(job: labeler.LabeledJob) -> None:
+    def share(**fields: Any) -> float | None:
+        wanted = WantedTask.model_validate({"name": "t", "epsilon": 8.0, "delta": 1e-4} | fields)
+        sent = WantedTask.model_validate(wanted.model_dump(exclude_none=True))
+        assert sent == wanted
+        return sent.settled({"classes": CLASSES, "max_queries": 16}, agents=2).offset_share
 
-    def share(out: Path, **fields: Any) -> float | None:
-        wanted = {"epsilon": 8.0, "delta": 1e-4} | fields
-        return make_task_file(wanted, shards=shards, images=folders / "scans.shard", out=out).task.offset_share
-
-    assert job.report["task"]["offset_share"] == share(tmp_path) == 0.05
-    assert share(tmp_path, epsilon=0.01) is None
-    assert share(job.path, epsilon=0.01) == 0.05
-    assert share(tmp_path, offset_share=0) is None
-    assert share(tmp_path, offset_share=0.3) == 0.3
-    assert share(tmp_path, method="knn") is None
-    assert share(tmp_path, epsilon=None, sigma_votes=3.0) is None
+    assert job.report["task"]["offset_share"] == share() == 0.05
+    assert share(epsilon=0.01) is None
+    assert share(offset_share=0) is None
+    assert share(offset_share=0.3) == 0.3
+    assert share(method="knn") is None
+    assert share(epsilon=None, sigma_votes=3.0) is None
 
 
 @pytest.mark.parametrize("frame", ["pandas", "polars"])
@@ -164,7 +161,7 @@ def test_a_plan_says_what_a_job_costs_before_anything_is_read() -> None:
     assert plan.epsilon == pytest.approx(0.5, abs=1e-3)
     assert plan.agent_epsilon is None
     assert str(plan).startswith("20 questions: epsilon 0.500 per private image, no bound per agent")
-    paid = labeler.plan(sigma=plan.sigma_votes, queries=20, agents=3)
+    paid = labeler.plan(sigma=plan.sigma_votes, queries=20, agents=3, offset_share=plan.document["offset_share"])
     assert paid.epsilon == plan.epsilon
     with pytest.raises(InvalidSetting, match="give a price as"):
         labeler.plan()
