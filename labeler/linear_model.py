@@ -138,9 +138,9 @@ def read_means(sums: NDArray[np.float64], sigma: float) -> NDArray[np.float64]:
     Rows of class c, of length one, lie around m_c with variance w along each axis, alike in all directions. So
     log p(c | z) = (z m_c - |m_c|^2 / 2) / w + log p_c, up to a constant of z. p_c is its share of the records.
 
-    * Counts, and squared lengths of means less what noise adds to them on average, are drawn towards the mean of all
-      classes, by the part of their spread that is noise (empirical Bayes: Efron and Morris 1973). Lengths keep only a
-      spread that is far above their noise, since a class whose mean looks short is hardly ever named.
+    * What noise adds to squared lengths on average is subtracted. Then lengths and counts are drawn towards the mean of
+      all classes, by the part of their spread that is noise (empirical Bayes: Efron and Morris 1973). Lengths keep only
+      a spread that is far above their noise, since a class whose mean looks short is hardly ever named.
     * What all means share sets private images apart from public ones, whatever they show, and is subtracted.
 
     Args:

@@ -59,8 +59,8 @@ nor the size of a block of rows matters (`workers.learning.linear`). The root an
 rounded. Then phi is cut, towards zero, to whole 2^-30ths. Sums of whole numbers are exact in every order.
 
 **Fact 2, |g| <= 1 + (k + 4) 2^-52** for k axes. The sum of squares is off by at most a relative (k + 1) 2^-53, the root
-by half of that and its own rounding, the division by one more, the factor sqrt(15) / 4 and the product by one each.
-1/4 is exact. Cutting towards zero lengthens nothing.
+by half of that and its own rounding. The division, the factor sqrt(15) / 4 and the product add one each. 1/4 is exact.
+Cutting towards zero lengthens nothing.
 
 **Fact 3, one record added or removed moves u by g**: by at most 1, whatever the others are and however many. A cap on
 the records of a person may replace a record, which moves u by g - g': at most 2. (Opposite rows of one class attain

@@ -6,19 +6,19 @@ on average, along public axes, adds noise, and takes that off each record before
 The noisy mean never leaves the agent. It is paid for as if it were released.
 
 **The sums.** The axes are the leading A = min(MOST_AXES, Q - 1) principal axes of the Q questions, which are public.
-Let a be a record's place along them, from the center of the questions. With whole numbers L and F of the task, below,
+Let a be a record's place along them, from the center of the questions. L and F, below, are whole numbers of the task.
 
-    row(a)   = the whole numbers nearest to B a / max(|a|, CUT),      B = max(0, L - sqrt(A) / 2 - 1),
-    count    = L // COUNT,                                            one more coordinate of each record.
+    row(a)   = the whole numbers nearest to B a / max(|a|, CUT).      B = max(0, L - sqrt(A) / 2 - 1).
+    count    = L // COUNT.                                            One more coordinate of each record.
 
 An agent adds up row and count of its records and adds to each of the A + 1 coordinates F^2 h discrete Gaussian draws of
 the task's parameter s (h = `Task.noise_contributors`): the noise of h parties, all of it its own.
 
 **Sensitivity.** a is whole numbers, computed exactly, so a row depends on its own record and public data alone.
 Rounding moves a vector of A numbers by at most sqrt(A) / 2, and double precision, for L below 2^31, by less than 1. So
-|row| <= L. With the count, a record's squared length is at most L^2 (1 + 1 / COUNT^2), and L is a whole number with
+|row| <= L. With the count, a record's squared length is at most L^2 (1 + 1 / COUNT^2). L is chosen so that
 
-    L^2 (1 + 1 / COUNT^2) <= F^2 S^2 t min(k, Q),      t = offset_share / (1 - offset_share).
+    L^2 (1 + 1 / COUNT^2) <= F^2 S^2 t min(k, Q).      t = offset_share / (1 - offset_share).
 
 So one record that comes or goes changes the sums, in votes (F S units each), by at most t min(k, Q) squared. A record
 that replaces another changes them by at most 4 times that, because the count stays and two rows are at most 2 L apart.
@@ -26,23 +26,23 @@ For g records of a person the norms add up: g^2 times as much, as each of them l
 
 **Proof of the price.** Suppose that the noisy sums were released. Given them, the records are shifted by a public
 vector. So where a record votes is a function of that record and of public data alone, and the bounds of
-`labeler.methods.reverse_knn` hold for the votes, whatever the noisy sums are. Both parts carry the same noise in votes:
-F^2 h draws of parameter s on a grid of F S units are sigma votes, as h draws on a grid of S units are. Hence the pair
-is an adaptive composition, whose mu^2 add up: squared changes of votes and sums are added. The release is a function of
-the votes, so post-processing of the pair.
+`labeler.methods.reverse_knn` hold for the votes, whatever the noisy sums are. Both parts carry sigma votes of noise:
+F^2 h draws of parameter s on a grid of F S units, and h such draws on a grid of S units. Hence the pair is an adaptive
+composition, whose mu^2 add up: squared changes of votes and sums are added. The release is a function of the votes, so
+post-processing of the pair.
 
 **Agent level.** When an agent's ballot becomes zero, its noisy mean matters to nobody. The bound on votes holds for any
 ballot, so it is the price, and the offset adds nothing.
 
 **The integer noise** (`labeler.accounting.integer`). The event counts each coordinate of the sums F^2 times, with h
 draws of parameter s each: as many unknown draws as there are. A sum of F^2 h draws has the variance F^2 v. The step to
-real noise costs mu^2 (F D)^2 S^2 / (F^2 v - 3), at most D^2 S^2 / (v - 3), and is counted F^2 times, though it is taken
-once. What is left over is far more than the distance of a longer sum of draws from one Gaussian (exp(-pi^2 s^2), and s
-is at least 100). A draw's law given the sums shifts by F D / (F^2 h) at most, less than the D / h that is charged.
+real noise costs (F D)^2 S^2 / (F^2 v - 3), at most D^2 S^2 / (v - 3). It is counted F^2 times and taken once. What is
+left over is far more than the distance of a longer sum of draws from one Gaussian (exp(-pi^2 s^2), and s is at least
+100). A draw's law given the sums shifts by F D / (F^2 h) at most, less than the D / h that is charged.
 
-**The offset** is post-processing of the noisy sums. Their quotient by the noisy count is the mean. Its squared length
-is A (noise of one coordinate)^2 too large on average, so it is multiplied by 1 - that / its squared length, or 0 if
-that is negative (James and Stein 1961). If the noisy count does not stand out of its noise there is no offset.
+**The offset** is post-processing of the noisy sums. Their quotient by the noisy count is the mean. Noise adds A (noise
+of one coordinate)^2 to its squared length on average. The mean is multiplied by the share of the length that is left,
+at least 0 (James and Stein 1961). If the noisy count does not stand out of its noise there is no offset.
 
 Not with votes for life: an image that has spent its budget would still move the votes of others, unpaid.
 """
