@@ -54,7 +54,7 @@ def bench_styles(
     seconds = time.perf_counter() - started
     return [
         mean_row(
-            f"Office-Caltech10 redrawn, three styles label {style}",
+            style,
             method,
             "labels that are right, %",
             found,
