@@ -298,7 +298,7 @@ def one_record(task: Task) -> str:
     """Return what one record changes, in words."""
     k = min(task.k, task.max_queries)
     votes = "one vote in all, at the question" if k == 1 else f"{k:,} votes in all, one at each of the {k:,} questions"
-    offset = "" if task.offset_share is None else ", and its site's noisy mean"
+    offset = "" if task.offset_share is None else ", and the noisy site mean"
     swapped = "; where it leaves, another may enter with as many" if task.a_record_may_be_replaced else ""
     drawn = ", before its agent's ballot is drawn onto the ball" if task.ballot_radius is not None else ""
     return f"one record moves {votes} nearest to it{drawn}{offset}{swapped}"
