@@ -1,6 +1,7 @@
 """The methods by which agents answer: one module each, with its sensitivity, its proof, and an agent's answer.
 
     sensitivity     what a module must state, and prices that follow; a method without a proof has no price
+    site_offset     what a site takes off its records before they vote, with its proof
     knn, reverse_knn, ensemble, blind_average, aux_distill, federated, evaluate
 
 A new method needs such a module, a page docs/math/NAME.md, and a row in `METHODS`. No other module names methods.
