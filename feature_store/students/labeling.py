@@ -7,20 +7,22 @@ privacy.
 **Divided counts** say how many labels are right, from counts that the student has not seen. Let z be normal noise of
 the stated deviation sigma, drawn here. Then n + z and n - z are independent given the votes, since both are normal and
 their covariance sigma^2 - sigma^2 is 0 (Rasines and Young 2023; Leiner et al. 2023, "data fission"). The same student
-learns from n + z. Let a_qc be the share of class c among the labels that it gives to the s_q images of question q, and
-t_q = max(sum_c (n + z)_qc, LEAST_DEVIATIONS sigma sqrt(2 C)) the votes there, no fewer than noise lets one tell. Then
+learns from n + z. Let a_qc be the share of class c among the labels that it gives to the s_q images of question q. The
+votes there are t_q, no fewer than noise lets one tell. Then r is the share of images whose label a vote of their group
+agrees with.
 
-    r = sum_q w_q sum_c a_qc (n - z)_qc / sum_q w_q sum_c (n - z)_qc,      w_q = s_q / t_q,
+    t_q = max(sum_c (n + z)_qc, LEAST_DEVIATIONS sigma sqrt(2 C)).      w_q = s_q / t_q.
+    r = sum_q w_q sum_c a_qc (n - z)_qc / sum_q w_q sum_c (n - z)_qc.
 
-is the share of images whose label a vote of their group agrees with. Of the denominator, too, no less is taken than
-LEAST_DEVIATIONS of its noise. Weights are a function of n + z, so the noise in
-n - z is new: numerator and denominator are unbiased, and no overfitting raises them. A group counts by its images and
-not by its votes, which fall where private records lie. Where votes at a question fall on classes as its images do,
-independently of the student, r is the share of labels that are right. A student that also tells apart the images of one
-question is right more often; votes of another kind of images (another camera) agree less often than labels are right.
-So r bounds loosely, and a student is believed unless r contradicts it by more than its standard error. With residuals
-e_q = w_q sum_c (a_qc - r) (n - z)_qc, the mean over draws of z, that is se = sqrt(sum_q e_q^2) / denominator, the
-linearized error of a ratio (Cochran 1977, section 6.4); it holds the noise and the differences between groups. Then
+Of the denominator, too, no less is taken than LEAST_DEVIATIONS of its noise. Weights are a function of n + z, so the
+noise in n - z is new: numerator and denominator are unbiased, and no overfitting raises them. A group counts by its
+images and not by its votes, which fall where private records lie. Where votes at a question fall on classes as its
+images do, independently of the student, r is the share of labels that are right. A student that also tells apart the
+images of one question is right more often; votes of another kind of images (another camera) agree less often than
+labels are right. So r bounds loosely, and a student is believed unless r contradicts it by more than its standard
+error. With residuals e_q = w_q sum_c (a_qc - r) (n - z)_qc, the mean over draws of z, that is se = sqrt(sum_q e_q^2) /
+denominator, the linearized error of a ratio (Cochran 1977, section 6.4); it holds the noise and the differences between
+groups. Then
 
     p_T(c | x) proportional to p(c | x)^(1 / T)
 

@@ -328,7 +328,7 @@ class CountedVotes:
             `queries` queries; None if there is no bound. The function's docstring is the proof.
         largest: (task, level): the most whole votes by which one coordinate changes; None if there is no bound.
         per_cell: (task): the most votes that one agent may cast for one class at one query, before it is clipped.
-        beside: (task, queries): noisy coordinates that are paid for beside the sums, and never leave their agent.
+        beside: (task, queries): further noisy coordinates that are paid for. They never leave their agent.
     """
 
     squared: Callable[[Task, StatedLevel, int], Fraction | int | None]
