@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 LEAST_SIGMA_VOTES = 1e-6
 """Less noise than this hides nothing, and its grid would exceed the range of ordinary numbers."""
 
-LEAST_OFFSET_SHARE, MOST_OFFSET_SHARE = 0.001, 0.5
-
 MOST_CLASSES: Final = 32_000
 """Most classes of a task, and most attributes of a record: labels are signed 16-bit integers."""
 
@@ -69,19 +67,13 @@ def can_name_a_class(name: str) -> bool:
     return bool(name) and name.isprintable() and name == name.strip()
 
 
-def _check_share(share: float) -> float:
-    if share != 0 and not LEAST_OFFSET_SHARE <= share <= MOST_OFFSET_SHARE:
-        raise ValueError(f"must be 0 for none, or from {LEAST_OFFSET_SHARE} to {MOST_OFFSET_SHARE}")
-    return share
-
-
 Neighbors = Annotated[int, Field(ge=1, le=1_000_000)]
 Delta = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
 Queries = Annotated[int, Field(ge=1, le=100_000_000)]
 Participants = Annotated[int, Field(ge=1, le=1_000_000)]
 Absent = Annotated[int, Field(ge=0, le=1_000_000)]
 Votes = Annotated[int, Field(ge=1, le=2**40)]
-OffsetShare = Annotated[float, AfterValidator(_check_share)]
+OffsetShare = Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)]
 Classes = Annotated[tuple[Printable, ...], Field(min_length=2, max_length=MOST_CLASSES)]
 
 
@@ -121,9 +113,9 @@ class Terms(PlainNumbers):
     """At most this many records of one person vote, which gives a price per person. They are those with the smallest
     record ids, which are random; an agent can answer only if its shard knows the person of each record."""
     offset_share: OffsetShare | None = None
-    """reverse-knn: the part of the price, 0.001 to 0.5 or 0 for none, for which each site finds its own offset. That is
-    how far its images lie from the questions on average, under noise. It is taken off each image before it votes.
-    Where an epsilon is given, public facts choose it (labeler.expectation.offset_for)."""
+    """reverse-knn: the part of the price for which each site finds its own offset; 0 for none. That is how far its
+    images lie from the questions on average, under noise. It is taken off each image before it votes. Default: where
+    an epsilon is given, public facts choose it (labeler.expectation.offset_for), else none."""
     attributes_per_record: Annotated[int, Field(ge=1, le=MOST_CLASSES)] | None = None
     """knn: classes are attributes, and a record votes for at most this many (tau). It may have any number of them, and
     votes for the first tau that it has, in the order of the classes (labeler.methods.knn.attribute_ballots). Public."""

@@ -49,9 +49,8 @@ L = c sqrt(q^2 + q min(q, m)). That is sqrt(1 - 1/K) c at R = 0, which is exact,
     agent: u = sum of g over its records, projected onto the ball of radius R  -->  one `VectorSum`  -->  class means.
 
 Nothing is trained and nothing is divided by a private count: the noisy sum is opened. The last number of phi counts the
-records of each class: so classes of unequal size are read as such. A reader names the class of
-the largest posterior (`labeler.linear_model`). That is post-processing, as are the labels and the student refined on
-public images from them.
+records of each class, so classes of unequal size are read as such. A reader names the class of the largest posterior
+(`labeler.linear_model`). That is post-processing, as are the labels and the student refined on public images from them.
 
 **Fact 1, g depends on its record alone, to the last bit.** A (x - m) is a row of whole numbers, exact in any order
 (`labeler.linear_model`). Its squares are added one axis after the other, number by number, so that neither the order

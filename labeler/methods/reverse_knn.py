@@ -260,7 +260,7 @@ def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerCont
 
 
 def ballots_given(
-    offset: NDArray[np.int64] | None, task: Task, batch: QueryBatch, records: Records, context: RunnerContext
+    offset: NDArray[np.int16] | None, task: Task, batch: QueryBatch, records: Records, context: RunnerContext
 ) -> NDArray[np.int64]:
     """Return the votes of the records, moved by this offset. The votes of blocks of records are added up.
 

@@ -26,6 +26,7 @@ and, if a record votes for t attributes, w = min(2 t, C) for knn's 2 and t Q k^2
 (`labeler.methods.knn`). Q are the queries, k the neighbors that vote, n = `max_agent_records`,
 m = `records_per_person` and g = min(m, n). A cap is either of n and m. On a ball of `ballot_radius` R
 (`labeler.methods.reverse_knn`) an agent of reverse-knn changes at most R^2, a record the table's number and rounding.
+With `offset_share` a record also changes its site's noisy mean (`labeler.methods.site_offset`).
 Each method's module holds its proof. A winner is computed from the histogram, so these bounds hold for it, too;
 `_as_winners` says when a smaller one is proved (`labeler.accounting.winner`).
 

@@ -175,9 +175,10 @@ def rows_of_records(features: NDArray[np.int16], axes: PublicAxes, longest: int)
         features: int16, shape (n, dimension).
         longest: L.
     """
-    along = axes.along(features.astype(np.float64) / FEATURE_ONE)
-    # Whole numbers have one sum, in whatever order they are added.
-    lengths = np.sqrt(np.square(along.astype(np.int64)).sum(axis=1, keepdims=True))
+    # Sums of whole numbers below 2^24 are exact in any order, as in an exact index (`feature_store.index.definition`).
+    basis, center = axes.rows[:-1].astype(np.float32), axes.rows[-1].astype(np.float32)
+    along = (features.astype(np.float32) @ basis.T).astype(np.int64) - (center @ basis.T).astype(np.int64)
+    lengths = np.sqrt(np.square(along).sum(axis=1, keepdims=True))
     bound = max(0.0, longest - sqrt(axes.count) / 2 - 1)
     return np.asarray(np.rint(along * (bound / np.maximum(lengths, CUT))), dtype=np.int64)
 
@@ -202,8 +203,8 @@ def noise_of_offset(task: Task, count: int, source: ByteSource) -> NDArray[np.in
     return noise
 
 
-def offset_of(task: Task, axes: PublicAxes, noisy: NDArray[np.int64], queries: int) -> NDArray[np.int64]:
-    """Return the offset that noisy sums tell, in units of stored features; int64, shape (dimension,).
+def offset_of(task: Task, axes: PublicAxes, noisy: NDArray[np.int64], queries: int) -> NDArray[np.int16]:
+    """Return the offset that noisy sums tell, in units of stored features; int16, shape (dimension,).
 
     Args:
         noisy: int64, shape (A + 1,), the noisy sums. Nothing private enters but them.
@@ -211,7 +212,7 @@ def offset_of(task: Task, axes: PublicAxes, noisy: NDArray[np.int64], queries: i
     longest = longest_row(task, queries)
     bound, each = longest - sqrt(axes.count) / 2 - 1, longest // COUNT
     sigma = task.share_sigma_grid * sqrt(task.noise_contributors) * finer(task)
-    nothing = np.zeros(axes.dimension, dtype=np.int64)
+    nothing = np.zeros(axes.dimension, dtype=np.int16)
     if bound <= 0 or each == 0 or noisy[-1] < _STANDS_OUT * sigma:
         return nothing
     count = noisy[-1] / each
@@ -224,13 +225,13 @@ def offset_of(task: Task, axes: PublicAxes, noisy: NDArray[np.int64], queries: i
     offset = mean @ axes.rows[:-1] * (CUT / FEATURE_ONE**2)
     # Axes are whole numbers, so a little longer or shorter. A record less the offset has to fit an exact index.
     offset *= min(1.0, LONGEST / max(float(np.linalg.norm(offset)), 1.0))
-    return np.asarray(np.trunc(offset), dtype=np.int64)
+    return np.asarray(np.trunc(offset), dtype=np.int16)
 
 
 def own_offset(
     task: Task, questions: NDArray[np.int16], records: Records, source: Callable[[], ByteSource]
-) -> NDArray[np.int64] | None:
-    """Return the offset of an agent's records, in units of stored features; int64, shape (dimension,). None: no offset.
+) -> NDArray[np.int16] | None:
+    """Return the offset of an agent's records, in units of stored features; int16, shape (dimension,). None: no offset.
 
     Args:
         questions: int16, shape (Q, dimension).
@@ -243,8 +244,9 @@ def own_offset(
     return offset_of(task, axes, sums + noise_of_offset(task, len(sums), source()), len(questions))
 
 
-def without(offset: NDArray[np.int64] | None, features: NDArray[np.int16]) -> NDArray[np.int16]:
+def without(offset: NDArray[np.int16] | None, features: NDArray[np.int16]) -> NDArray[np.int16]:
     """Return records less the offset, within the range of an exact index; int16, shape (n, dimension)."""
     if offset is None:
         return features
-    return np.asarray(np.clip(features - offset, -FEATURE_ONE, FEATURE_ONE), dtype=np.int16)
+    moved = features - offset  # at most 2048 and 1024, so 16 bits hold it
+    return np.clip(moved, -int(FEATURE_ONE), int(FEATURE_ONE), out=moved)

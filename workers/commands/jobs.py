@@ -643,6 +643,6 @@ def _print_plan(result: dict[str, Any]) -> None:
             "(student planned) follows from public images and released answers, at no price."
         )
     if "offset_share" in result:
-        console.print(f"{result['offset_share']:.0%} of it is spent on each site's own offset (--offset-share).")
+        console.print(f"{result['offset_share']:.0%} of the price pays for each site's own offset (--offset-share).")
     if result["warning"]:
         console.print(f"Warning: {result['warning']}.", markup=False)

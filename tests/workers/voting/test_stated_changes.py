@@ -157,7 +157,7 @@ def answered(one: Task, batch: QueryBatch, records: Records) -> NDArray[np.int64
         return votes_on_grid(ballots, one)
     # The votes given any offset, and the sums it is read from, on their finer grid.
     records = records if one.max_agent_records is None else records.first(one.max_agent_records)
-    ballots = ballots_given(np.array([900, -700, 300]), one, batch, records, context)
+    ballots = ballots_given(np.array([900, -700, 300], np.int16), one, batch, records, context)
     check_ballots(ballots, one)
     sums = sums_of_records(one, axes_of_questions(batch.features), records, len(batch))
     return np.concatenate([votes_on_grid(ballots, one).ravel() * finer(one), sums])
