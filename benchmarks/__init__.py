@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import inspect
 import statistics
+import subprocess
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from labeler.errors import InvalidSetting
@@ -140,6 +142,7 @@ def run_bench(name: str, *, progress: ProgressCallback = silent, **options: Any)
     """
     if name not in BENCHES:
         raise InvalidSetting(f"no bench is called {name!r}; choose {', '.join(BENCHES)}")
+    commit = commit_of_checkout()
     module, function = BENCHES[name].split(":")
     bench = getattr(import_module(module), function)
     given = {option: value for option, value in options.items() if value is not None and value is not False}
@@ -150,18 +153,32 @@ def run_bench(name: str, *, progress: ProgressCallback = silent, **options: Any)
             raise InvalidSetting(f"bench {name} takes no {option}; it takes {others}")
     started = time.perf_counter()
     rows = bench(progress=progress, **given)
-    paper = f" {given['paper']}" if "paper" in given else ""
-    return bench_document(name + paper, rows, time.perf_counter() - started)
+    paper = f" {given.pop('paper')}" if "paper" in given else ""
+    return bench_document(name + paper, rows, time.perf_counter() - started, commit=commit, options=given)
 
 
-def bench_document(name: str, rows: list[BenchRow], seconds: float) -> dict[str, Any]:
-    """Return the document of `labeler bench --json`: {"name", "rows", "seconds", "versions"}."""
+def bench_document(
+    name: str, rows: list[BenchRow], seconds: float, *, commit: str, options: Mapping[str, object]
+) -> dict[str, Any]:
+    """Return the document of `labeler bench --json`: {"name", "command", "commit", "rows", "seconds", "versions"}."""
+    shown = {"data": "DATA"} | {option: None for option, value in options.items() if value is True}
+    flags = [f"--{option} {shown.get(option, value) or ''}".strip() for option, value in options.items()]
     return {
         "name": name,
+        "command": " ".join(["labeler bench", name, *(flag for flag in flags if not flag.startswith("--out "))]),
+        "commit": commit,
         "rows": [asdict(row) for row in rows],
         "seconds": round(seconds, 3),
         "versions": installed_versions(),
     }
+
+
+def commit_of_checkout() -> str:
+    """Return the commit of this checkout, with a plus sign where files differ from it; "unknown" outside of git."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--abbrev=8", "--exclude=*"]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    return "unknown"
 
 
 def installed_versions() -> dict[str, str]:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.report        writes every page to its place in benchmarks/pages.
 
-A document is the output of `labeler bench NAME --full --json`, in results/NAME.json. One with the key "carried" is not:
-its rows were carried over from the page of that commit. There, `settings["printed"]` holds a cell that had more than
-one number. A line of a page names a table of such a document:
+A document is the output of `labeler bench NAME --full --json`, in results/NAME.json. Below its table stands where it
+comes from: the command, the commit, and the seeds, splits or draws in the settings of its rows. A line of a page names
+a table of such a document:
 
     @table NAME rows=FIELD,FIELD columns=FIELD [also=FIELD] [FIELD=VALUE ...]    a column for each value of a field
     @table NAME rows=FIELD,FIELD show=FIELD,FIELD [FIELD=VALUE ...]              a line for each measurement
@@ -90,7 +90,24 @@ def _table(line: str, results: Path) -> str:
     ]
     table = [labels, ["---"] * len(labels)]
     table += [[*key, *(cells.get(heading, "") for heading in headings)] for key, cells in lines.items()]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in table)
+    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in table), "", _origin(results / f"{name}.json", rows)])
+
+
+REPEATED: Final = ("seeds", "splits", "draws")
+"""Settings of a row that say how often, or with which seeds, it was measured."""
+
+
+def _origin(path: Path, rows: list[BenchRow]) -> str:
+    """Return one line that says which program made a table, how, and with which seeds."""
+    document = json.loads(path.read_text())
+    said = {
+        f"{key} {', '.join(map(str, found)) if isinstance(found := row.settings[key], list) else found}"
+        for row in rows
+        for key in REPEATED
+        if key in row.settings
+    }
+    told = [f"`{document['command']}`", f"commit {document['commit']}", *sorted(said)]
+    return f"*{'; '.join(told)}*"
 
 
 def _shown(row: BenchRow, key: str) -> str:

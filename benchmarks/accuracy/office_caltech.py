@@ -121,7 +121,22 @@ def bench_office_caltech(
     for server, colluding, sigma in itertools.product(REPORTED, COLLUDING, (15.0, 25.0)):
         paper = Setting("knn", 40, None, "winner", colluding)
         rows.append(arena.measure(server, paper, sigma=sigma, splits=SPLITS))
-    return sorted(rows, key=lambda row: (row.case not in REPORTED, row.case, row.method, row.epsilon or 0.0))
+    rows = sorted(rows, key=lambda row: (row.case not in REPORTED, row.case, row.method, row.epsilon or 0.0))
+    return rows + _backbones(root, {"MobileNetV2": arena}, progress)
+
+
+def _backbones(root: Path, arenas: dict[str, Arena], progress: ProgressCallback) -> list[BenchRow]:
+    """Measure the paper's question, AlexNet or ResNet-50, with the backbones that are here: same settings, other
+    features.
+    """
+    arenas |= {"EfficientNet-Lite0": Arena(embed_domains(root, progress, "efficientnet-lite0"))}
+    asked = [(server, name) for server in DOMAINS for name in arenas]
+    rows = []
+    for server, name in in_turn(progress, "Backbones", asked):
+        paper = arenas[name].measure(server, Setting("knn", 40, None, "winner", 1), sigma=25.0, splits=TUNING_SPLITS)
+        ours = arenas[name].measure(server, Setting("reverse-knn", 1, 15, colluding_agents=1), epsilon=0.5, splits=SPLITS)
+        rows += [replace(row, case=f"{server}, {name}") for row in (paper, ours)]
+    return rows
 
 
 def data_folder(data: Path | None) -> Path:

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from benchmarks import BenchRow, bench_document, in_turn, installed_versions
+from benchmarks import BenchRow, bench_document, commit_of_checkout, in_turn, installed_versions
 from benchmarks.data import cache_folder, data_root
 from labeler.errors import InvalidSetting
 from labeler.system.files import replace_file
@@ -57,7 +57,8 @@ def bench_papers(
         rows += found
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
-            document = bench_document(f"papers {one}", found, time.perf_counter() - started)
+            took, options = time.perf_counter() - started, {"data": root, "full": full} if full else {"data": root}
+            document = bench_document(f"papers {one}", found, took, commit=commit_of_checkout(), options=options)
             replace_file(out / f"{one}.json", json.dumps(document, indent=1, allow_nan=False).encode())
     if out is not None:
         from benchmarks.papers.chart import draw_chart

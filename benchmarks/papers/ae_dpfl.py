@@ -5,7 +5,7 @@
   the public images (DANN), with and without moving the agents' images about, which is a kind of adaptation itself.
 * Figure 2: i.i.d. MNIST at epsilon 5, 100 agents of 50 to 600 records and 50 to 800 agents of 600; 1,000 public images.
   AE-DPFL in the paper's way of asking, and DP-FedAvg, both of linear models on the same edge features: an agent trains
-  the linear head of the product. `full` adds agents with the small convolutional network.
+  the linear head of the product.
 
 In our way of asking, a backbone is pretrained on the public images (SimCLR). Agents vote once per cluster of them, on
 the mean of what their models say, and abstain where that is less certain than `LEAST_CERTAINTY`. The noisy histogram is
@@ -225,58 +225,50 @@ AVERAGING = Averaging(
 
 
 def figure_cells(root: Path, *, full: bool) -> list[Cell]:
-    """Return figure 2: 100 agents of 50 to 600 records, and 50 to 800 agents of 600; see the module."""
+    """Return figure 2: 100 agents of 50 to 600 records, and 50 to 800 agents of 600; see the module.
+
+    Not `full`, its ends: 50 agents, and 100 with the fewest records.
+    """
     sizes = [(100, records) for records in FIGURE_RECORDS] + [
         (agents, 600) for agents in FIGURE_AGENTS if agents != 100
     ]
+    if not full:
+        sizes = [(100, FIGURE_RECORDS[0]), (FIGURE_AGENTS[0], 600)]
     return [
-        Cell(
-            f"figure 2, {agents} agents, {records} records, {AVERAGING}, full {full}",
-            partial(figure_rows, root, agents, records, full=full),
-        )
+        Cell(f"figure 2, {agents} agents, {records} records, {AVERAGING}", partial(figure_rows, root, agents, records))
         for agents, records in sizes
     ]
 
 
-def figure_rows(
-    root: Path, agents: int, records: int, progress: ProgressCallback = silent, *, full: bool
-) -> list[BenchRow]:
+def figure_rows(root: Path, agents: int, records: int, progress: ProgressCallback = silent) -> list[BenchRow]:
     """Measure one point of figure 2 by votes and by DP-FedAvg."""
-    pixels, edges = mnist(root), _edges(root)
-    case = f"{agents} agents x {records}"
-    table, averaged, plan = Table(case, {}), {}, None
-    started, seeds = time.perf_counter(), FULL.seeds if full else QUICK.seeds
-    for seed in seeds:
-        random = np.random.default_rng([seed, agents, records])
-        public, test = np.split(random.permutation(len(edges.test)), [FIGURE_PUBLIC])
-        # Where MNIST has too few records some are at several agents, none twice at one.
-        parts = [random.choice(len(edges.train), records, replace=False) for _ in range(agents)]
-        if agents * records <= len(edges.train):
-            parts = iid_partition(edges.train.labels, clients=agents, records=records, seed=seed)
-        known, unseen = edges.test[public], edges.test[test]
-        asker = Requester(known, unseen, quantize(known.inputs), quantize(unseen.inputs))
-        said = {"linear heads": linear_answers([edges.train[rows] for rows in parts], known.inputs, 10)}
-        if full:
-            shown = replace(asker, public=pixels.test[public])
-            training = Training(epochs=8, batch_size=SMALL_BATCH, jitter=Jitter())
-            said["convolutional networks"] = _train(pixels.train, parts, shown, training, False, seed, progress)
-        for name, answers in said.items():
-            votes = Votes(asker, answers, seed)
-            table.note_labels(f"{name}, mean of single agents", votes.mean_agent)
-            # The sums of more agents leave the range in which three talliers compare winners.
-            release: ReleaseKind = "winner" if agents <= MOST_OF_WINNERS else "histogram"
-            images = votes.on_images(FIGURE_EPSILON, QUESTIONS, release=release)
-            table.note(f"AE-DPFL, {name}, random images, {release}", FIGURE_EPSILON, images)
-        federation = Federation.of(
-            torch.from_numpy(edges.train.inputs),
-            torch.from_numpy(edges.train.labels),
-            parts,
-            torch.from_numpy(asker.test.inputs),
-            torch.from_numpy(asker.test.labels),
-        )
-        averaged[seed], plan = train_digits(case, federation, AVERAGING, FIGURE_EPSILON, seed, progress)
-    settings = {"agents": agents, "records": records, "public": FIGURE_PUBLIC, "seeds": list(seeds)}
-    row = accuracy_row(case, "DP-FedAvg, linear model", averaged, started, None, settings)
+    edges, seed = _edges(root), FULL.seeds[0]
+    case, started = f"{agents} agents x {records}", time.perf_counter()
+    table = Table(case, {})
+    random = np.random.default_rng([seed, agents, records])
+    public, test = np.split(random.permutation(len(edges.test)), [FIGURE_PUBLIC])
+    # Where MNIST has too few records some are at several agents, none twice at one.
+    parts = [random.choice(len(edges.train), records, replace=False) for _ in range(agents)]
+    if agents * records <= len(edges.train):
+        parts = iid_partition(edges.train.labels, clients=agents, records=records, seed=seed)
+    known, unseen = edges.test[public], edges.test[test]
+    asker = Requester(known, unseen, quantize(known.inputs), quantize(unseen.inputs))
+    votes = Votes(asker, linear_answers([edges.train[rows] for rows in parts], known.inputs, 10), seed)
+    table.note_labels("mean of single agents", votes.mean_agent)
+    # The sums of more agents leave the range in which three talliers compare winners.
+    release: ReleaseKind = "winner" if agents <= MOST_OF_WINNERS else "histogram"
+    images = votes.on_images(FIGURE_EPSILON, QUESTIONS, release=release)
+    table.note(f"AE-DPFL, random images, {release}", FIGURE_EPSILON, images)
+    federation = Federation.of(
+        torch.from_numpy(edges.train.inputs),
+        torch.from_numpy(edges.train.labels),
+        parts,
+        torch.from_numpy(asker.test.inputs),
+        torch.from_numpy(asker.test.labels),
+    )
+    averaged, plan = train_digits(case, federation, AVERAGING, FIGURE_EPSILON, seed, progress)
+    settings = {"agents": agents, "records": records, "public": FIGURE_PUBLIC, "seeds": [seed]}
+    row = accuracy_row(case, "DP-FedAvg, linear model", {seed: averaged}, started, None, settings)
     return [*table.rows(settings), row if plan is None else priced(row, plan, DELTA)]
 
 

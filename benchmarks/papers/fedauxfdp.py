@@ -22,7 +22,7 @@ and only the noise differs.
 certainty saves them: the order of table 2. Centered, no method is ruined and all end within a few points of each other.
 
 **The lambda sweep** (figure 2) trains heads on features as in the paper under each of `LAMBDAS`. A larger lambda needs
-less noise, and fits less closely. The paper's figure is of ShuffleNet, and 0.01 for the classes' heads alone.
+less noise, and fits less closely. The paper's figure is of ShuffleNet, at 0.01 for the classes' heads alone.
 
 Not `full`, the 10,000 test images of CIFAR-10 are everything: fewer images of each kind, and fewer of a client.
 
@@ -86,7 +86,7 @@ EPSILON, DELTA = 0.6, 2e-5
 EPSILONS = (0.1, 0.3, 0.6, 1.0, 2.0)
 SEEDS = (1, 2, 3)
 LAMBDAS = (0.01, 0.03, 0.1, 0.3, 1.0)
-LAMBDA_EPSILONS = (0.6, 3.0)
+LAMBDA_EPSILONS = (0.01, 0.6, 3.0)
 
 AXES = 48
 SCORES_SHARE = 0.2
