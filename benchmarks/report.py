@@ -111,8 +111,6 @@ def _origin(path: Path, rows: list[BenchRow]) -> str:
 
 
 def _shown(row: BenchRow, key: str) -> str:
-    if key == "value" and "printed" in row.settings:
-        return str(row.settings["printed"])
     found: Any = getattr(row, key)
     if key == "value" and row.sd is not None:
         return f"{number(row.value)} ± {number(row.sd, like=row.value)}"

@@ -150,7 +150,7 @@ def _rows(
             level="instance",
             reference=reference,
             seconds=seconds,
-            settings={"seeds": [seeds.start, seeds.stop], **settings},
+            settings={"seeds": list(seeds), **settings},
         )
 
 

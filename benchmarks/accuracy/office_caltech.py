@@ -134,7 +134,9 @@ def _backbones(root: Path, arenas: dict[str, Arena], progress: ProgressCallback)
     rows = []
     for server, name in in_turn(progress, "Backbones", asked):
         paper = arenas[name].measure(server, Setting("knn", 40, None, "winner", 1), sigma=25.0, splits=TUNING_SPLITS)
-        ours = arenas[name].measure(server, Setting("reverse-knn", 1, 15, colluding_agents=1), epsilon=0.5, splits=SPLITS)
+        ours = arenas[name].measure(
+            server, Setting("reverse-knn", 1, 15, colluding_agents=1), epsilon=0.5, splits=SPLITS
+        )
         rows += [replace(row, case=f"{server}, {name}") for row in (paper, ours)]
     return rows
 

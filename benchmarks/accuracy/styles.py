@@ -62,7 +62,7 @@ def bench_styles(
             delta=DELTA,
             level="instance",
             seconds=seconds,
-            settings={"seeds": [seeds.start, seeds.stop], "each": found},
+            settings={"seeds": list(seeds), "each": found},
         )
         for (style, method, epsilon), found in right.items()
     ]

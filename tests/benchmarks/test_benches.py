@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import inspect
 import json
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -90,6 +91,7 @@ def test_an_unknown_bench_is_refused() -> None:
         run_bench("sleep")
 
 
+@pytest.mark.process
 def test_a_bench_without_its_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="--data or LABELER_DATA"):
         run_bench("office-caltech", data=tmp_path)
@@ -129,6 +131,7 @@ def test_the_winner_bench_checks_its_winners_and_reports_every_target(monkeypatc
     assert {"seconds", "milliseconds per label", "time ratio"} <= metrics
 
 
+@pytest.mark.process
 def test_the_ledger_bench_compares_durable_reservations_with_bare_inserts() -> None:
     document = run_bench("ledger", entries=2_000)
     assert json.loads(json.dumps(document, allow_nan=False)) == document
@@ -210,13 +213,14 @@ def test_the_real_sets_have_their_published_sizes(data_root: Path) -> None:
 ROWS = [
     {"case": "a", "method": "ours", "metric": "right, %", "value": 91.23456, "sd": 0.5, "epsilon": 1.0},
     {"case": "a", "method": "ours", "metric": "right, %", "value": 1500, "reference": "86", "epsilon": 0.5},
-    {"case": "b", "method": "ours", "metric": "right, %", "value": 7, "settings": {"printed": "7 or 8"}},
+    {"case": "b", "method": "ours", "metric": "right, %", "value": 7, "settings": {"seeds": [1, 2]}},
 ]
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    (tmp_path / "mine.json").write_text(json.dumps({"name": "mine", "rows": ROWS, "seconds": 1.0, "versions": {}}))
+    made_by = {"name": "mine", "command": "labeler bench mine --full", "commit": "0123abcd"}
+    (tmp_path / "mine.json").write_text(json.dumps(made_by | {"rows": ROWS, "seconds": 1.0, "versions": {}}))
     return tmp_path
 
 
@@ -230,8 +234,9 @@ def test_every_document_is_one_of_a_bench_and_stands_on_a_page() -> None:
     page = "".join(path.read_text() for path in PAGES.rglob("*.md"))
     for path in (HERE / "results").iterdir():
         document = json.loads(path.read_text())
-        assert {"name", "rows", "seconds", "versions"} <= set(document)
-        assert {"commit", "command"} <= set(document.get("carried", {"commit", "command"}))
+        assert {"name", "command", "commit", "rows", "seconds", "versions"} <= set(document)
+        assert document["command"].startswith("labeler bench ")
+        assert re.fullmatch("[0-9a-f]{8}", document["commit"]), path.name
         assert read_rows(path)
         assert f"@table {path.stem} " in page
 
@@ -243,14 +248,16 @@ def test_a_table_has_a_column_for_each_value_of_a_field(results: Path) -> None:
         "|  | 0.5 | 1.0 | no noise | wanted, or printed by the paper |",
         "| --- | --- | --- | --- | --- |",
         "| a | 1,500 | 91.2 ± 0.5 |  | 86 |",
-        "| b |  |  | 7 or 8 |  |",
+        "| b |  |  | 7 |  |",
+        "",
+        "*`labeler bench mine --full`; commit 0123abcd; seeds 1, 2*",
         "",
     ]
 
 
 def test_a_table_is_of_the_rows_that_are_asked_for(results: Path) -> None:
     made = render("@table mine rows=case,method show=value case!=a", results).split("\n")
-    assert made[2:] == ["| b | ours | 7 or 8 |", ""]
+    assert made[2:4] == ["| b | ours | 7 |", ""]
     with pytest.raises(BadData, match="no row of mine"):
         render("@table mine rows=case show=value case=c", results)
     with pytest.raises(BadData, match=r"other\.json is no document of a bench"):

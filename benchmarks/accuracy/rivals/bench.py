@@ -1,4 +1,4 @@
-"""Rivals at the same price: `labeler bench rivals` on Office-Caltech10.
+"""Rivals at the same price: `labeler bench rivals` on Office-Caltech10, and, `full`, on CIFAR-10.
 
 **Choosing settings.** On Office-Caltech10 each of the four domains is in turn the server. A method uses there the
 setting of best mean student accuracy on the three others at that epsilon, on splits and noise that are not reported.
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import BenchRow, in_turn, mean_row
-from benchmarks.accuracy.office_caltech import DELTA, DOMAINS, data_folder, embed_domains, office_split
+from benchmarks.accuracy.office_caltech import DOMAINS, data_folder, embed_domains, office_split
 from benchmarks.accuracy.rivals.methods import (
     ClassMeans,
     Evolution,
@@ -31,7 +31,7 @@ from benchmarks.accuracy.rivals.methods import (
     PublicPrototypes,
 )
 from benchmarks.accuracy.rivals.world import Rival, World
-from benchmarks.data import Split, split_of
+from benchmarks.data import Split, cifar10_features, split_of
 from feature_store.students.members import PrototypeLearner
 from workers.progress import ProgressCallback, silent
 
@@ -125,25 +125,67 @@ def bench_rivals(
     rows: list[BenchRow] = []
     for server in in_turn(progress, "Rivals", DOMAINS):
         choice = best([tried[one] for one in tried if one != server], epsilons)
-        wanted: dict[Rival, set[float | None]] = {}
-        for (_, epsilon, _), setting in choice.items():
-            wanted.setdefault(setting, set()).add(epsilon)
-        found = scores((office_world(domains, server, split) for split in reported), wanted, draws=draws)
-        for (name, epsilon, reading), setting in choice.items():
-            right = found[setting, epsilon, reading]
-            rows.append(
-                mean_row(
-                    server,
-                    name if reading == "plain" else f"{name}; refined",
-                    "student accuracy on unseen images, %",
-                    right,
-                    epsilon=epsilon,
-                    delta=None if epsilon is None else DELTA,
-                    level=None if epsilon is None else "instance",
-                    settings={"colluding_agents": COLLUDING, "setting": repr(setting), "runs": len(right)},
-                )
-            )
-    return rows + _means(rows)
+        rows += _reported(server, [office_world(domains, server, split) for split in reported], choice, draws)
+    rows += _means(rows)
+    return rows + (_on_cifar10(data_folder(data), every, epsilons, progress) if full else [])
+
+
+def _reported(case: str, worlds: Sequence[World], choice: Choice, draws: int) -> list[BenchRow]:
+    """Measure every method with its chosen setting."""
+    wanted: dict[Rival, set[float | None]] = {}
+    for (_, epsilon, _), setting in choice.items():
+        wanted.setdefault(setting, set()).add(epsilon)
+    found = scores(worlds, wanted, draws=draws)
+    return [
+        mean_row(
+            case,
+            name if reading == "plain" else f"{name}; refined",
+            "student accuracy on unseen images, %",
+            found[setting, epsilon, reading],
+            epsilon=epsilon,
+            delta=None if epsilon is None else worlds[0].delta,
+            level=None if epsilon is None else "instance",
+            settings={
+                "colluding_agents": COLLUDING,
+                "setting": repr(setting),
+                "splits": len(worlds),
+                "draws": 1 if epsilon is None else draws,
+            },
+        )
+        for (name, epsilon, reading), setting in choice.items()
+    ]
+
+
+def _on_cifar10(
+    root: Path,
+    every: Mapping[Rival, Collection[float | None]],
+    epsilons: Sequence[float | None],
+    progress: ProgressCallback,
+) -> list[BenchRow]:
+    """Measure the same on CIFAR-10, with settings chosen on training images that are at no agent of the rows."""
+    images = cifar10_features(root, progress=progress)
+    first, second = np.split(np.random.default_rng(7).permutation(len(images.train)), 2)
+    chosen_on = images.train[first]
+    chosen = scores([cifar10_world(chosen_on, chosen_on, 0)], every, draws=1)
+    worlds = [cifar10_world(images.train[second], images.test, seed) for seed in range(1, 1 + DRAWS)]
+    return _reported("CIFAR-10, 10 agents x 400", worlds, best([chosen], epsilons), DRAWS)
+
+
+def cifar10_world(private: Split, asked: Split, seed: int) -> World:
+    """Return ten agents of 400 images each, 2,500 public images and 5,000 that score, no image twice."""
+    held = np.random.default_rng([seed, 1]).permutation(len(private))
+    shown = np.random.default_rng([seed, 2]).permutation(len(asked))
+    if asked is private:
+        shown = held[4_000:]
+    return World(
+        name=f"cifar10 {seed}",
+        holdings=[private[rows] for rows in np.split(held[:4_000], 10)],
+        public=asked.inputs[shown[:2_500]],
+        test=asked[shown[2_500:7_500]],
+        num_classes=10,
+        colluding_agents=COLLUDING,
+        delta=1e-5,
+    )
 
 
 def _means(rows: Sequence[BenchRow]) -> list[BenchRow]:
@@ -157,7 +199,7 @@ def _means(rows: Sequence[BenchRow]) -> list[BenchRow]:
             case="mean of four servers",
             value=float(np.mean([row.value for row in several])),
             sd=float(np.mean([row.sd or 0.0 for row in several])),
-            settings={"colluding_agents": COLLUDING},
+            settings={name: several[0].settings[name] for name in ("colluding_agents", "splits", "draws")},
         )
         for several in groups.values()
     ]

@@ -46,7 +46,10 @@ def test_the_table_has_every_method_alpha_and_epsilon_with_its_price(small: Data
     assert [row.epsilon is None for row in swept] == [True, False, False] * 4
     assert {row.settings["head_lambda"] for row in swept} == {0.1, 1.0}
     assert swept[0].settings["records"] == 5_000 // 10
-    rows = [row for row in rows if row not in swept]
+    shares = [row for row in rows if "share of" in row.metric]
+    assert {row.case for row in shares} == {f"Dirichlet {alpha}" for alpha in fedauxfdp.ALPHAS}
+    assert all(abs(row.value - float(str(row.reference).split()[0])) < 20 for row in shares)
+    rows = [row for row in rows if row not in swept + shares]
     assert len(rows) == 2 * (2 * 3 + 1)
     private = [row for row in rows if row.epsilon is not None]
     assert len(private) == 12

@@ -63,6 +63,7 @@ def test_the_chart_shows_what_was_reached_under_a_finite_epsilon(tmp_path: Path)
     assert not (tmp_path / "none.png").exists()
 
 
+@pytest.mark.process
 def test_a_table_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="choose ae-dpfl, federated, prifedsync, fedauxfdp, dp-helmet"):
         run_bench("papers", paper="pate", data=tmp_path)
