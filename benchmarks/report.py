@@ -4,7 +4,7 @@
 
 A document is the output of `labeler bench NAME --full --json`, in results/NAME.json. Below its table stands where it
 comes from: the command, the commit, and the seeds, splits or draws in the settings of its rows. A line of a page names
-a table of such a document:
+a table of such a document, and @{NAME FIELD=VALUE ...} in a line is the value of the one row that has these values:
 
     @table NAME rows=FIELD,FIELD columns=FIELD [also=FIELD] [FIELD=VALUE ...]    a column for each value of a field
     @table NAME rows=FIELD,FIELD show=FIELD,FIELD [FIELD=VALUE ...]              a line for each measurement
@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from benchmarks import BenchRow
 from benchmarks.papers.chart import draw_chart
@@ -31,19 +33,46 @@ from labeler.errors import BadData
 
 HERE: Final = Path(__file__).parent
 PAGES: Final = HERE / "pages"
-PICTURES: Final = {"docs/hospitals.png": ("medical", "per patient")}
-"""Pictures of a document: a panel for each metric of one case."""
+PAPERS: Final = tuple(f"papers-{name}" for name in ("ae-dpfl", "federated", "fedauxfdp", "dp-helmet"))
+PICTURES: Final[dict[str, tuple[tuple[str, ...], str | None, Literal["case", "metric"]]]] = {
+    "docs/hospitals.png": (("medical",), "per patient", "metric"),
+    "docs/rivals.png": (("rivals",), "CIFAR-10, 10 agents x 400", "case"),
+    "docs/papers.png": (PAPERS, None, "case"),
+}
+"""Pictures of documents: the rows of one case, or all; a panel for each value of the last field."""
 
 HEADINGS: Final = {"reference": "wanted, or printed by the paper"}
 
 
 def render(template: str, results: Path) -> str:
-    """Return the page of a template, with its tables filled in."""
+    """Return the page of a template, with its tables and numbers filled in."""
     lines = [
-        _table(line, results) if line.startswith("@table ") else line
+        _table(line, results)
+        if line.startswith("@table ")
+        else re.sub(r"@\{(.+?)\}", lambda m: _value(m[1], results), line)
         for line in template.removesuffix("\n").split("\n")
     ]
     return "\n".join(lines) + "\n"
+
+
+def _value(asked: str, results: Path) -> str:
+    """Return one measured number of a document."""
+    name, *given = shlex.split(asked)
+    rows = _chosen(results, name, dict(one.split("=", 1) for one in given))
+    if len(rows) != 1:
+        raise BadData(f"{len(rows)} rows of {name} have {given}, and a number in a sentence is of one")
+    return _shown(rows[0], "value")
+
+
+def _chosen(results: Path, name: str, options: Mapping[str, str]) -> list[BenchRow]:
+    """Return the rows of a document that have the wanted values."""
+    rows = read_rows(results / f"{name}.json")
+    for key, wanted in options.items():
+        some = wanted.split("|")
+        rows = [row for row in rows if (_shown(row, key.removesuffix("!")) in some) != key.endswith("!")]
+    if not rows:
+        raise BadData(f"no row of {name} has {dict(options)}")
+    return rows
 
 
 def read_rows(path: Path) -> list[BenchRow]:
@@ -60,19 +89,14 @@ def _table(line: str, results: Path) -> str:
     index = options.pop("rows").split(",")
     columns, show = options.pop("columns", ""), options.pop("show", "").split(",")
     also = options.pop("also", "")
-    rows = read_rows(results / f"{name}.json")
-    for key, wanted in options.items():
-        some = wanted.split("|")
-        rows = [row for row in rows if (_shown(row, key.removesuffix("!")) in some) != key.endswith("!")]
-    if not rows:
-        raise BadData(f"no row of {name} has {options}; {line}")
+    rows = _chosen(results, name, options)
     if index[0] == "epsilon":
         rows.sort(key=lambda row: math.inf if row.epsilon is None else row.epsilon)
     lines: dict[tuple[str, ...], dict[str, str]] = {}
     headings = list(show) if not columns else []
     if columns == "epsilon":
         prices = sorted({row.epsilon for row in rows if row.epsilon is not None})
-        headings = list(dict.fromkeys(map(number, prices))) + ["no noise"] * any(row.epsilon is None for row in rows)
+        headings = list(dict.fromkeys(map(_price, prices))) + ["no noise"] * any(row.epsilon is None for row in rows)
     for row in rows:
         cells = lines.setdefault(tuple(_shown(row, key) for key in index), {})
         if columns:
@@ -114,9 +138,17 @@ def _shown(row: BenchRow, key: str) -> str:
     found: Any = getattr(row, key)
     if key == "value" and row.sd is not None:
         return f"{number(row.value)} ± {number(row.sd, like=row.value)}"
+    if key == "epsilon":
+        return "no noise" if found is None else _price(found)
     if found is None:
-        return "no noise" if key == "epsilon" else ""
+        return ""
     return found if isinstance(found, str) else number(found)
+
+
+def _price(epsilon: float) -> str:
+    """Format an epsilon to two digits, or to three where two would be off by more than half a percent."""
+    short = float(f"{epsilon:.2g}")
+    return f"{short:g}" if abs(short - epsilon) <= epsilon / 200 else f"{epsilon:.3g}"
 
 
 def number(value: float, *, like: float | None = None) -> str:
@@ -138,6 +170,6 @@ if __name__ == "__main__":
         target.parent.mkdir(exist_ok=True)
         target.write_text(made)
         sys.stdout.write(f"{target.relative_to(HERE.parent)}: {len(made.split()):,} words\n")
-    for picture, (name, case) in PICTURES.items():
-        shown = [row for row in read_rows(HERE / "results" / f"{name}.json") if row.case == case]
-        draw_chart(shown, HERE.parent / picture, panels="metric")
+    for picture, (names, case, panels) in PICTURES.items():
+        drawn = [row for name in names for row in read_rows(HERE / "results" / f"{name}.json")]
+        draw_chart([row for row in drawn if case in (row.case, None)], HERE.parent / picture, panels=panels)

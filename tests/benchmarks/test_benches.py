@@ -211,7 +211,7 @@ def test_the_real_sets_have_their_published_sizes(data_root: Path) -> None:
 
 
 ROWS = [
-    {"case": "a", "method": "ours", "metric": "right, %", "value": 91.23456, "sd": 0.5, "epsilon": 1.0},
+    {"case": "a", "method": "ours", "metric": "right, %", "value": 91.23456, "sd": 0.5, "epsilon": 0.9998},
     {"case": "a", "method": "ours", "metric": "right, %", "value": 1500, "reference": "86", "epsilon": 0.5},
     {"case": "b", "method": "ours", "metric": "right, %", "value": 7, "settings": {"seeds": [1, 2]}},
 ]
@@ -245,7 +245,7 @@ def test_a_table_has_a_column_for_each_value_of_a_field(results: Path) -> None:
     made = render("# Mine\n@table mine rows=case columns=epsilon also=reference\n", results).split("\n")
     assert made == [
         "# Mine",
-        "|  | 0.5 | 1.0 | no noise | wanted, or printed by the paper |",
+        "|  | 0.5 | 1 | no noise | wanted, or printed by the paper |",
         "| --- | --- | --- | --- | --- |",
         "| a | 1,500 | 91.2 ± 0.5 |  | 86 |",
         "| b |  |  | 7 |  |",
@@ -253,6 +253,12 @@ def test_a_table_has_a_column_for_each_value_of_a_field(results: Path) -> None:
         "*`labeler bench mine --full`; commit 0123abcd; seeds 1, 2*",
         "",
     ]
+
+
+def test_a_number_in_a_sentence_is_of_one_row(results: Path) -> None:
+    assert render("At 0.5 @{mine case=a epsilon=0.5} %.", results) == "At 0.5 1,500 %.\n"
+    with pytest.raises(BadData, match="2 rows of mine"):
+        render("@{mine case=a}", results)
 
 
 def test_a_table_is_of_the_rows_that_are_asked_for(results: Path) -> None:
