@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from feature_store.results.models import model_file, read_model
 from feature_store.shard import Shard
 from labeler.budget import NANO
 from labeler.errors import InvalidTask, NotFound
+from labeler.ledger.database import open_database
 from labeler.linear_model import model_before, released_model
 from labeler.methods.federated import on_grid
 from labeler.planning import price
@@ -31,6 +33,7 @@ from tests.feature_store.conftest import write_pictures
 from tests.labeler.tasks import make_task
 from tests.workers.builders import policy_of
 from workers.agent import personal
+from workers.agent.agent import Agent
 from workers.agent.images import ImageFolder
 from workers.agent.personal import keep_shared_model, kept_model
 from workers.homes.journals import backup_home, prune_home
@@ -88,6 +91,20 @@ def test_the_price_is_the_same_to_the_nano_unit_and_a_task_without_the_field_is_
     assert parse_task(with_it.model_dump(mode="json")).digest == with_it.digest
     assert parse_task({**without.model_dump(), "training": without.training}).digest == without.digest
     assert task({}).model_dump(mode="json")["training"]["personal"] == {"helper": "interpolation"}
+
+
+def test_an_answer_before_its_noise_is_the_same_whatever_the_field_says(home: Path) -> None:
+    shard = Shard.open(home / "records.shard")
+    agent, model = Agent("a", shard, engine="numpy"), on_grid(np.full((AXES + 1, 2), 0.3))
+    # Everybody takes part: coins follow from the digest of the task.
+    training = task(None).model_dump()["training"] | {"sampled": SAMPLED | {"rate": 1.0}}
+    answers = []
+    for field in ({}, {"personal": {}}, {"personal": {"helper": "proximal", "alpha": 0.1}}):
+        asked = task(None, training=training | field, backbone_fingerprint=shard.fingerprint)
+        answers.append(agent.ballots(asked, asked_at(home, asked, 1, model), bytes(32)))
+    assert np.array_equal(answers[0], answers[1])
+    assert np.array_equal(answers[0], answers[2])
+    assert np.abs(answers[0]).max() > 0
 
 
 @pytest.mark.parametrize(
@@ -172,10 +189,6 @@ def test_a_damaged_file_is_replaced_at_the_next_step(home: Path) -> None:
 
 
 def test_pruning_a_home_removes_old_shared_models_and_no_backup_holds_them(home: Path, tmp_path: Path) -> None:
-    from contextlib import closing
-
-    from labeler.ledger.database import open_database
-
     with closing(open_database(home / "journal.db", anchor=home / "journal.head")):
         pass
     old, new = (task({}, nonce=nonce) for nonce in ("old", "new"))

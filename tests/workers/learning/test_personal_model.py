@@ -29,7 +29,9 @@ def records(count: int, seed: int, *, noise: float = 0.8) -> Records:
     return Records(np.rint(2048 * raw).astype(np.int16), rng.permutation(count), labels, "v")
 
 
-SHARED = personal_model(records(600, 1), np.zeros((DIMENSION + 1, CLASSES)), axes=None, personal=Personal(alpha=0.0)).weights
+SHARED = personal_model(
+    records(600, 1), np.zeros((DIMENSION + 1, CLASSES)), axes=None, personal=Personal(alpha=0.0)
+).weights
 """What many sites know together."""
 
 
