@@ -12,6 +12,7 @@ References:
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +20,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import BenchRow, mean_row
 from labeler.linear_model import LinearModel, model_before, released_model
 from labeler.methods.federated import ballots, step_sum
 from labeler.noise import DiscreteGaussian
@@ -120,6 +122,31 @@ def accuracies(model: LinearModel, site: Site) -> dict[str, float]:
         predicted = LinearModel(made.weights, model.terms, model.axes).predict(site.features)
         found[name] = 100 * float((predicted == site.labels).mean())
     return found
+
+
+def rows_of_sites(
+    cases: Sequence[str], task: Task, found: Sequence[Sequence[dict[str, float]]], epsilon: float, **told: object
+) -> list[BenchRow]:
+    """Return a row for each case and method.
+
+    Args:
+        cases: what each site is called; the sites of one name are averaged.
+        found: of each seed, the accuracies of each site.
+    """
+    rows = []
+    for case in dict.fromkeys(cases):
+        for method in METHODS:
+            each = [
+                statistics.fmean(one[method] for name, one in zip(cases, of_seed, strict=True) if name == case)
+                for of_seed in found
+            ]
+            settings = {"sigma": task.sigma_votes, "training": task.training, "seeds": len(found)} | told
+            settings["training"] = None if task.training is None else task.training.model_dump(mode="json")
+            metric = "right on a site's own unseen images, %"
+            rows.append(
+                mean_row(case, method, metric, each, epsilon=epsilon, delta=DELTA, level="instance", settings=settings)
+            )
+    return rows
 
 
 def quantized(features: NDArray[np.floating]) -> NDArray[np.int16]:

@@ -1,4 +1,4 @@
-"""Personal models (PriFedSync): their two ends, equation 2.1, an independent oracle, and the alpha that a site chooses."""
+"""Personal models (PriFedSync): both ends, equation 2.1, an independent oracle, and the alpha that a site chooses."""
 
 from __future__ import annotations
 
