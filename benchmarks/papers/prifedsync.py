@@ -494,7 +494,7 @@ def _personal_digits(
     *,
     seeds: tuple[int, ...] = (0, 1, 2),
     clients: int = CLIENTS,
-    scored: int = 25,
+    scored: int = 10,
 ) -> list[BenchRow]:
     train_set, test = _digits_along_axes(root)
     task = task_at(
