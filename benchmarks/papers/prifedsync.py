@@ -8,7 +8,7 @@ classes that a client has seen. The model is smaller than the paper's two-layer 
 
 **Personal models of the product** (`_personal_digits`, `_personal_photographs`): the shared model of method `federated`
 at one price, and beside it each helper of `training.personal`, with the functions that `labeler agent predict` calls
-(`benchmarks.learning.personal`). Digits are those of the same clients, edge features along 64 axes of public digits.
+(`benchmarks.learning.personal`). Digits are those of the same clients, their pixels along 64 axes of public digits.
 Photographs are of three sites of Office-Caltech10; a fourth is public and gives the axes.
 
 **The paper's own system** is no part of the product. Its clients train their own models with their own noise, and draw
@@ -68,7 +68,7 @@ from labeler.accounting.gaussian import epsilon_of_delta, mu_of_epsilon
 from labeler.errors import InvalidSetting
 from labeler.noise import VectorSum
 from labeler.randomness import ByteSource, seeded_source
-from labeler.records import PublicAxes
+from labeler.records import FEATURE_ONE, PublicAxes
 from workers.progress import ProgressCallback, silent
 
 NO_RECORD = -1
@@ -475,16 +475,20 @@ SITES, PUBLIC_SITE = ("amazon", "caltech10", "webcam"), "dslr"
 
 @lru_cache(maxsize=1)
 def _digits_along_axes(root: Path) -> tuple[Split, Split]:
-    """MNIST's edge features along AXES axes of the first PUBLIC_DIGITS test digits, and the other test digits."""
+    """MNIST's pixels along AXES axes of the first PUBLIC_DIGITS test digits, and so the other test digits."""
     data = mnist(root)
-    public = quantized(edge_features(data.test.inputs[:PUBLIC_DIGITS]))
+    public = quantized(_pixels(data.test.inputs[:PUBLIC_DIGITS]))
     axes = PublicAxes(axis_rows(public, AXES))
 
     def along(part: Split) -> Split:
-        blocks = [axes(edge_features(part.inputs[at : at + 4096])) for at in range(0, len(part), 4096)]
-        return Split(quantized(np.concatenate(blocks)), part.labels)
+        return Split(quantized(axes(quantized(_pixels(part.inputs)) / FEATURE_ONE)), part.labels)
 
     return along(data.train), along(data.test[PUBLIC_DIGITS:])
+
+
+def _pixels(images: NDArray[np.uint8]) -> NDArray[np.float64]:
+    rows = images.reshape(len(images), -1).astype(np.float64)
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
 
 
 def _personal_digits(

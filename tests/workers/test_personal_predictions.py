@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from feature_store.query_selection import axis_rows
+from feature_store.query_selection import axis_rows, model_rows
 from feature_store.results.models import model_file, read_model
 from feature_store.shard import Shard
 from labeler.budget import NANO
-from labeler.errors import InvalidTask, NotFound
+from labeler.errors import InvalidSetting, InvalidTask, NotFound
 from labeler.ledger.database import open_database
 from labeler.linear_model import model_before, released_model
 from labeler.methods.federated import on_grid
@@ -35,7 +35,8 @@ from tests.workers.builders import policy_of
 from workers.agent import personal
 from workers.agent.agent import Agent
 from workers.agent.images import ImageFolder
-from workers.agent.personal import keep_shared_model, kept_model
+from workers.agent.personal import keep_shared_model, kept_model, predict_at_site
+from workers.embedder.shards import embed_features
 from workers.homes.journals import backup_home, prune_home
 from workers.party.home import AgentConfig, EmbedSettings, create_agent_home, read_agent_config
 
@@ -300,3 +301,28 @@ def test_predictions_of_a_personal_model_are_refused_as_a_model_and_as_images(
     sent = labeler("embed", predictions, "--public", "--backbone", "pixels:4", "--out", tmp_path / "public.shard")
     assert sent.code != 0
     assert not (tmp_path / "public.shard").exists()
+
+
+def test_a_site_with_features_of_its_own_labels_rows_of_a_file_and_refuses_pictures(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    labels = np.arange(40) % 2
+    rows = rng.normal(size=(40, 6)) + 3 * np.eye(2, 6)[labels]
+    shard = tmp_path / "own.shard"
+    embed_features(
+        rows, shard, backbone_name="ours", fitted_on="public", probe=rng.normal(size=(64, 6)),
+        labels=[("ill", "well")[one] for one in labels], classes=("ill", "well"),
+    )  # fmt: skip
+    home = tmp_path / "home"
+    config = AgentConfig(agent_id="a", coordinator_url="http://127.0.0.1:1", shard=str(shard))
+    create_agent_home(home, config, policy_of())
+    training = {"min_records": 5, "regularisation": 1e-3, "iterations": 1, "sampled": SAMPLED, "personal": {}}
+    fingerprint = Shard.open(shard).fingerprint
+    asked = task(None, training=training, max_queries=7, backbone_fingerprint=fingerprint)
+    keep_shared_model(home, asked, QueryBatch(model_rows(6), 0, np.zeros((7, 2))))
+    np.savez(tmp_path / "new.npz", features=rows, labels=np.array([("ill", "well")[one] for one in labels]))
+    found = predict_at_site(str(tmp_path / "new.npz"), home=home)
+    assert found.accuracy is not None
+    assert found.accuracy > 0.9
+    assert found.alpha == 0.0  # nothing was learned together yet
+    with pytest.raises(InvalidSetting, match="features that its owner computed"):
+        predict_at_site(str(write_pictures(tmp_path / "pictures", ["0.png"])), home=home)

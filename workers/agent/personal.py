@@ -126,7 +126,7 @@ class SitePredictions:
         table: image, label, confidence; its metadata says that it must stay.
         counts: images of each class.
         skipped: files that are no images, or cannot be read.
-        helper, alpha, right: how the model was made (workers.learning.personal.PersonalModel).
+        helper, alpha, scores: how the model was made (workers.learning.personal.PersonalModel).
         accuracy: share right, where the images came with their truth.
     """
 
@@ -135,7 +135,7 @@ class SitePredictions:
     skipped: tuple[Skipped, ...]
     helper: str
     alpha: float | None
-    right: tuple[float, ...]
+    scores: tuple[float, ...]
     accuracy: float | None
 
 
@@ -211,7 +211,7 @@ def predict_at_site(
         skipped,
         personal.helper,
         made.alpha,
-        made.right,
+        made.scores,
         None if new.labels is None or known is None else float((labels == new.labels)[known].mean()),
     )
 

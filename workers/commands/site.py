@@ -282,7 +282,7 @@ def predict(
     if as_json:
         skipped = [{"source": one.source, "reason": one.reason} for one in found.skipped]
         told = {"images": found.table.num_rows, "counts": found.counts, "skipped": skipped, "helper": found.helper}
-        told |= {"alpha": found.alpha, "right": found.right, "accuracy": found.accuracy}
+        told |= {"alpha": found.alpha, "scores": found.scores, "accuracy": found.accuracy}
         print_json(told | {"out": str(target), "stays": f"This file {MUST_STAY}."})
         return
     for one in found.skipped:
@@ -290,7 +290,7 @@ def predict(
     for name, count in found.counts.items():
         typer.echo(f"{count:8d}  {escaped(name)}")
     if found.alpha is not None:
-        chosen = ", chosen on this site's records" if found.right else ""
+        chosen = ", chosen on this site's records" if found.scores else ""
         wrapped(f"Model     {found.helper}, alpha {found.alpha:g}{chosen} (1: the shared model, 0: the site's own)")
     if found.accuracy is not None:
         typer.echo(f"Right     {found.accuracy:.1%} of the images whose class is known")

@@ -19,9 +19,10 @@ The mean curvature is that of the bound which training descends (workers.learnin
 records and numbers of a row. So at a = 1/2 the pull weighs as much as the records do in a mean direction. a = 1 is the
 shared model to the last bit, a = 0 the site's own.
 
-**Choosing alpha.** Without one the site tries GRID on its own records: each fold is predicted by a model of the others,
-and the alpha with the most right predictions wins, of equals the largest. The shared model has seen the held-out
-records too. Its price bounds what that gives away.
+**Choosing alpha.** Without one the site tries GRID on its own records: each fold is predicted by a model of the others.
+The alpha under which the held-out labels are most likely wins, of equals the largest. Likelihood, and not the number of
+right predictions, because the model states a confidence. The shared model has seen the held-out records too. Its price
+bounds what that gives away.
 
 **Privacy.** All of this is private, and nothing of it leaves the site: neither weights, nor predictions, nor alpha. It
 runs when a person at the site asks for it, outside of every answer.
@@ -34,6 +35,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
+from scipy.special import log_softmax
 
 from labeler.errors import InvalidSetting
 from labeler.methods.federated import UNIT
@@ -61,12 +63,12 @@ class PersonalModel:
     Attributes:
         weights: float64, shape (rows, num_classes), as those of the shared model.
         alpha: the part of the shared model; None for helper identity.
-        right: of each alpha of GRID, the share of held-out records that it predicts right; empty where none was chosen.
+        scores: of each alpha of GRID, the mean log-likelihood of a held-out label; empty where none was chosen.
     """
 
     weights: Array = field(repr=False)
     alpha: float | None = field(repr=False)
-    right: tuple[float, ...] = field(default=(), repr=False)
+    scores: tuple[float, ...] = field(default=(), repr=False)
 
 
 def personal_model(records: Records, shared: Array, *, axes: PublicAxes | None, personal: Personal) -> PersonalModel:
@@ -88,29 +90,30 @@ def personal_model(records: Records, shared: Array, *, axes: PublicAxes | None, 
         return PersonalModel(shared, None if personal.helper == "identity" else 1.0)
     if personal.helper == "identity":
         return PersonalModel(_Training(records, shared, axes).from_shared(), None)
-    right: tuple[float, ...] = ()
+    scores: tuple[float, ...] = ()
     alpha = personal.alpha
     if alpha is None:
-        right = _right(records, shared, axes, personal.helper)
-        alpha = max(zip(right, GRID, strict=True))[1]
-    return PersonalModel(_Training(records, shared, axes).at(alpha, personal.helper), alpha, right)
+        scores = _scores(records, shared, axes, personal.helper)
+        alpha = max(zip(scores, GRID, strict=True))[1]
+    return PersonalModel(_Training(records, shared, axes).at(alpha, personal.helper), alpha, scores)
 
 
-def _right(records: Records, shared: Array, axes: PublicAxes | None, helper: str) -> tuple[float, ...]:
-    """Return the share of held-out records that each alpha of GRID predicts right."""
+def _scores(records: Records, shared: Array, axes: PublicAxes | None, helper: str) -> tuple[float, ...]:
+    """Return the mean log-likelihood of a held-out label under each alpha of GRID."""
     chosen = records.first(MOST_CHOOSING)
     if len(chosen) < 2:
         return (0.0,) * len(GRID)
     # Ids are random and permanent, so a record stays in its fold.
     order = chosen.rows[np.argsort(chosen.record_ids)]
-    folds, right = min(FOLDS, len(order)), np.zeros(len(GRID))
+    folds, total = min(FOLDS, len(order)), np.zeros(len(GRID))
     for held in (np.sort(order[fold::folds]) for fold in range(folds)):
         rest = np.setdiff1d(chosen.rows, held)
         training = _Training(replace(chosen, rows=rest), shared, axes)
         models = [training.at(alpha, helper) for alpha in GRID]
         for rows, labels in rows_on_grid(replace(chosen, rows=held).trainable(None), axes, num_classes=shared.shape[1]):
-            right += [int(((rows / UNIT @ model).argmax(axis=1) == labels).sum()) for model in models]
-    return tuple((right / len(chosen)).tolist())
+            likely = [log_softmax(rows / UNIT @ model, axis=1) for model in models]
+            total += [one[np.arange(len(labels)), labels].sum() for one in likely]
+    return tuple((total / len(chosen)).tolist())
 
 
 class _Training:

@@ -98,8 +98,8 @@ def test_a_site_with_few_noisy_records_chooses_the_shared_model_and_one_that_lab
     apart = personal_model(permuted, SHARED, axes=None, personal=Personal(helper=helper))
     assert apart.alpha is not None
     assert apart.alpha <= 0.25
-    assert max(apart.right) > 0.8 > 0.3 > apart.right[-1]
-    assert len(apart.right) == len(personal.GRID)
+    assert len(apart.scores) == len(personal.GRID)
+    assert max(apart.scores) > np.log(0.5) > np.log(0.3) > apart.scores[-1]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
