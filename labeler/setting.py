@@ -98,6 +98,32 @@ class Sampled(PlainNumbers):
         return self
 
 
+class Personal(PlainNumbers):
+    """What a site makes of the shared model for itself (labeler.methods.federated); no price depends on it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True)
+
+    helper: Literal["identity", "interpolation", "proximal"] = "interpolation"
+    """How a site uses the shared model. identity: its own training starts there, for a fixed number of steps.
+    interpolation: (1 - alpha) own + alpha shared weights. proximal: its own training is drawn towards it."""
+    alpha: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    """The part of the shared model: 1 is the shared model, 0 a site's own. None: every site chooses, on its own
+    records."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Personal:
+        if self.helper == "identity" and self.alpha is not None:
+            raise ValueError(
+                "training.personal.alpha means nothing for helper identity, whose training starts from the shared "
+                "model; leave it out"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _leave_out_what_sites_choose(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if value is not None}
+
+
 class Training(PlainNumbers):
     """Public terms by which an agent fits the model that it answers with, as far as the price depends on them."""
 
@@ -137,6 +163,9 @@ class Training(PlainNumbers):
     record or the update of an agent is cut. `radius` bounds the norm of one agent's sum of a step, in clips.
     `min_records` is the number of records per agent that a gradient is averaged over, whatever the real number.
     `regularisation` shrinks the public model from step to step."""
+    personal: Personal | None = None
+    """federated: every site also makes a model of its own, which it uses at home (`labeler agent predict`) and never
+    sends. It changes neither the price nor an answer."""
 
     @model_validator(mode="before")
     @classmethod
@@ -157,6 +186,11 @@ class Training(PlainNumbers):
                 )
         if self.sampled is not None:
             self._check_steps()
+        elif self.personal is not None:
+            raise ValueError(
+                "training.personal only means something where training is sampled (method federated), whose public "
+                "model a site personalizes; take it out"
+            )
         if self.max_records is not None and self.max_records < self.min_records:
             raise ValueError(
                 f"training.max_records must be at least the min_records {self.min_records} that a mean is taken over, "
@@ -186,7 +220,7 @@ class Training(PlainNumbers):
     def _leave_out_what_is_not_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # A task without the field is written, and hashed, as it was before the field existed.
         fields: dict[str, Any] = dump(self)
-        for later in ("max_records", "axes", "sampled"):
+        for later in ("max_records", "axes", "sampled", "personal"):
             if fields.get(later) is None:
                 fields.pop(later, None)
         return fields

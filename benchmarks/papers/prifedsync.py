@@ -6,7 +6,13 @@ partition (100 clients of 4 shards of MNIST sorted by label, 600 records each) a
 classes that a client has seen. The model is smaller than the paper's two-layer CNN: a linear layer on fixed features
 (`benchmarks.learning.networks`).
 
-In PriFedSync, clients train their own models with their own noise, and draw on each other through a mean.
+**Personal models of the product** (`_personal_digits`, `_personal_photographs`): the shared model of method `federated`
+at one price, and beside it each helper of `training.personal`, with the functions that `labeler agent predict` calls
+(`benchmarks.learning.personal`). Digits are those of the same clients, their pixels along 64 axes of public digits.
+Photographs are of three sites of Office-Caltech10; a fourth is public and gives the axes.
+
+**The paper's own system** is no part of the product. Its clients train their own models with their own noise, and draw
+on each other through a mean.
 
     round r, for every client i of the round's schedule:
       pull       h_i = (1 - alpha) w_i + alpha w_global                             (equation 2.1)
@@ -49,16 +55,20 @@ from torch import Tensor
 from benchmarks import BenchRow, mean_row
 from benchmarks.accounting.composition import Composition, LocalTraining
 from benchmarks.accounting.sampled import epsilon_bound
-from benchmarks.data import mnist
+from benchmarks.accuracy.office_caltech import embed_domains
+from benchmarks.data import Split, mnist, ordered
 from benchmarks.learning.gradients import linear_gradient_sums, sum_sensitivity
 from benchmarks.learning.networks import edge_features
+from benchmarks.learning.personal import Site, accuracies, quantized, rows_of_sites, run_federated, task_at
 from benchmarks.papers import Cell
 from benchmarks.papers.partitions import shard_partition
 from benchmarks.sums import poisson_sample
+from feature_store.query_selection import axis_rows, model_rows
 from labeler.accounting.gaussian import epsilon_of_delta, mu_of_epsilon
 from labeler.errors import InvalidSetting
 from labeler.noise import VectorSum
 from labeler.randomness import ByteSource, seeded_source
+from labeler.records import FEATURE_ONE, PublicAxes
 from workers.progress import ProgressCallback, silent
 
 NO_RECORD = -1
@@ -299,7 +309,12 @@ def cells(root: Path, *, full: bool) -> list[Cell]:
     found = [Cell(f"mu {printed.case}", partial(_accounting, printed, full=full)) for printed in PRINTED]
     if not full:
         quick = replace(_OURS, clients=12, rounds=12, noise_multiplier=1.75)
-        return [*found, Cell("training, quick", partial(_training, root, quick, seeds=(0,)))]
+        few = Cell("personal, quick", partial(_personal_digits, root, 1.0, seeds=(0,), clients=12, scored=2))
+        return [*found, few, Cell("training, quick", partial(_training, root, quick, seeds=(0,)))]
+    found += [Cell(f"personal, digits, epsilon {e:g}", partial(_personal_digits, root, e)) for e in (0.1, 1.0)]
+    found += [
+        Cell(f"personal, photographs, {n} at webcam", partial(_personal_photographs, root, n)) for n in (None, 20)
+    ]
     for share in (0.0, 0.1, 0.5, 1.0):
         settings = replace(_OURS, noise_multiplier=_HEADLINE_NOISE, interpolation=share)
         found.append(Cell(f"training headline alpha {share:g}", partial(_training, root, settings)))
@@ -452,3 +467,78 @@ def _scores(federation: _Federation, trained: Trained) -> tuple[float, float, fl
     shared = clients.correct(everywhere, federation.test_inputs, federation.test_labels)
     every = clients.correct(trained.global_model[None], federation.all_inputs[None], federation.all_labels[None])
     return tuple(100 * float(part.double().mean()) for part in (own, shared, every))  # type: ignore[return-value]  # three
+
+
+PUBLIC_DIGITS, AXES = 2000, 64
+SITES, PUBLIC_SITE = ("amazon", "caltech10", "webcam"), "dslr"
+
+
+@lru_cache(maxsize=1)
+def _digits_along_axes(root: Path) -> tuple[Split, Split]:
+    """MNIST's pixels along AXES axes of the first PUBLIC_DIGITS test digits, and so the other test digits."""
+    data = mnist(root)
+    public = quantized(_pixels(data.test.inputs[:PUBLIC_DIGITS]))
+    axes = PublicAxes(axis_rows(public, AXES))
+
+    def along(part: Split) -> Split:
+        return Split(quantized(axes(quantized(_pixels(part.inputs)) / FEATURE_ONE)), part.labels)
+
+    return along(data.train), along(data.test[PUBLIC_DIGITS:])
+
+
+def _pixels(images: NDArray[np.uint8]) -> NDArray[np.float64]:
+    rows = images.reshape(len(images), -1).astype(np.float64)
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+def _personal_digits(
+    root: Path,
+    epsilon: float,
+    progress: ProgressCallback,
+    *,
+    seeds: tuple[int, ...] = (0, 1, 2),
+    clients: int = CLIENTS,
+    scored: int = 10,
+) -> list[BenchRow]:
+    train_set, test = _digits_along_axes(root)
+    task = task_at(
+        epsilon, classes=10, agents=clients, steps=40, rows=AXES + 1, min_records=RECORDS, regularisation=1e-4,
+        radius=float(RECORDS), sampled={"rate": 0.2, "learning_rate": 4.0, "momentum": 0.5},
+    )  # fmt: skip
+    found = []
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        sites = []
+        for rows in shard_partition(train_set.labels, clients=CLIENTS, shards_per_client=SHARDS, seed=seed)[:clients]:
+            kinds = np.flatnonzero(np.isin(test.labels, np.unique(train_set.labels[rows])))
+            tests = rng.choice(kinds, TESTS, replace=False)
+            features = np.concatenate([train_set.inputs[rows], test.inputs[tests]])
+            labels = np.concatenate([train_set.labels[rows], test.labels[tests]])
+            sites.append(Site.of(features, labels, np.arange(len(labels)) >= len(rows)))
+        model = run_federated(task, sites, model_rows(AXES), seed=seed, progress=progress)
+        found.append([accuracies(model, site) for site in sites[:scored]])
+    case = f"personal models of the product, MNIST, {clients} clients of 4 shards, epsilon {epsilon:g}"
+    return rows_of_sites([case] * scored, task, found, epsilon, scored_clients=scored)
+
+
+def _personal_photographs(root: Path, few: int | None, progress: ProgressCallback) -> list[BenchRow]:
+    """Three sites at epsilon 1; `few` records at the last one, all of its own where None."""
+    photographs = {name: ordered(shard) for name, shard in embed_domains(root, progress).items()}
+    asked, found = axis_rows(photographs[PUBLIC_SITE][0], 20), []
+    task = task_at(
+        1.0, classes=10, agents=3, steps=30, rows=21, axes=20, min_records=400, regularisation=1e-4, radius=200.0,
+        sampled={"rate": 0.2, "learning_rate": 4.0, "momentum": 0.5},
+    )  # fmt: skip
+    for seed in range(3):
+        rng, sites = np.random.default_rng(seed), []
+        for name in SITES:
+            features, labels = photographs[name]
+            held = rng.random(len(labels)) < 0.3
+            seen = rng.permutation(np.flatnonzero(~held))
+            kept = np.concatenate([seen[: few if name == SITES[-1] else None], np.flatnonzero(held)])
+            sites.append(Site.of(features[kept], labels[kept], held[kept]))
+        model = run_federated(task, sites, asked, seed=seed, progress=progress)
+        found.append([accuracies(model, site) for site in sites])
+    last = "all its records" if few is None else f"{few} records"
+    cases = [f"personal models of the product, photographs, webcam has {last}, at {name}" for name in SITES]
+    return rows_of_sites(cases, task, found, 1.0)

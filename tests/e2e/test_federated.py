@@ -151,3 +151,20 @@ def test_a_plan_prices_steps_and_says_of_whom_a_coin_is_tossed(labeler) -> None:
     alone = labeler("plan", "--method", "federated", "--queries", 5, "--steps", 20, "--sigma", 4)
     assert alone.code == 2
     assert "--steps and --rate go together" in alone.err
+
+
+def test_a_site_of_a_run_predicts_with_its_own_model_beside_the_released_one(labeler, federation, tmp_path) -> None:
+    text = TASK + "\n[task.training.personal]\nalpha = {}\n"
+    found = {}
+    for alpha in (1.0, 0.5):
+        out = tmp_path / f"job-{alpha}"
+        federation.run(labeler, task_file(tmp_path, text.format(alpha)), out, "--seed", 1)
+        model, images = out / "model.safetensors", federation.root / "test"
+        site = ("--shard", federation.agents[0], "--model", model, "--backbone", "pixels:8")
+        result = labeler("agent", "predict", images, *site, "--out", tmp_path / f"{alpha}.parquet", "--json")
+        assert result.code == 0, result.err
+        found[alpha] = result.document["accuracy"]
+        if alpha == 1.0:
+            shared = labeler("predict", model, images, "--json").document["accuracy"]
+            assert found[alpha] == pytest.approx(shared)
+    assert found[0.5] >= found[1.0] - 0.02

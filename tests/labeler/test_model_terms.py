@@ -115,17 +115,21 @@ def test_every_field_of_the_training_is_in_the_digest() -> None:
         "max_records": 300, "axes": 64, "dimension": 11, "score_share": 0.5,
     }  # fmt: skip
     # What says how a model is trained in steps belongs to federated alone, which is asked below.
-    assert set(changes) | {"sampled"} == set(training_of(asked).__class__.model_fields)
+    assert set(changes) | {"sampled", "personal"} == set(training_of(asked).__class__.model_fields)
     digests = {task(training=TRAINING | {name: value}).digest for name, value in changes.items()}
     assert len(digests | {asked.digest}) == len(changes) + 1
     steps = {"rate": 0.5, "unit": "agent", "learning_rate": 1.0, "momentum": 0.0, "local_steps": 1}
     other = {"rate": 0.25, "unit": "record", "learning_rate": 2.0, "momentum": 0.5, "local_steps": 3}
     assert set(other) == set(Sampled.model_fields)
 
-    def sampled(how: dict[str, object]) -> str:
-        return task("federated", max_queries=1000, training=TRAINING | {"iterations": 10, "sampled": how}).digest
+    def sampled(how: dict[str, object], **more: object) -> str:
+        training = TRAINING | {"iterations": 10, "sampled": how} | more
+        return task("federated", max_queries=1000, training=training).digest
 
     assert len({sampled(steps), *(sampled(steps | {name: value}) for name, value in other.items())}) == len(other) + 1
+    personal = ({}, {"alpha": 0.5}, {"helper": "proximal"}, {"helper": "identity"})
+    digests = {sampled(steps), *(sampled(steps, personal=one) for one in personal)}
+    assert len(digests) == len(personal) + 1
 
 
 def test_methods_that_count_nothing_have_no_votes_to_bound_and_no_neighbours() -> None:

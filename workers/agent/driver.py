@@ -21,7 +21,7 @@ More than 600 lines: one turn of an agent, from its mail to its letters, reads f
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -61,6 +61,8 @@ from labeler.rounds.agent_proposal import AgentProposal, ProposalEffect, Proposa
 from labeler.system.clock import Clock
 from labeler.system.faults import fault_point
 from labeler.system.keys import seal_body
+from labeler.tally import QueryBatch
+from labeler.task import Task
 from workers.agent.agent import Agent
 from workers.agent.decisions import Admission
 from workers.agent.ledger import DurableLedger, ShareUsedUp
@@ -118,6 +120,7 @@ class AgentDriver:
     Args:
         coordinator_key: checks the coordinator's signatures.
         public_clock: when turns may leave.
+        keep: keeps what is public of a question, once its answer has left; never raises.
     """
 
     def __init__(
@@ -133,6 +136,7 @@ class AgentDriver:
         admission: Admission,
         clock: Clock,
         public_clock: PublicClock,
+        keep: Callable[[Task, QueryBatch], None] = lambda _task, _batch: None,
     ) -> None:
         self._mail = mail
         self._coordinator_key = coordinator_key
@@ -149,6 +153,8 @@ class AgentDriver:
         self._states: dict[str, AgentRound] = {}
         self._wakes: dict[str, float] = {}
         self._waiting: list[tuple[str, RoundEffect]] = []
+        self._keep_public = keep
+        self._answered: list[Ask] = []
 
     @property
     def due_in_s(self) -> float | None:
@@ -190,6 +196,9 @@ class AgentDriver:
         if "input-share" in log_fates(log, letters, errors, refused="answer not taken"):
             fault_point("agent.sent")
         self._mail.note()
+        answered, self._answered = self._answered, []
+        for ask in answered:
+            self._keep_public(ask.task, ask.batch)
 
     # One turn.
 
@@ -657,6 +666,7 @@ class AgentDriver:
         answered = Draft("answered", COORDINATOR, receipt, task_digest=task_digest, round_digest=digest)
         about = {"task_digest": task_digest, "round_digest": digest}
         turn.letters.append(Outgoing((*shares, answered), "answered", about))
+        self._answered.append(ask)
 
 
 def _pop(effects: list[tuple[Any, Any]], kind: type) -> list[tuple[Any, Any]]:

@@ -34,6 +34,7 @@ from workers.agent.decisions import Admission
 from workers.agent.driver import AgentDriver
 from workers.agent.images import embed_before_answering, first_poll_s
 from workers.agent.ledger import DurableLedger
+from workers.agent.personal import keep_shared_model
 from workers.agent.policy import Policy, read_policy
 from workers.agent.public_clock import TICK_S, DrawnProbe, PublicClock
 from workers.party.coordinator import CoordinatorDoor
@@ -174,6 +175,7 @@ def open_agent(
                 ledger=site,
                 admission=admission,
                 clock=clock,
+                keep=partial(keep_shared_model, home),
                 public_clock=public_clock
                 or PublicClock(
                     tick_s=TICK_S if config.tick_s is None else config.tick_s,

@@ -18,7 +18,18 @@ from rich.console import Console
 from labeler.budget import short_epsilon
 from labeler.errors import InvalidSetting, NotFound
 from labeler.system.files import check_file
-from workers.commands.console import Home, Json, budget_table, filled, one_of, print_json, tell, wrapped
+from workers.commands.console import (
+    Home,
+    Json,
+    MaybeHome,
+    budget_table,
+    escaped,
+    filled,
+    one_of,
+    print_json,
+    tell,
+    wrapped,
+)
 from workers.commands.federation import stop_signal
 
 Named = Annotated[
@@ -30,7 +41,7 @@ FORMATS = ("table", "json", "csv")
 
 def add_to_agent(app: typer.Typer) -> None:
     """Add these commands to `labeler agent`."""
-    for command in (waiting, approve, refuse, stop, resume, budget, history, embed, desk):
+    for command in (waiting, approve, refuse, stop, resume, budget, history, embed, predict, desk):
         app.command()(command)
 
 
@@ -228,6 +239,63 @@ def embed(
         typer.echo(f"Records of {folder.path}: {result['added']:,} added, {result['dropped']:,} removed")
     backbone = "" if config.embedding is None else Path(config.embedding.backbone).name
     print_embed(result, backbone, as_json=as_json)
+
+
+def predict(
+    images: Annotated[str, typer.Argument(help="Folder or other source of images, a shard, or a file of features.")],
+    home: MaybeHome = None,
+    task: Annotated[
+        str | None, typer.Option(help="The task whose model is used: its name, or the first digits of its digest.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A released model.safetensors, in place of the one that the home keeps.")
+    ] = None,
+    shard: Annotated[
+        Path | None, typer.Option(help="With --model, in place of --home: private records, as of labeler run.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File of predictions. Default: predictions.parquet at the home.")
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="What makes features, where neither home nor model names it.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Label images at the site with its own model: made of the shared one and of its records, and never sent.
+
+    For tasks of method federated with `training.personal`. The model is trained now, from the shared model that the
+    home kept when it answered, and is not stored. It works offline, whether the agent runs or not. Predictions follow
+    from private records without noise: the file must stay at the site.
+
+    Example: `labeler agent predict new-scans/ --home hospital-a`
+    """
+    from workers.agent.personal import MUST_STAY, PREDICTIONS_FILE, predict_at_site, write_predictions
+    from workers.progress import progress_bars
+
+    target = out or (home or (Path() if shard is None else shard.parent)) / PREDICTIONS_FILE
+    check_file(target)
+    with progress_bars(quiet=as_json) as progress:
+        found = predict_at_site(
+            images, home=home, shard=shard, task=task, model=model, backbone=backbone, progress=progress
+        )
+    write_predictions(found, target)
+    if as_json:
+        skipped = [{"source": one.source, "reason": one.reason} for one in found.skipped]
+        told = {"images": found.table.num_rows, "counts": found.counts, "skipped": skipped, "helper": found.helper}
+        told |= {"alpha": found.alpha, "scores": found.scores, "accuracy": found.accuracy}
+        print_json(told | {"out": str(target), "stays": f"This file {MUST_STAY}."})
+        return
+    for one in found.skipped:
+        typer.echo(f"not labeled: {escaped(one.source)}: {escaped(one.reason)}", err=True)
+    for name, count in found.counts.items():
+        typer.echo(f"{count:8d}  {escaped(name)}")
+    if found.alpha is not None:
+        chosen = ", chosen on this site's records" if found.scores else ""
+        wrapped(f"Model     {found.helper}, alpha {found.alpha:g}{chosen} (1: the shared model, 0: the site's own)")
+    if found.accuracy is not None:
+        typer.echo(f"Right     {found.accuracy:.1%} of the images whose class is known")
+    typer.echo(f"{found.table.num_rows} images labeled; labels are in {target}")
+    wrapped(f"This file {MUST_STAY}.")
 
 
 def desk(

@@ -53,6 +53,7 @@ from workers.party.home import (
     POLICY_FILE,
     PROOF_FILE,
     SEEN_FILE,
+    SHARED_FOLDER,
     TALLIER_FILE,
     read_agent_config,
 )
@@ -299,7 +300,7 @@ def prune_home(
     if not any((home / file).exists() for file in (COORDINATOR_FILE, AGENT_FILE, TALLIER_FILE)):
         raise InvalidSetting(f"{home} is not the home of a coordinator, an agent or a tallier; is it the right folder?")
     before, size = clock() - age, _bytes_of(home)
-    files = _old_heads(home, before)
+    files = _old_files(home, before)
     with closing(open_database(journal_of(home), anchor=home / ANCHOR_FILE)) as database:
         Ledger(database, clock=clock).verify()
         jobs = _jobs(home, database, before, clock, dry_run, progress) if (home / COORDINATOR_FILE).exists() else []
@@ -353,11 +354,12 @@ def _rounds(home: Path, database: Database, before: datetime, dry_run: bool) -> 
     return len(old)
 
 
-def _old_heads(home: Path, before: datetime) -> list[Path]:
-    """Return the copies of what a party had seen, from each time that a restored journal was accepted."""
-    return sorted(
-        path for path in home.glob(f"{SEEN_FILE}.*Z") if datetime.fromtimestamp(path.stat().st_mtime, UTC) < before
-    )
+def _old_files(home: Path, before: datetime) -> list[Path]:
+    """Return the copies of what a party had seen, from each time that a restored journal was accepted, and the shared
+    models that an agent kept.
+    """
+    found = (*home.glob(f"{SEEN_FILE}.*Z"), *home.glob(f"{SHARED_FOLDER}/*"))
+    return sorted(path for path in found if datetime.fromtimestamp(path.stat().st_mtime, UTC) < before)
 
 
 def _bytes_of(home: Path) -> int:

@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 from labeler.methods.blind_average import ALONG, COUNTED, FINE, HUBER_WIDTH, LinearTerms, MeanTerms
 from labeler.methods.federated import MARGIN, THETA_UNIT, UNIT, StepTerms
 from labeler.randomness import ByteSource
-from labeler.records import FEATURE_ONE, Block, PublicAxes, Rows, block_rows, kept
+from labeler.records import FEATURE_ONE, Block, Blocks, PublicAxes, Rows, block_rows, kept
 from labeler.steady import LOWEST, steady
 from workers.learning.descent import descend, softmax_slopes
 from workers.learning.steps import steps
@@ -277,16 +277,17 @@ def on_ball(vector: Array, radius: float) -> Array:
     return vector * (radius / max(length, radius))
 
 
-def rows_on_grid(records: Rows, axes: PublicAxes | None, *, num_classes: int) -> Iterator[StepBlock]:
+def rows_on_grid(records: Rows, axes: PublicAxes | None, *, num_classes: int, skip: int = 0) -> Iterator[StepBlock]:
     """Yield rows (phi(x), 1) in whole UNIT-ths, |phi(x)| <= 1, each a function of its record, bit for bit.
 
     Args:
         records: features as stored divided by 2048, and labels that are classes.
         axes: the public map; None where features are read as they are.
         num_classes: numbers that are made of each row: fewer rows at once where there are many.
+        skip: blocks to leave out at the beginning.
     """
     columns = (records.dimension if axes is None else axes.count) + 1
-    for features, labels in records.read(min(BLOCK, block_rows(records.dimension + columns + num_classes)), 0):
+    for features, labels in records.read(min(BLOCK, block_rows(records.dimension + columns + num_classes)), skip):
         along = np.rint(features.astype(np.float64) * FEATURE_ONE) if axes is None else axes.along(features)
         lengths = np.sqrt(summed(along * along)) * (1 + MARGIN)
         # An integer row that is not zero is at least one long; a feature as it is stays as short as it is.
@@ -356,11 +357,32 @@ def _fit(records: Rows, *, num_classes: int) -> tuple[NDArray[np.float64], NDArr
     ridge = np.full(size, 1 / INVERSE_REGULARISATION)
     ridge[-1] = 0
     closed = np.where(is_present, 0.0, -np.inf)
-    # One row per class, which libraries multiply in half the time.
-    here = ahead = np.zeros((num_classes, size))
+    here = minimize(blocks, inverse, ridge, start=np.zeros((num_classes, size)), closed=closed)
+    return here.T, is_present
+
+
+def minimize(
+    blocks: Blocks,
+    inverse: NDArray[np.floating],
+    ridge: Array | float,
+    *,
+    start: Array,
+    closed: Array | float = 0.0,
+    anchor: Array | float = 0.0,
+) -> Array:
+    """Return the weights after all STEPS towards the least sum of losses + ridge/2 |W - anchor|^2.
+
+    Args:
+        blocks: rows, and which class each is of.
+        inverse: M of the module.
+        ridge: of each number of a row.
+        start: shape (num_classes, size), like `anchor`: one row per class, which libraries multiply in half the time.
+        closed: added to the scores.
+    """
+    here = ahead = start
     age = 1.0
     for _ in steps(STEPS):
-        slope = ridge * ahead
+        slope = ridge * (ahead - anchor)
         for rows, truth in blocks():
             slope += softmax_slopes((ahead @ rows.T).T + closed, truth).T @ rows
         there = ahead - slope @ inverse
@@ -368,7 +390,7 @@ def _fit(records: Rows, *, num_classes: int) -> tuple[NDArray[np.float64], NDArr
         goes_on, older = float(np.vdot(slope, move) <= 0), (1 + np.sqrt(1 + 4 * age * age)) / 2
         here, ahead = there, there + goes_on * (age - 1) / older * move
         age = goes_on * older + (1 - goes_on)
-    return here.T, is_present
+    return here
 
 
 def predict(head: NDArray[np.int64], queries: NDArray[np.int16]) -> NDArray[np.int64]:

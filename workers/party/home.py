@@ -5,6 +5,7 @@
                     images.npy    that folder as it was embedded; site.key keys its digests and those of the shard.
                     policy.toml   what the site allows (workers.agent.policy).
                     approved/     what its people decided (workers.agent.decisions).
+                    shared-models/ public models that its site personalizes (workers.agent.personal).
     tallier HOME    tallier.toml  its name, the coordinator's address, and the coordinator's keys.
                     winner.pem    its own certificate, and peers.toml the two other talliers (workers.tallier.peers).
     both            keys.json          its own keys.
@@ -14,8 +15,8 @@
                     coordinator.proof  the coordinator's own signed word for it.
                     erasable/          a key for each open round (labeler.system.erasable); never in a backup.
 
-Back up a home with `labeler journal backup`, which takes all of it but erasable/. An erased key must not lie in a
-backup; its absence also reveals a home that was restored.
+Back up a home with `labeler journal backup`. It leaves out erasable/ and what can be made or downloaded again. An
+erased key must not lie in a backup; its absence also reveals a home that was restored.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ EXAMPLE_URL: Final = "https://labels.example.org"
 COORDINATOR_FILE = "coordinator.toml"
 POLICY_FILE = "policy.toml"
 RECORDS_FOLDER = "records.shard"
+SHARED_FOLDER = "shared-models"
 KEYS_FILE = "keys.json"
 JOURNAL_FILE = "journal.db"
 ANCHOR_FILE = "journal.head"

@@ -326,17 +326,39 @@ def predict_images(
         InvalidSetting: the model's file names no backbone, and none was given.
         BadData: images or features cannot be used.
     """
+    with tempfile.TemporaryDirectory(prefix="labeler-predict-") as folder:
+        new, skipped = new_images(
+            model, images, backbone=backbone, architecture=architecture, folder=Path(folder), progress=progress
+        )
+    return _predict(model, new, skipped, preference, like)
+
+
+def new_images(
+    model: StoredModel,
+    images: Path | str | NDArray[Any],
+    *,
+    backbone: str | None,
+    architecture: str | None,
+    folder: Path,
+    progress: ProgressCallback,
+) -> tuple[NewImages, tuple[Skipped, ...]]:
+    """Return images as the model reads them, and what was left out.
+
+    Args:
+        model, images, backbone, architecture: as for `predict_images`, which says what is raised.
+        folder: a new folder, for the features of images that are embedded; not needed afterwards.
+    """
     source = _own_features(model, images)
     if source is not None:
         if backbone is not None or architecture is not None:
             raise InvalidSetting("own features are computed already; leave the backbone and its architecture out")
-        return _predict(model, _NewImages.of_features(model, source), (), preference, like)
+        return NewImages.of_features(model, source), ()
     assert not isinstance(images, np.ndarray)  # noqa: S101  # it would be own features
     path = Path(images)
     if (path / "manifest.json").exists():
         if backbone is not None:
             raise InvalidSetting(f"{path} is a shard, whose images are embedded already; leave the backbone out")
-        return _predict(model, _NewImages.of_shard(model, Shard.open(path)), (), preference, like)
+        return NewImages.of_shard(model, Shard.open(path)), ()
     if model.reads_own_features and not backbone:
         raise InvalidSetting(
             f"the model reads features that its owner computed, and {str(images)!r} is none: name a file of them "
@@ -354,18 +376,17 @@ def predict_images(
         )
     loaded = load_backbone(name, architecture=architecture)
     _check_fingerprint(model, loaded.fingerprint, f"backbone {name!r}")
-    with tempfile.TemporaryDirectory(prefix="labeler-predict-") as folder:
-        out = Path(folder) / "images"
-        report = embed_source(
-            str(images),
-            loaded,
-            out,
-            classes=model.classes,
-            public=True,
-            progress=lambda done, total: progress("Embedding", done, total),
-        )
-        new = _NewImages.of_shard(model, Shard.open(out, verify=False))
-        return _predict(model, new, report.skipped + report.passed_over, preference, like)
+    out = folder / "images"
+    report = embed_source(
+        str(images),
+        loaded,
+        out,
+        classes=model.classes,
+        public=True,
+        thumbnails=False,
+        progress=lambda done, total: progress("Embedding", done, total),
+    )
+    return NewImages.of_shard(model, Shard.open(out, verify=False)), report.skipped + report.passed_over
 
 
 def _own_features(model: StoredModel, images: Path | str | NDArray[Any]) -> FeatureSource | None:
@@ -393,7 +414,7 @@ def _own_features(model: StoredModel, images: Path | str | NDArray[Any]) -> Feat
 
 
 @dataclass(frozen=True, eq=False)
-class _NewImages:
+class NewImages:
     """Images to label. Attributes: features; names; labels, -1 where unknown, None where no truth came along."""
 
     features: NDArray[np.int16]
@@ -401,7 +422,7 @@ class _NewImages:
     labels: NDArray[np.int16] | None
 
     @classmethod
-    def of_shard(cls, model: StoredModel, shard: Shard) -> _NewImages:
+    def of_shard(cls, model: StoredModel, shard: Shard) -> NewImages:
         """Return the images of a shard.
 
         Raises:
@@ -416,7 +437,7 @@ class _NewImages:
         return cls(images.features, images.sources, images.labels if has_truth else None)
 
     @classmethod
-    def of_features(cls, model: StoredModel, source: FeatureSource) -> _NewImages:
+    def of_features(cls, model: StoredModel, source: FeatureSource) -> NewImages:
         """Return rows of own features.
 
         Raises:
@@ -435,7 +456,7 @@ class _NewImages:
 
 def _predict(
     model: StoredModel,
-    images: _NewImages,
+    images: NewImages,
     skipped: tuple[Skipped, ...],
     preference: Preference | None,
     like: Path | None,
