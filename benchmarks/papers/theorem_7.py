@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import BenchRow, mean_row
-from labeler.planning import price
+from labeler.planning import statement
 from labeler.task import Task, parse_task
 
 METRIC: Final = "epsilon of one agent"
@@ -81,7 +81,7 @@ def theorem_7_rows(
         task: one of winners.
         margins: of its questions, an array for each repetition.
     """
-    paid = price(task).agent
+    paid = statement(task, "agent", task.max_queries)
     by_votes = [
         epsilon_by_theorem_7(one, classes=task.num_classes, sigma=task.sigma_votes, delta=task.delta) for one in margins
     ]

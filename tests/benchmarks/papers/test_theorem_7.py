@@ -45,8 +45,11 @@ def test_without_agreement_it_is_what_the_paper_counts_whatever_the_votes_are() 
     papers = min(500 * a / (2 * 25**2) + math.log(1e3) / (a - 1) for a in 1 + np.arange(1, 10_000) / 100)
     for margins in (np.zeros(500), np.repeat([0, 3, 40], [200, 200, 100])):
         assert epsilon_by_theorem_7(margins, classes=10, sigma=25, delta=1e-3) == pytest.approx(papers)
-    mixed = np.repeat([0, 200], [10, 490])
-    assert 3.6625 < epsilon_by_theorem_7(mixed, classes=10, sigma=25, delta=1e-3) < papers
+    # One question without a leader takes half of what 499 unanimous ones save, and five take all.
+    mixed = np.repeat([0, 200], [1, 499])
+    assert 3.67 < epsilon_by_theorem_7(mixed, classes=10, sigma=25, delta=1e-3) < papers
+    five = np.repeat([0, 200], [5, 495])
+    assert epsilon_by_theorem_7(five, classes=10, sigma=25, delta=1e-3) == pytest.approx(papers)
 
 
 def test_its_lemma_is_false() -> None:
