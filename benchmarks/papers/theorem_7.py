@@ -73,13 +73,19 @@ def margins_of(ballots: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 
 def theorem_7_rows(
-    case: str, task: Task, margins: Sequence[NDArray[np.int64]], settings: dict[str, Any]
+    case: str,
+    task: Task,
+    margins: Sequence[NDArray[np.int64]],
+    settings: dict[str, Any],
+    *,
+    printed: tuple[str | None, str | None] = (None, None),
 ) -> list[BenchRow]:
     """Return what one agent's votes cost: by Theorem 7, by the paper whatever the votes are, and as it is certified.
 
     Args:
         task: one of winners.
         margins: of its questions, an array for each repetition.
+        printed: what the paper prints for the first two rows.
     """
     paid = statement(task, "agent", task.max_queries)
     by_votes = [
@@ -92,13 +98,13 @@ def theorem_7_rows(
         "settings": settings | {"sigma_votes": task.sigma_votes, "queries": task.max_queries},
     }
     return [
-        mean_row(case, NO_GUARANTEE, METRIC, by_votes, **told),
+        mean_row(case, NO_GUARANTEE, METRIC, by_votes, reference=printed[0], **told),
         *(
-            mean_row(case, method, METRIC, [value], **told)
-            for method, value in (
-                ("as in the paper, whatever the votes", paid.as_in_paper_epsilon),
-                ("certified, of the histogram", histogram),
-                ("certified, of the winners", paid.epsilon),
+            mean_row(case, method, METRIC, [value], reference=reference, **told)
+            for method, value, reference in (
+                ("as in the paper, whatever the votes", paid.as_in_paper_epsilon, printed[1]),
+                ("certified, of the histogram", histogram, None),
+                ("certified, of the winners", paid.epsilon, None),
             )
         ),
     ]
@@ -120,4 +126,5 @@ def unanimous_rows() -> list[BenchRow]:
             "sigma_votes": 25.0,
         }
     )
-    return theorem_7_rows(f"{agents} agents of one mind", task, [np.full(queries, agents)], {"agents": agents})
+    case, printed = f"{agents} agents of one mind", ("2.7 for its digits", "3.6 for its digits")
+    return theorem_7_rows(case, task, [np.full(queries, agents)], {"agents": agents}, printed=printed)
