@@ -52,6 +52,13 @@ def test_without_agreement_it_is_what_the_paper_counts_whatever_the_votes_are() 
     assert epsilon_by_theorem_7(five, classes=10, sigma=25, delta=1e-3) == pytest.approx(papers)
 
 
+@pytest.mark.parametrize("sigma", [12, 15, 20.6, 25])
+def test_it_saves_nothing_on_mnist_where_some_60_of_100_agents_know_a_digit(sigma: float) -> None:
+    """As the paper's table prints: 4.3 and 4.3."""
+    votes, none = (epsilon_by_theorem_7(np.full(500, most), classes=10, sigma=sigma, delta=1e-3) for most in (65, 0))
+    assert votes == pytest.approx(none)
+
+
 def test_its_lemma_is_false() -> None:
     """It bounds ln 2 by 0.0056: one answer has probability 1 - q on one input and 1/2 on its neighbor."""
     divergence, bound = counterexample()
