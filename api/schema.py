@@ -93,6 +93,9 @@ class PriceView(View):
     person_epsilon: float | None = None
     """For all records of one person at one agent; null where the task does not bound how many vote. Charged nowhere."""
     records_per_person: int | None = None
+    group_epsilon: float | None = None
+    """For any `group_size` records of all agents together; null where the task names none. Charged nowhere."""
+    group_size: int | None = None
     one_record: str | None = None
     """For methods that train: which bound on what one record changes the price is for, in words."""
     reason: str = ""

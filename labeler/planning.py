@@ -26,7 +26,8 @@ number is the same against all other participants together.
 A price is a function of the task alone: it touches no private data and charges nothing. Per level (one image, one
 person if the task has `records_per_person`, one agent) it states the certified epsilon of the integer mechanism that
 runs (`labeler.accounting.integer`) and the ledger's charge. For comparison only, it adds the continuous exact value and
-the papers' conversion.
+the papers' conversion. With `group_size` it also states the same for any so many records of all agents together, which
+nobody is charged (Kirschte et al., corollary 9, with the exact event in place of their conversion).
 
 The price depends on `sigma_votes` alone, not on the number of agents: sigma is the noise that is left when colluding
 agents pool theirs and dropouts add none. Collusion and dropouts cost accuracy. If all agents contribute, the noise is
@@ -57,7 +58,7 @@ from labeler.budget import say_epsilon
 from labeler.errors import InvalidSetting
 from labeler.methods import DEFAULT_METHOD, METHODS, MethodName
 from labeler.methods.grid import squared_in_sigma_units
-from labeler.methods.sensitivity import integer_event, summed_votes
+from labeler.methods.sensitivity import group_event, integer_event, summed_votes
 from labeler.noise import NoiseBy, sampler_distance
 from labeler.task import Level, StatedLevel, Task
 
@@ -174,6 +175,10 @@ NO_BOUND_FOR_LIFE = (
 _OUT_OF_REACH = (
     "no finite guarantee can be proved: one agent can move a number by more than the noise sampler's reach; "
     "raise sigma_votes, or lower the votes of one agent or the length of its model"
+)
+_GROUP_OUT_OF_REACH = (
+    "no finite guarantee can be proved: so many records can move a number by more than the noise sampler's reach; "
+    "raise sigma_votes, or lower group_size"
 )
 
 
@@ -302,6 +307,8 @@ class Price:
         dishonest_talliers: how many talliers may be dishonest, if the talliers add the noise.
         person: the guarantee for one person's records at one agent; None if the task does not bound how many vote.
         records_per_person: that bound, m.
+        group: the guarantee for any `group_size` records of all agents together; its level names the unit, one record.
+        group_size: that number, g.
         life: the scope of the guarantee for one record, if it covers everything that is ever asked.
         one_record: what one record of an agent changes in its answer, in words (`Method.one_record`).
     """
@@ -324,6 +331,8 @@ class Price:
     dishonest_talliers: int | None = None
     person: PrivacyStatement | None = None
     records_per_person: int | None = None
+    group: PrivacyStatement | None = None
+    group_size: int | None = None
     life: LifePrice | None = None
     one_record: str | None = None
 
@@ -338,16 +347,18 @@ class Price:
 
     def to_json(self) -> dict[str, Any]:
         """Return the shape of `labeler plan --json`; only JSON types, no infinity, no NaN."""
-        person: dict[str, Any] = {}
+        uncharged: dict[str, Any] = {}
         if self.person is not None:
-            stated = self.person.to_json() | {"records_per_person": self.records_per_person}
+            uncharged["person"] = self.person.to_json() | {"records_per_person": self.records_per_person}
+        if self.group is not None:
+            uncharged["group"] = self.group.to_json() | {"group_size": self.group_size}
+        for stated in uncharged.values():
             # No account is charged this number, so it must not look like a charge.
             del stated["charge_nano"]
-            person = {"person": stated}
         return {
             "instance": self.instance.to_json(),
             "agent": self.agent.to_json(),
-            **person,
+            **uncharged,
             "delta": self.delta,
             "as_in_paper": {one.level: {"epsilon": finite(one.as_in_paper_epsilon)} for one in self.stated},
             "as_in_paper_shares": {one.level: {"epsilon": finite(one.paper_shares_epsilon)} for one in self.stated},
@@ -422,6 +433,8 @@ def price(task: Task, *, queries: int | None = None) -> Price:
         dishonest_talliers=task.dishonest_talliers,
         person=None if task.records_per_person is None else statement(task, "person", asked),
         records_per_person=task.records_per_person,
+        group=None if task.group_size is None else group_statement(task, asked),
+        group_size=task.group_size,
         life=life,
         one_record=task.traits.one_record(task),
     )
@@ -516,7 +529,16 @@ def instance_epsilon(task: Task, queries: int) -> float:
 
 def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
     """Return the guarantee of `queries` queries of a task at one level."""
-    event = integer_event(task, level, queries)
+    return _statement_of(integer_event(task, level, queries), task, level, queries)
+
+
+def group_statement(task: Task, queries: int) -> PrivacyStatement:
+    """Return the guarantee for any `group_size` records of all agents together, which no ledger is charged."""
+    stated = _statement_of(group_event(task, queries), task, "instance", queries)
+    return stated if stated.reason is None else replace(stated, reason=_GROUP_OUT_OF_REACH)
+
+
+def _statement_of(event: IntegerSum | None, task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
     if event is None:
         none = math.inf
         reason = NO_BOUND.format(caps=task.traits.caps) if task.lifetime_budget is None else NO_BOUND_FOR_LIFE

@@ -36,7 +36,7 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool, not_covered: str 
     Returns:
         Only JSON types.
     """
-    guarantees = {
+    guarantees: dict[str, dict[str, Any]] = {
         statement.level: {
             "epsilon": finite(statement.epsilon),
             "participant_epsilon": finite(statement.participant_epsilon),
@@ -45,6 +45,13 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool, not_covered: str 
         | ({} if statement.reason is None else {"reason": statement.reason})
         for statement in price.stated
     }
+    if price.group is not None:
+        guarantees["group"] = {
+            "epsilon": finite(price.group.epsilon),
+            "participant_epsilon": finite(price.group.participant_epsilon),
+            "neighbours": f"any {price.group_size:,} records of all agents together are added or removed",
+            "group_size": price.group_size,
+        } | ({} if price.group.reason is None else {"reason": price.group.reason})
     says_what_a_record_moves = task.training is not None and (
         task.training.max_records is not None or task.sampled is not None or sums_means(task)
     )
@@ -89,7 +96,7 @@ def joined_cards(card: Mapping[str, Any], evaluated: Mapping[str, Any], *, confi
     """
     levels = {}
     for level, one in card["guarantees"].items():
-        other = evaluated["guarantees"].get(level, {})
+        other = _of_unit(evaluated, level, one)
         both = {name: _sum(one.get(name), other.get(name)) for name in ("epsilon", "participant_epsilon")}
         reason = one.get("reason") or other.get("reason") or "the evaluation states none"
         levels[level] = dict(one) | both | ({"reason": reason} if both["epsilon"] is None else {})
@@ -119,7 +126,7 @@ def dearer_card(card: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, 
     """Return the card of what two jobs released alike: that of the dearer one, at no level below the other's price."""
     dear, cheap = sorted((card, other), key=lambda one: _price(one["guarantees"]["instance"]), reverse=True)
     levels = {
-        level: max(one, cheap["guarantees"].get(level, {}), key=_price) | {"neighbours": one["neighbours"]}
+        level: max(one, _of_unit(cheap, level, one), key=_price) | {"neighbours": one["neighbours"]}
         for level, one in dear["guarantees"].items()
     }
     return dict(dear) | {
@@ -129,6 +136,12 @@ def dearer_card(card: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, 
         "holds": card["holds"] and other["holds"],
         "warning": dear["warning"] or cheap["warning"],
     }
+
+
+def _of_unit(card: Mapping[str, Any], level: str, one: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the guarantee of a card at the level of another card's guarantee; nothing for groups of other sizes."""
+    found: Mapping[str, Any] = card["guarantees"].get(level, {})
+    return found if found.get("group_size") == one.get("group_size") else {}
 
 
 def _price(guarantee: Mapping[str, Any]) -> tuple[float, float]:
@@ -183,6 +196,8 @@ def guarantee(price: Price) -> dict[str, Any]:
     stated: dict[str, Any] = {one.level: {"epsilon": finite(one.epsilon), "method": one.method} for one in levels}
     if "person" in stated:
         stated["person"]["records_per_person"] = price.records_per_person
+    if (group := price.group) is not None:
+        stated["group"] = {"epsilon": finite(group.epsilon), "method": group.method, "group_size": price.group_size}
     return {
         "delta": price.delta,
         **stated,
@@ -201,6 +216,8 @@ def guarantee_of(card: Mapping[str, Any]) -> dict[str, Any]:
     stated = {level: {"epsilon": epsilon, "method": card["accounting"]} for level, epsilon in levels.items()}
     if "person" in stated:
         stated["person"]["records_per_person"] = card.get("records_per_person")
+    if "group" in stated:
+        stated["group"]["group_size"] = card["guarantees"]["group"]["group_size"]
     return {
         "delta": card["delta"],
         **stated,

@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.descent import BLOCK_ROWS, LEAST_BLOCK_ROWS
-from labeler.errors import BadData
+from labeler.errors import BadData, InvalidSetting
 from labeler.randomness import ByteSource, os_source
 
 if TYPE_CHECKING:
@@ -441,3 +441,12 @@ class RunnerContext:
     local_noise: Callable[[], ByteSource] = field(repr=False)
     learner: Learner = field(repr=False)
     order: Callable[[], ByteSource] = field(default=os_source, repr=False)
+
+
+def check_labels(labels: NDArray[np.integer], num_classes: int, *, least: int) -> None:
+    """Refuse labels that are not classes of the task."""
+    if labels.size and (labels.min() < least or labels.max() >= num_classes):
+        raise InvalidSetting(
+            f"a record carries a label outside the {num_classes} classes of the task; "
+            "shards and task must list the same classes in the same order"
+        )

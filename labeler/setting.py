@@ -12,7 +12,14 @@ import math
 from fractions import Fraction
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from labeler.descent import MOST_RECORDS
 from labeler.settings import PlainNumbers
@@ -141,9 +148,10 @@ class Training(PlainNumbers):
     embeds (`labeler embed --max-records`); an agent whose shard does not keep it refuses the task. Then one record
     moves a model by half as much, and half the noise gives the same price (labeler.descent). Not possible if the task
     caps the records of a person."""
-    learner: Literal["softmax", "svm", "means"] = "softmax"
-    """blind-average: "softmax", or "svm" with one class against the rest; or "means", which trains nothing: sums of
-    records by class along the axes (labeler.methods.blind_average). It ignores fields about training."""
+    learner: Literal["softmax", "svm", "logistic", "means"] = "softmax"
+    """blind-average: "softmax", or "svm" or "logistic" with one class against the rest; or "means", which trains
+    nothing: sums of records by class along the axes (labeler.methods.blind_average). It ignores fields about training.
+    """
     radius: Annotated[float, Field(ge=LEAST, le=1e9, allow_inf_nan=False)] = 100.0
     """blind-average: R, the largest norm of the weights; for "means" of its sums, in records, and then WIDE_RADIUS by
     default."""
@@ -156,8 +164,9 @@ class Training(PlainNumbers):
     dimension: Annotated[int, Field(ge=1, le=1_000_000)] = 32
     """aux-distill: the number of leading axes of the public negatives along which features are taken: fewer than the
     negatives, and at most as many as a feature has numbers."""
-    score_share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.2
-    """aux-distill: the part of mu^2 for the certainty scores; the head takes the rest."""
+    score_share: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.2
+    """aux-distill: the part of mu^2 for the certainty scores; the head takes the rest. 0: no scores are trained or paid
+    for, and every agent's soft labels weigh the same (FedD)."""
     sampled: Sampled | None = None
     """federated: its terms. Then `iterations` are its steps, each a round. `clip_norm` is c, to which the gradient of a
     record or the update of an agent is cut. `radius` bounds the norm of one agent's sum of a step, in clips.
@@ -174,6 +183,15 @@ class Training(PlainNumbers):
         if isinstance(given, dict) and given.get("learner") == "means":
             return {**NOTHING_TRAINED, "radius": WIDE_RADIUS, **given}
         return given
+
+    @field_validator("score_share", mode="before")
+    @classmethod
+    def _leave_the_head_a_budget(cls, share: Any) -> Any:
+        if share == 1 and not isinstance(share, bool):
+            raise ValueError(
+                "must be less than 1: labels come from the head, and those of a head without budget are not private"
+            )
+        return share
 
     @model_validator(mode="after")
     def _check(self) -> Training:

@@ -119,6 +119,9 @@ class Terms(PlainNumbers):
     attributes_per_record: Annotated[int, Field(ge=1, le=MOST_CLASSES)] | None = None
     """knn: classes are attributes, and a record votes for at most this many (tau). It may have any number of them, and
     votes for the first tau that it has, in the order of the classes (labeler.methods.knn.attribute_ballots). Public."""
+    group_size: Votes | None = None
+    """Epsilon is also stated for any this many records of all sites together. No cap and no names of persons are
+    needed, and noise and charge stay the same (labeler.accounting.events)."""
     training: Training | None = None
     """How an agent fits the model that it answers with (blind-average, aux-distill, federated)."""
     dishonest_talliers: Literal[1, 2] | None = None
@@ -242,7 +245,7 @@ class Task(NamedTerms):
         # A task without such a field is written, and hashed, as it was before the field existed.
         later = {
             "records_per_person", "ballot_radius", "attributes_per_record", "lifetime_budget", "dishonest_talliers",
-            "offset_share",
+            "offset_share", "group_size",
         }  # fmt: skip
         fields: dict[str, Any] = dump(self)
         return {

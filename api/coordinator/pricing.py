@@ -191,6 +191,8 @@ def _price_view(one: OfKind, queries: int) -> PriceView:
         agent_question_nano=each.get("agent") if "agent" in finite else None,
         person_epsilon=None if cost.person is None else cost.person.to_json()["epsilon"],
         records_per_person=cost.records_per_person,
+        group_epsilon=None if cost.group is None else cost.group.to_json()["epsilon"],
+        group_size=cost.group_size,
         one_record=cost.one_record,
         reason="; ".join(reasons),
         colluding_agents=cost.colluding_agents,

@@ -54,6 +54,7 @@ from benchmarks.learning.together import Jitter, Training
 from benchmarks.papers import Cell
 from benchmarks.papers.federated import ACCURACY, Averaging, Federation, accuracy_row, padded, priced, train_digits
 from benchmarks.papers.partitions import MNIST_CASE, USPS_CASE, Rows, iid_partition, mnist_partition
+from benchmarks.papers.theorem_7 import margins_of, theorem_7_rows, unanimous_rows
 from benchmarks.sums import open_sum, task_at
 from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
 from feature_store.query_selection import QuerySet, select_queries
@@ -140,6 +141,7 @@ def cells(root: Path, *, full: bool) -> list[Cell]:
     ]
     return [
         Cell(f"MNIST, {size}", lambda progress: mnist_rows(root, size, progress)),
+        Cell("Theorem 7, agents of one mind", lambda _: unanimous_rows()),
         *adaptations,
         *figure_cells(root, full=full),
     ]
@@ -148,6 +150,7 @@ def cells(root: Path, *, full: bool) -> list[Cell]:
 def mnist_rows(root: Path, size: Size, progress: ProgressCallback) -> list[BenchRow]:
     """Measure MNIST at every epsilon, with the paper's way of asking and with ours, and the agents without privacy."""
     data, table = mnist(root), Table(MNIST_CASE, PAPER_MNIST)
+    asked: dict[float, list[Outcome]] = {}
     for seed in size.seeds:
         partition = mnist_partition(data.train.labels, agents=size.agents, records=size.records, seed=seed)
         asker = requester(
@@ -160,10 +163,14 @@ def mnist_rows(root: Path, size: Size, progress: ProgressCallback) -> list[Bench
             ours = votes.on_clusters(epsilon, count, least_certainty=LEAST_CERTAINTY)
             table.note("AE-DPFL, cluster centres, histogram", epsilon, ours)
             if epsilon in PAPER_EPSILONS:
-                table.note("AE-DPFL, random images, winner", epsilon, votes.on_images(epsilon, size.queries))
-    return table.rows(
-        {"agents": size.agents, "records": size.records, "public": size.public, "seeds": list(size.seeds)}
-    )
+                asked.setdefault(epsilon, []).append(votes.on_images(epsilon, size.queries))
+                table.note("AE-DPFL, random images, winner", epsilon, asked[epsilon][-1])
+    settings = {"agents": size.agents, "records": size.records, "public": size.public, "seeds": list(size.seeds)}
+    rows = table.rows(settings)
+    for epsilon, outcomes in asked.items():
+        case = f"{MNIST_CASE}, certified {epsilon:g}"
+        rows += theorem_7_rows(case, outcomes[0].task, [one.margins for one in outcomes], settings)
+    return rows
 
 
 def usps_rows(root: Path, size: Size, *, adapted: bool, progress: ProgressCallback) -> list[BenchRow]:
@@ -370,11 +377,13 @@ class Outcome:
         labels_right: share of public images whose label, as far as the release tells, is right.
         student_right: share of unseen images that the student labels rightly.
         task: what was asked.
+        margins: by how many votes each question's winner led, without noise: private in a real job.
     """
 
     labels_right: float
     student_right: float
     task: Task
+    margins: NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -440,6 +449,7 @@ class Votes:
             labels_right=float((labels == asker.public.labels).mean()),
             student_right=float((student.predict(asker.test_features) == asker.test.labels).mean()),
             task=task,
+            margins=margins_of(ballots),
         )
 
 

@@ -6,7 +6,8 @@ backbone is pretrained on that set, and its heads see features that are not cent
 at instance level:
 
 * FedAVG+P: the average of the clients' private heads, applied to test images.
-* FedD+P: the mean of their soft labels, distilled; like FedAVG+P it has no certainty heads and spends all on the head.
+* FedD+P: the mean of their soft labels, distilled; as with FedAVG+P all is spent on the head. It is method
+  `aux-distill` with `training.score_share = 0`.
 * FedAUXfdp: soft labels weighted with private certainty, distilled.
 
 **Two ways to look at features.** "as in the paper": heads see the backbone's features, scaled to one norm, under the
@@ -73,8 +74,9 @@ from benchmarks.papers import Cell
 from benchmarks.papers.partitions import dirichlet_partition
 from benchmarks.sums import least_noise
 from labeler.accounting.gaussian import mu_of_epsilon
-from labeler.methods.aux_distill import LocalHeadTerms
+from labeler.methods.aux_distill import LocalHeadTerms, divided_noise
 from labeler.randomness import seeded_source
+from workers.learning.learner import HEAD_SHARPNESS, SCORE_SHARPNESS
 from workers.learning.private_heads import FittedHeads, PrivateHeads, PublicMap, fit_heads, fit_public_map, plain_map
 from workers.progress import ProgressCallback
 
@@ -91,7 +93,6 @@ LAMBDA_EPSILONS = (0.01, 0.6)
 
 AXES = 48
 SCORES_SHARE = 0.2
-SCORE_SHARPNESS = 8.0
 
 METHODS = FEDAVG, FEDD, FEDAUX = "FedAVG+P", "FedD+P", "FedAUXfdp"
 PAPER: Final[dict[str, tuple[float, ...]]] = {
@@ -126,7 +127,7 @@ class View:
 
 KEPT = "a bound is kept"
 AS_IN_PAPER = View("features as in the paper", None, 0.01, 1.0)
-CENTRED = View("features centred", AXES, 0.1, 3.0)
+CENTRED = View("features centred", AXES, 0.1, HEAD_SHARPNESS)
 
 
 @dataclass(frozen=True)
@@ -443,15 +444,12 @@ def solve_noise(terms: LocalHeadTerms, *, epsilon: float, delta: float, scores_s
 
     Args:
         epsilon: for both heads together, instance level.
-        scores_share: share of mu^2 for the certainty head, in (0, 1); 0 for none. `paper_scores_share` has the paper's.
+        scores_share: a task's `training.score_share`; 0 is FedD. `paper_scores_share` has the paper's.
     """
 
     def at(sigma: float) -> LocalHeadTerms:
-        return replace(
-            terms,
-            sigma_head=sigma / math.sqrt(1 - scores_share),
-            sigma_scores=sigma / math.sqrt(scores_share) if scores_share else None,
-        )
+        sigma_head, sigma_scores = divided_noise(sigma, scores_share)
+        return replace(terms, sigma_head=sigma_head, sigma_scores=sigma_scores)
 
     return at(least_noise(lambda sigma: at(sigma).epsilon(delta), epsilon, start=1 / mu_of_epsilon(epsilon, delta)))
 

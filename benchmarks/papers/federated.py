@@ -367,7 +367,7 @@ def _fed_avg_row(
     started, accuracies = time.perf_counter(), {}
     for split in splits:
         data = office_federation(shards, server, split, None)
-        module, start = _blank_head(data)
+        module, start = blank_head(data)
         model = fed_avg(
             module, start, data.inputs, data.labels, sizes=data.sizes, plan=OpenRounds(ROUNDS, 1.0),
             training=LocalTraining(20, 32, 5.0), source_of=sources_of(f"FedAvg {server} {split}"), progress=progress,
@@ -388,13 +388,13 @@ def _fed_sgd_row(
     started, accuracies, steps = time.perf_counter(), {}, NoisySteps()
     public_records = sum(count for name, count in OFFICE_RECORDS.items() if name != server)
     worlds = {split: office_federation(shards, server, split, axes) for split in splits}
-    numbers = len(flatten(_blank_head(worlds[splits[0]])[1]))
+    numbers = len(flatten(blank_head(worlds[splits[0]])[1]))
     plan = plan_fed_sgd(
         epsilon=epsilon, delta=INSTANCE_DELTA, dimension=numbers, agents=len(DOMAINS) - 1,
         most_records=MOST_RECORDS, clip_norm=steps.clip_norm, probability=steps.probability, rounds=steps.rounds,
     )  # fmt: skip
     for split, data in worlds.items():
-        module, start = _blank_head(data)
+        module, start = blank_head(data)
         model = dp_fed_sgd(
             start, data.inputs, data.labels, sizes=data.sizes, plan=plan, clip_norm=steps.clip_norm,
             expected_batch=steps.probability * public_records,
@@ -413,6 +413,7 @@ def office_case(server: str) -> str:
     return f"Office-Caltech10, {server}"
 
 
-def _blank_head(data: Federation) -> tuple[nn.Module, Parameters]:
+def blank_head(data: Federation) -> tuple[nn.Module, Parameters]:
+    """Return a linear model of ten classes, all zeros."""
     module = nn.Linear(data.inputs.shape[2], 10)
     return module, {name: torch.zeros_like(value) for name, value in module.named_parameters()}

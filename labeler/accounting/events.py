@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import ClassVar
 
@@ -125,6 +125,35 @@ class IntegerSum:
     @property
     def mu_squared(self) -> Fraction:
         return self._of_all_sums
+
+    def of_group(self, records: int, *, releases: int = 1) -> IntegerSum:
+        """Return the event of any g records of all agents together, from that of one record: squared_sensitivity times
+        g^2, largest_change times g.
+
+        *Proof.* Two worlds that differ in g records are joined by g steps between neighbors, of which each changes one
+        record. Those that go, go first, so that no set on the way is larger than both ends, and a public bound on
+        records is kept. This event bounds every step, whatever the other records are, also one that lets another record
+        in. Sums are whole vectors on the grid after rounding, clipping and projection, so by the triangle inequality
+        they differ by at most g times the norm, and g times the largest change, of one step.
+
+        Args:
+            records: g.
+            releases: if each agent adds noise of its own to numbers of its own, how many agents g records may belong
+                to: the coordinates of all these change. With g_i records of agent i their changes are at right angles,
+                so that their squares add up to at most sum g_i^2 <= g^2 times that of one record.
+
+        Raises:
+            InvalidSetting: records are sampled, fall silent, or are seen through winners alone: no step of those is a
+                change of sums that adds up.
+        """
+        if type(self) is not IntegerSum:
+            raise InvalidSetting("a group of records is priced for sums alone: this event is not proved for one")
+        return replace(
+            self,
+            squared_sensitivity=self.squared_sensitivity * records**2,
+            largest_change=self.largest_change * records,
+            coordinates=self.coordinates * releases,
+        )
 
     @property
     def charge_nano(self) -> int:

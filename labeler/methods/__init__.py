@@ -18,7 +18,7 @@ from labeler.budget import LEAST_DELTA_OF_WINNERS
 from labeler.errors import PrivacyRefusal
 from labeler.methods import aux_distill, blind_average, ensemble, evaluate, federated, knn, reverse_knn
 from labeler.methods.aux_distill import NEGATIVES_EVERY
-from labeler.methods.sensitivity import BoundedNumbers, CountedVotes, Method, ReleaseKind, sums_means
+from labeler.methods.sensitivity import BoundedNumbers, CountedVotes, Method, ReleaseKind, sums_means, training_of
 from labeler.settings import nearest
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ def contribution_in_words(task: Task) -> str:
         most = task.votes_of_a_record
         each = "all of them" if most == task.num_classes else f"the first {most} of each"
         return f"the attributes of its k records nearest to each question, {each}"
+    if task.traits.has_local_noise and training_of(task).score_share == 0:
+        return "soft labels of a model with noise of its own, of which all agents' weigh the same"
     return "the sums of its records by class, along public axes" if sums_means(task) else task.traits.answer
 
 
@@ -154,6 +156,11 @@ def check(task: Task) -> None:
     for name in ("max_agent_records", "ballot_radius", "offset_share"):
         if getattr(task, name) is not None and name not in task.traits.takes:
             raise ValueError(f"{name} only means something for method {_methods_that_take(name)}")
+    if task.group_size is not None and (task.sampled is not None or task.lifetime_budget is not None):
+        raise ValueError(
+            f"group_size goes with no {'sampled training' if task.sampled is not None else 'lifetime_budget'}: of "
+            "records that a secret coin draws, or that fall silent one by one, no price for several together is proved"
+        )
     if task.lifetime_budget is not None:
         _check_life(task)
     if task.attributes_per_record is not None:

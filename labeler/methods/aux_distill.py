@@ -51,6 +51,12 @@ released as the `VectorSum` of one agent with noise of standard deviation 1: rou
 noise and the certified bound are that module's. So the composition of both releases is exact: mu^2 adds, while the
 paper adds epsilons.
 
+**Without scores** (`score_share` 0) the vector is the head alone, mu = 1 / sigma_head: no certainty head is fitted,
+released or paid for, and the certainty of every client at every image is the constant 1, which no record moves. The
+proof and the event are those of the head. This is federated distillation (FedD), the baseline of Hoech et al. With a
+share of 1 sigma_head would be infinite: labels come from the head alone, so they would be noise, or not private
+without it. No such task is defined.
+
 **A whole client.** |B| <= sqrt(2) c / lambda and |b| <= c / lambda', each times its r (`labeler.descent`). These bound
 the vector that becomes zero with the client, the agent level: finite, and large.
 
@@ -72,7 +78,8 @@ from labeler.accounting.events import IntegerSum
 from labeler.accounting.integer import epsilon_bound
 from labeler.descent import MOST_PUBLIC_ROWS, MOST_WEIGHTS, Descent, steps_to_converge
 from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.methods.sensitivity import BoundedNumbers, Method, kept_bound, most_trained, one_model, training_of
+from labeler.methods.blind_average import one_model
+from labeler.methods.sensitivity import BoundedNumbers, Method, kept_bound, most_trained, training_of
 from labeler.noise import VectorSum
 from labeler.randomness import ByteSource
 from labeler.setting import Level
@@ -93,24 +100,31 @@ def negatives(task: Task) -> range:
 
 
 def head_terms(task: Task) -> LocalHeadTerms:
-    """Return the two heads' terms: sigma^-2 is their mu^2 together, of which the scores take `score_share`.
+    """Return the two heads' terms: sigma^-2 is their mu^2 together, of which the scores take `score_share`; at 0 there
+    are none.
 
     Every fifth query is a public negative.
     """
     training = training_of(task)
+    sigma_head, sigma_scores = divided_noise(task.sigma_votes, training.score_share)
     return LocalHeadTerms(
         num_classes=task.num_classes,
         head_dimension=training.dimension + 1,
         score_dimension=training.dimension + 1,
         min_records=training.min_records,
         num_negatives=len(negatives(task)),
-        sigma_head=task.sigma_votes / math.sqrt(1 - training.score_share),
-        sigma_scores=task.sigma_votes / math.sqrt(training.score_share),
+        sigma_head=sigma_head,
+        sigma_scores=sigma_scores,
         head_regularisation=training.regularisation,
         score_regularisation=training.regularisation,
         clip_norm=training.clip_norm,
         max_records=kept_bound(task),
     )
+
+
+def divided_noise(sigma: float, score_share: float) -> tuple[float, float | None]:
+    """Return (sigma_head, sigma_scores), whose sigma^-2 add up to that of `sigma`; no scores where their share is 0."""
+    return sigma / math.sqrt(1 - score_share), sigma / math.sqrt(score_share) if score_share else None
 
 
 def both_heads(task: Task) -> VectorSum:
@@ -320,7 +334,9 @@ def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerCont
     row.
 
     The agent fits both heads to its records, adds noise once, and then uses the noisy ones only. Every fifth query is
-    a public negative, from which the certainty score learns to recognize kinds of images that the agent has.
+    a public negative, from which the certainty score learns to recognize kinds of images that the agent has. Without
+    scores every certainty is 1. Rounding cannot lift a row above the scale: C <= 2^17 probabilities add up to
+    1 + C 2^-52 at most, whose part above the scale of 2^24 is less than one.
 
     Returns:
         Grid units, int64, shape (num_queries, num_classes). The agent's noise is included.

@@ -35,13 +35,19 @@ a (b + 2 lambda) <= 2.
 eigenvalue above 1/2 (Gershgorin: p_i (1 - p_i) + p_i (1 - p_i) <= 1/2), so b = c^2/2. Huberized hinge of one class: a
 slope in [-1, 0] that changes at a rate of at most 1/(2h), so L = c, b = c^2/(2h). Logistic, one column of weights: a
 slope in [-1, 1] that changes at a rate of at most 1/4, so L = c, b = c^2/4. All K classes at once, as one vector of
-squared norm sum |w_k|^2: L = sqrt(K) c, attained if every margin is violated. b is the same, as the classes do not
-interact.
+squared norm sum |w_k|^2: L = sqrt(K) c, attained by the hinge if every margin is violated. b is the same, as the
+classes do not interact.
 
 **Fact 4, a short softmax model has short gradients.** If |w| <= R, two scores of a row differ by at most
 g = sqrt(2) R c, as |w_i - w_j| <= sqrt(2) R. So 1 - p_y <= q = (K-1)/(K-1 + e^-g), and every
 p_j <= m = 1/(1 + (K-1) e^-g). With sum_{j != y} p_j^2 <= (1 - p_y) min(1 - p_y, m) the gradient has norm at most
 L = c sqrt(q^2 + q min(q, m)). That is sqrt(1 - 1/K) c at R = 0, which is exact, and never more than sqrt(2) c.
+
+**Fact 5, short logistic models have short gradients.** The slope of ln(1 + exp(-y f.x)) at a score f.x has the
+magnitude 1 / (1 + exp(y f.x)). If |f_k| <= R in each class, |f_k.x| <= R c, so it is at most q = 1 / (1 + e^-(R c)) and
+L = sqrt(K) q c. That is sqrt(K) c / 2 at R = 0, which is exact, and never more than sqrt(K) c. The projection keeps
+every f_k within R. Descent keeps it within r c / lambda, r = max_records / n or 1, as well: the classes do not
+interact, so the bound on a norm in `labeler.descent` holds for each class, with the longest gradient c of one.
 
 **Class means as a model**: how far one record moves an agent's sums along public axes, with the proof.
 
@@ -91,7 +97,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from labeler.descent import MOST_WEIGHTS, Descent
 from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.methods.sensitivity import BoundedNumbers, Method, kept_bound, most_trained, one_model, training_of
+from labeler.methods.sensitivity import BoundedNumbers, Method, kept_bound, most_trained, training_of
 from labeler.noise import VectorSum
 from labeler.records import axes_of
 from labeler.setting import Training
@@ -188,7 +194,7 @@ def weight_sum(task: Task) -> VectorSum:
     )
 
 
-Learner = Literal["softmax", "svm"]
+Learner = Literal["softmax", "svm", "logistic"]
 
 HUBER_WIDTH = 0.1
 """h: the hinge is rounded for margins in (1 - h, 1 + h). The value of Kirschte et al."""
@@ -218,15 +224,16 @@ class LinearTerms:
 
         w <- project(w - a grad F_D(w)),        a = 2 / (b + 2 lambda),
 
-    on all records at once. project cuts the whole model (softmax) or the model of each class (svm) to norm R. With
-    `max_records`, F_D is always divided by n, and a = 2 / (b max_records/n + 2 lambda). This is the projected SGD of
-    Kirschte et al. with the whole local set as its batch. No record has a place in an order, so only D and these terms
-    decide the weights, and the number of steps does not depend on D.
+    on all records at once. project cuts the whole model (softmax) or the model of each class (the others) to norm R.
+    With `max_records`, F_D is always divided by n, and a = 2 / (b max_records/n + 2 lambda). This is the projected SGD
+    of Kirschte et al. with the whole local set as its batch. No record has a place in an order, so only D and these
+    terms decide the weights, and the number of steps does not depend on D.
     (Their line "R f / |f|" would lengthen short models, which is no projection, and no contraction: short ones stay
     unchanged here.)
 
     **Sensitivity, instance level: 2L / (n lambda)**, one record added, removed or replaced, converged or not. L is from
-    fact 4 (softmax, at most sqrt(2) c) or sqrt(K) c (all K classes of the svm). `labeler.descent` has the proof, and
+    fact 4 (softmax, at most sqrt(2) c), sqrt(K) c (all K classes of the svm) or fact 5 (all K of the logistic, at most
+    sqrt(K) c). `labeler.descent` has the proof, and
     the part of rounding. It is the bound of the exact minimizer, and never larger than the paper's 2 (L + R lambda)/(n
     lambda). The paper's second summand bounds a change of the regularizer that does not happen. It is attained up to a
     few percent by the svm (`tests/workers/learning/test_linear.py`).
@@ -234,15 +241,16 @@ class LinearTerms:
     **With `max_records`, a public bound that every site keeps: L / (n lambda)**, one record added or removed, by the
     same module's proof. It is for tasks in which no cap makes one record replace another.
 
-    **User level**: |w| <= min(R, r L/lambda) for softmax, min(sqrt(K) R, r L/lambda) for the svm; r = max_records / n,
-    1 without that bound.
+    **User level**: |w| <= min(R, r L/lambda) for softmax, min(sqrt(K) R, r L/lambda) for the others;
+    r = max_records / n, 1 without that bound.
 
     Attributes:
-        learner: "softmax", multinomial logistic regression; "svm", a huberized hinge, one class against the rest.
+        learner: "softmax", multinomial logistic regression; one class against the rest: "svm", a huberized hinge, or
+            "logistic", ln(1 + exp(-y f.x)).
         num_classes: K, from the task, never from labels.
         regularisation: lambda.
         clip_norm: c.
-        radius: R, of the whole softmax model, or of each class of the svm.
+        radius: R, of the whole softmax model, or of each class of the others.
         iterations: number of steps.
         min_records: n; a user with fewer records takes part as above, with a smaller model.
         max_records: n_max, the most records a user may have, as a public fact; None if there is none.
@@ -285,18 +293,21 @@ class LinearTerms:
 
     @property
     def lipschitz(self) -> float:
-        """Return L of the whole model at every point that descent can reach, facts 3 and 4."""
+        """Return L of the whole model at every point that descent can reach, facts 3 to 5."""
         if self.learner == "svm":
             return math.sqrt(self.num_classes) * self.clip_norm
-        # Descent with gradients of norm sqrt(2) c stays within r sqrt(2) c / lambda, for every R.
+        # Descent with gradients of norm L stays within r L / lambda, for every R: of a softmax, or of one class.
         crowding = 1.0 if self.max_records is None else self.max_records / self.min_records
-        reached = min(self.radius, crowding * math.sqrt(2) * self.clip_norm / self.regularisation)
+        steepest = self.clip_norm * (math.sqrt(2) if self.learner == "softmax" else 1.0)
+        reached = min(self.radius, crowding * steepest / self.regularisation)
+        if self.learner == "logistic":
+            return math.sqrt(self.num_classes) * self.clip_norm / (1 + math.exp(-reached * self.clip_norm))
         return softmax_lipschitz(clip_norm=self.clip_norm, radius=reached, num_classes=self.num_classes)
 
     @property
     def smoothness(self) -> float:
         """Return b, of the loss without the regularizer, fact 3."""
-        return self.clip_norm**2 / (2 if self.learner == "softmax" else 2 * HUBER_WIDTH)
+        return self.clip_norm**2 / {"softmax": 2, "svm": 2 * HUBER_WIDTH, "logistic": 4}[self.learner]
 
     @property
     def descent(self) -> Descent:
@@ -461,6 +472,22 @@ def check_dimension(task: Task, dimension: int) -> None:
             f"a {task.method} task over features of dimension {dimension} has one row more than that, found "
             f"{task.rows}; make a task with max_queries = {(dimension + 1) * task.steps}"
         )
+
+
+def one_model(task: Task) -> str:
+    """Return what one record changes in its agent's model, in words: the smaller of two bounds if sites keep one."""
+    most = kept_bound(task)
+    if most is not None:
+        return (
+            "one record moves a model by at most L / (n lambda): it comes or goes and replaces none, since every site "
+            f"keeps at most {most} records, as it declared when it embedded them"
+        )
+    why = (
+        "records_per_person may let one record replace another"
+        if training_of(task).max_records is not None
+        else "no bound on records is kept; where every site keeps one (training.max_records), half the noise would do"
+    )
+    return f"one record moves a model by at most 2 L / (n lambda), as if it replaced another: {why}"
 
 
 def one_record(task: Task) -> str:

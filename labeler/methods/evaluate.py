@@ -38,7 +38,8 @@ from numpy.typing import NDArray
 
 from labeler.errors import BadData, PrivacyRefusal
 from labeler.methods import reverse_knn
-from labeler.methods.sensitivity import CountedVotes, Method, check_labels
+from labeler.methods.sensitivity import CountedVotes, Method
+from labeler.records import check_labels
 from labeler.setting import LEAST, StatedLevel
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting
-from labeler.methods.sensitivity import CountedVotes, Method, check_labels, records_of_a_person, share_of_a_row
+from labeler.methods.sensitivity import CountedVotes, Method, records_of_a_person, share_of_a_row
+from labeler.records import check_labels
 from labeler.setting import StatedLevel
 
 if TYPE_CHECKING:

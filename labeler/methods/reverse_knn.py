@@ -52,8 +52,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.methods.knn import NEIGHBORS_AT_ONCE
-from labeler.methods.sensitivity import CountedVotes, Method, check_labels, records_of_a_person
+from labeler.methods.sensitivity import CountedVotes, Method, records_of_a_person
 from labeler.methods.site_offset import coordinates_of_offset, largest_offset, own_offset, squared_offset, without
+from labeler.records import check_labels
 from labeler.setting import StatedLevel
 
 if TYPE_CHECKING:

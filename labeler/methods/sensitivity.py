@@ -170,22 +170,6 @@ def sums_means(task: Task) -> bool:
     return task.training is not None and task.training.learner == "means"
 
 
-def one_model(task: Task) -> str:
-    """Return what one record changes in its agent's model, in words: the smaller of two bounds if sites keep one."""
-    most = kept_bound(task)
-    if most is not None:
-        return (
-            "one record moves a model by at most L / (n lambda): it comes or goes and replaces none, since every site "
-            f"keeps at most {most} records, as it declared when it embedded them"
-        )
-    why = (
-        "records_per_person may let one record replace another"
-        if training_of(task).max_records is not None
-        else "no bound on records is kept; where every site keeps one (training.max_records), half the noise would do"
-    )
-    return f"one record moves a model by at most 2 L / (n lambda), as if it replaced another: {why}"
-
-
 def integer_event(task: Task, level: StatedLevel, queries: int) -> IntegerSum | None:
     """Return the composition of `queries` queries of a task as an event; None if its sensitivity is unbounded.
 
@@ -224,6 +208,20 @@ def summed_votes(task: Task, level: StatedLevel, queries: int) -> IntegerSum | N
         coordinates=queries * task.num_classes + counted_votes(task).beside(task, queries),
         level=level,
     )
+
+
+def group_event(task: Task, queries: int) -> IntegerSum | None:
+    """Return `queries` queries as an event for any `group_size` records of all agents (`IntegerSum.of_group`).
+
+    Winners are computed from the histogram, so for two records or more they have its bound. None: no `group_size`.
+    """
+    event = None if task.group_size is None else integer_event(task, "instance", queries)
+    if event is None or task.group_size in (None, 1):
+        return event
+    sums = event if event.opens_sums else summed_votes(task, "instance", queries)
+    has_own_noise = task.traits.has_local_noise or task.offset_share is not None
+    releases = min(task.group_size, task.agents) if has_own_noise else 1
+    return None if sums is None else sums.of_group(task.group_size, releases=releases)
 
 
 def largest_distance(task: Task, level: StatedLevel, queries: int) -> float | None:
@@ -589,12 +587,3 @@ class Method:
         if self.has_local_noise:
             return 0
         return contributors if task.noise_by == "agents" else task.talliers
-
-
-def check_labels(labels: NDArray[np.integer], num_classes: int, *, least: int) -> None:
-    """Refuse labels that are not classes of the task."""
-    if labels.size and (labels.min() < least or labels.max() >= num_classes):
-        raise InvalidSetting(
-            f"a record carries a label outside the {num_classes} classes of the task; "
-            "shards and task must list the same classes in the same order"
-        )

@@ -61,7 +61,11 @@ def test_terms_charge_the_bound_of_the_minimiser_and_less_than_the_paper() -> No
     assert replace(SOFTMAX, regularisation=0.01).sensitivity == pytest.approx(
         logistic_regression_sensitivity(clip_norm=1, regularisation=0.01, num_records=50), rel=1e-4
     )
-    for terms in (SVM, SOFTMAX, replace(SOFTMAX, radius=0.1)):
+    logistic = replace(SVM, learner="logistic")
+    # At the same terms the slopes of a logistic loss are shorter: 1 / (1 + e^-(1/1.2)) of a hinge's.
+    assert logistic.sensitivity == pytest.approx(SVM.sensitivity / (1 + math.exp(-1 / 1.2)), rel=1e-4)
+    assert replace(logistic, radius=1e-9).lipschitz == pytest.approx(math.sqrt(10) / 2)
+    for terms in (SVM, SOFTMAX, logistic, replace(SOFTMAX, radius=0.1), replace(logistic, radius=0.1)):
         assert terms.sensitivity < sensitivity_as_in_paper(terms)
         assert terms.sensitivity <= 2 * terms.largest_norm
     assert SVM.largest_norm == pytest.approx(math.sqrt(10) / 1.2)

@@ -75,6 +75,16 @@ def test_dropping_the_certainty_head_costs_less_and_releases_less() -> None:
     assert terms().event().coordinates == 10 * 129 + 65
 
 
+def test_a_head_alone_is_priced_by_two_independent_oracles() -> None:
+    """FedD: all of the price is the head's, so one record moves what is released by 1 / sigma_head deviations."""
+    alone = terms(sigma_scores=None)
+    oracle = pld.from_gaussian_mechanism(alone.sigma_head).get_epsilon_for_delta(DELTA)
+    for one in (oracle, epsilon_of_delta(DELTA, 1 / alone.sigma_head)):
+        assert one * 0.999 <= alone.epsilon(DELTA) <= 1.02 * one
+    radius = math.sqrt(2) / 0.01 / alone.head_noise
+    assert float(alone.event("agent").mu_squared) == pytest.approx(radius**2, rel=1e-3)
+
+
 def test_agent_level_charges_the_longest_heads_there_are() -> None:
     both = terms()
     radius = math.hypot(math.sqrt(2) / 0.01 / both.head_noise, 1 / 0.01 / both.score_noise)

@@ -153,6 +153,9 @@ def test_the_mechanisms_are_those_of_the_task_field_by_field() -> None:
     assert heads.sigma_scores is not None
     assert heads.sigma_head**-2 + heads.sigma_scores**-2 == pytest.approx(4.0**-2)
     assert heads.sigma_scores**-2 == pytest.approx(0.2 * 4.0**-2)
+    alone = head_terms(task("aux-distill", training=training | {"score_share": 0.0}))
+    assert (alone.sigma_head, alone.sigma_scores) == (4.0, None)
+    assert alone.event().coordinates == 11 * 3
     summed = weight_sum(task(colluding_agents=2, max_dropouts=1))
     assert (summed.agents, summed.colluding_agents, summed.max_dropouts, summed.sigma) == (5, 2, 1, 4.0)
     assert (summed.dimension, summed.sensitivity) == (65 * 3, 1.0)

@@ -73,6 +73,8 @@ def task(**changes: object) -> Task:
         ({"attributes_per_record": 0}, "attributes_per_record"),
         (MODEL | {"release": "winner"}, "release must be histogram for method blind-average"),
         (MODEL | {"k": 2}, "k must be 1"),
+        (HEADS | {"training": TRAINING | {"score_share": 1}}, "training.score_share: must be less than 1: labels come"),
+        (HEADS | {"training": TRAINING | {"score_share": -0.1}}, "training.score_share: must be at least 0"),
         (MODEL | {"training": None}, "training must be given"),
         (MODEL | {"grid_scale": 5}, "grid_scale follows"),
         (MODEL | {"method": "knn"}, "training must not be given"),

@@ -290,6 +290,23 @@ def test_a_place_is_looked_at_before_the_work(
             "plan --sigma 25 --method blind-average --axes 10 --max-records 2000000 --queries 11",
             "'--max-records': must be",
         ),
+        (
+            "plan --sigma 3 --method blind-average --learner logistic",
+            "--learner and --score-share say how agents train",
+        ),
+        (
+            "plan --sigma 3 --method blind-average --min-records 5 --learner logit",
+            "--learner: must be 'softmax', 'svm'",
+        ),
+        (
+            "plan --sigma 3 --method aux-distill --min-records 5 --score-share 1",
+            "--score-share: must be less than 1: labels come from the head",
+        ),
+        ("plan --sigma 3 --group-size 0", "--group-size: must be at least 1"),
+        (
+            "plan --sigma 3 --method federated --queries 4 --steps 4 --rate 0.5 --group-size 2",
+            "--group-size goes with no",
+        ),
         ("plan --sigma 1e-9", "--sigma must be at least"),
         ("plan --sigma 25 --release votes", "--release: must be 'histogram' or"),
         ("plan --sigma 3 --solve k", "--epsilon (the price wanted) and --solve (what to find for it) go together"),

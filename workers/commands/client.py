@@ -449,6 +449,7 @@ def _tell_job(job: JobView, *, out: Path | None, as_json: bool, skipped: Mapping
         f"Questions  {job.queries_done} of {job.queries} answered, about {job.images} images",
         f"Price      epsilon {_say(job.price.instance_epsilon)} per private image, "
         + (f"{_say(job.price.person_epsilon)} per person, " if job.price.records_per_person is not None else "")
+        + (f"{_say(job.price.group_epsilon)} per {job.price.group_size} images, " if job.price.group_size else "")
         + f"{_say(job.price.agent_epsilon)} per agent (delta {job.price.delta:g})",
     ]
     if job.price.holds_against:

@@ -17,6 +17,7 @@ from labeler.errors import InvalidSetting
 from labeler.methods import METHODS
 from labeler.rounds.effects import STUDENT_KINDS
 from labeler.setting import PLANNED_QUERIES, Sampled, Training
+from labeler.settings import given
 from labeler.solving import WantedTask
 from labeler.system.files import check_file, check_folder
 from workers.commands.console import (
@@ -456,6 +457,8 @@ def plan(
     ] = None,
     max_records: Annotated[int | None, option(Training, "max_records", lead="With --min-records or --axes: ")] = None,
     regularisation: Annotated[float, option(Training, "regularisation", lead=_FOR_TRAINED)] = 0.01,
+    learner: Annotated[str | None, option(Training, "learner", lead="With --min-records: ")] = None,
+    score_share: Annotated[float | None, option(Training, "score_share", lead="With --min-records: ")] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="federated: number of steps, each a round; needs --rate.")
     ] = None,
@@ -501,6 +504,9 @@ def plan(
     """
     if max_records is not None and min_records is None and axes is None:
         raise InvalidSetting("--max-records bounds the records that agents train with; give --min-records as well")
+    how = given({"learner": learner, "score_share": score_share})
+    if how and (min_records is None or steps is not None):
+        raise InvalidSetting("--learner and --score-share say how agents train: give --min-records too, and no --steps")
     if axes is not None and min_records is not None:
         raise InvalidSetting("--axes is for class means, which train nothing; leave --min-records out")
     if (steps is None) != (rate is None):
@@ -514,7 +520,7 @@ def plan(
     elif axes is not None:
         training = {"learner": "means", "axes": axes, "max_records": max_records}
     elif min_records is not None:
-        training = {"min_records": min_records, "max_records": max_records, "regularisation": regularisation}
+        training = {"min_records": min_records, "max_records": max_records, "regularisation": regularisation} | how
     radius = fields["ballot_radius"]
     if radius is not None and radius.isascii() and radius.isdigit():
         fields["ballot_radius"] = int(radius)
@@ -629,6 +635,12 @@ def _print_plan(result: dict[str, Any]) -> None:
             f"A person is all records of one person at one agent, of which at most "
             f"{result['person']['records_per_person']} vote; with records at two agents the two mus add. Budgets are "
             "charged per image and per agent."
+        )
+    if "group" in result:
+        group = result["group"]
+        console.print(
+            f"Any {group['group_size']:,} images of all agents together: epsilon "
+            f"{say_epsilon(group['epsilon'], digits=4)}. {group.get('reason', 'Nobody is charged for it.')}"
         )
     for level in stated:
         if result[level].get("reason"):

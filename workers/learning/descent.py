@@ -55,5 +55,5 @@ def softmax_slopes(scores: Array, is_class: Any, /) -> Array:
 
 
 def logistic_slopes(scores: Array, is_positive: Any, /) -> Array:
-    """Return the slopes of log(1 + exp(-+ score)), one column; see Slopes."""
+    """Return the slopes of log(1 + exp(-+ score)), each column by itself; see Slopes."""
     return np.asarray(expit(np.maximum(scores, LOWEST)) - is_positive)

@@ -48,7 +48,7 @@ from labeler.methods.federated import MARGIN, THETA_UNIT, UNIT, StepTerms
 from labeler.randomness import ByteSource
 from labeler.records import FEATURE_ONE, Block, Blocks, PublicAxes, Rows, block_rows, kept
 from labeler.steady import LOWEST, steady
-from workers.learning.descent import descend, softmax_slopes
+from workers.learning.descent import descend, logistic_slopes, softmax_slopes
 from workers.learning.steps import steps
 
 
@@ -93,7 +93,7 @@ def _hinge(scores: Array, is_class: Any, /) -> Array:
     return np.asarray(-signs * np.clip((1 + HUBER_WIDTH - signs * scores) / (2 * HUBER_WIDTH), 0, 1))
 
 
-SLOPES = {"softmax": softmax_slopes, "svm": _hinge}
+SLOPES = {"softmax": softmax_slopes, "svm": _hinge, "logistic": logistic_slopes}
 """The slopes of each learner's loss, columns along the last axis; see labeler.records.Slopes."""
 
 

@@ -422,6 +422,8 @@ def _privacy(prepared: PreparedJob) -> Privacy:
         spent=_spending(prepared),
         person=None if prepared.price.person is None else _level_price(prepared.price.person),
         records_per_person=prepared.price.records_per_person,
+        group=None if prepared.price.group is None else _level_price(prepared.price.group),
+        group_size=prepared.price.group_size,
     )
 
 

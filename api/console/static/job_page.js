@@ -7,7 +7,7 @@ import { progress } from "./meters.js";
 import { QueryBudgets } from "./query_budgets.js";
 import { explain } from "./refusal_words.js";
 import { cell, head, row, table } from "./tables.js";
-import { FINISHED, count, jobTitle, listed, muSquared, questionWords, sentence, stateLook, statesPerson, taskWords, time, wasFree, whole, worth, worthNode } from "./words.js";
+import { FINISHED, count, jobTitle, listed, muSquared, questionWords, sentence, stateLook, statesGroup, statesPerson, taskWords, time, wasFree, whole, worth, worthNode } from "./words.js";
 
 const ROUND_WORDS = {
   waiting: "not asked yet",
@@ -186,6 +186,7 @@ function facts(job, by) {
   const rows = [
     [wasFree(job) ? "Price asked, one image" : "Price, one image", worthNode(job.price.instance_epsilon)],
     ...(statesPerson(job.price) ? [["Price, one person", el("span", {}, worthNode(job.price.person_epsilon ?? null), `, at most ${count(job.price.records_per_person, "image")} of whom vote`)]] : []),
+    ...(statesGroup(job.price) ? [[`Price, any ${count(job.price.group_size, "image")}`, worthNode(job.price.group_epsilon ?? null)]] : []),
     [wasFree(job) ? "Price asked, a whole agent" : "Price, a whole agent", worthNode(job.price.agent_epsilon)],
     ...costs(job),
     ["Questions take", questionWords(job.price)],

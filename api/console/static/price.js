@@ -7,7 +7,7 @@ import { meter } from "./meters.js";
 import { leftWords, shareWords } from "./refusal_words.js";
 import { percentWords, sharesAfter } from "./shares.js";
 import { cell, head, row, table } from "./tables.js";
-import { accountName, count, delta, epsilon, levelName, priceWords, sentence, statesPerson, whole, worth, worthNode } from "./words.js";
+import { accountName, count, delta, epsilon, levelName, priceWords, sentence, statesGroup, statesPerson, whole, worth, worthNode } from "./words.js";
 
 const WAIT_MS = 300;
 const SHOWN = 8;
@@ -89,6 +89,7 @@ export class PriceBox {
         { class: "cards" },
         figure(`for one image; ${count(price.queries, "question")}, delta ${delta(price.delta)}`, worthNode(price.instance_epsilon), "first"),
         statesPerson(price) ? figure(`for one person, of whose images at most ${whole(price.records_per_person)} vote at each agent`, worthNode(price.person_epsilon ?? null)) : null,
+        statesGroup(price) ? figure(`for any ${count(price.group_size, "image")} of all agents together`, worthNode(price.group_epsilon ?? null)) : null,
         figure("for a whole agent", worthNode(price.agent_epsilon)),
         this.#shareFigure(view),
         expected(view.expected_accuracy),

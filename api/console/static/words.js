@@ -99,7 +99,8 @@ export const short = (digest, length = 12) => (digest.length > length ? `${diges
 /** A price as words: every level. */
 export function priceWords(price) {
   const person = statesPerson(price) ? `${worth(price.person_epsilon ?? null)} for one person, ` : "";
-  return `${worth(price.instance_epsilon)} for one image, ${person}${worth(price.agent_epsilon)} for a whole agent`;
+  const group = statesGroup(price) ? `${worth(price.group_epsilon ?? null)} for any ${count(price.group_size, "image")}, ` : "";
+  return `${worth(price.instance_epsilon)} for one image, ${person}${group}${worth(price.agent_epsilon)} for a whole agent`;
 }
 
 /** An amount of mu squared, from nano-units. */
@@ -122,6 +123,9 @@ export function worthNode(value, words = worth(value)) {
   if (value !== null && value !== undefined) return el("span", {}, words);
   return el("span", { class: "no-bound" }, icon("alarm", "low"), ` ${words}`);
 }
+
+/** Whether a price is stated for any so many images of all agents together. */
+export const statesGroup = (price) => typeof price.group_size === "number";
 
 /** Whether the task bounds how many images of one person vote, so that a price is stated for a person. */
 export const statesPerson = (price) => typeof price.records_per_person === "number";

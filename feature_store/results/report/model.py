@@ -112,6 +112,7 @@ class Privacy:
         breakdown: the reported price beside others of the same releases.
         spent: (questions asked so far, instance epsilon so far), in order.
         person: all records of one person at one agent, where the task bounds how many vote.
+        group: any `group_size` records of all agents, where the task names that number.
     """
 
     delta: float
@@ -121,6 +122,8 @@ class Privacy:
     spent: tuple[tuple[int, float], ...] = ()
     person: LevelPrice | None = None
     records_per_person: int | None = None
+    group: LevelPrice | None = None
+    group_size: int | None = None
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,11 @@ def _cards(report: JobReport) -> list[dict[str, str]]:
         most = count(report.privacy.records_per_person or 1, "image")
         unit = person.reason or f"all images of one person at one agent, of which at most {most} vote"
         cards.append(figure_card("epsilon, one person", say_epsilon(person.epsilon), unit))
+    if (group := report.privacy.group) is not None:
+        unit = group.reason or "all agents together: any so many images that come or go"
+        cards.append(
+            figure_card(f"epsilon, {count(report.privacy.group_size or 1, 'image')}", say_epsilon(group.epsilon), unit)
+        )
     cards.append(
         figure_card(
             "epsilon, whole agent",
@@ -466,6 +471,7 @@ def write_report(report: JobReport, out: Path) -> None:
 def report_json(report: JobReport) -> dict[str, Any]:
     """The report as a dict that `json.dumps` takes; accuracy keys stand only where truth is known."""
     task, person, most = report.task, report.privacy.person, report.privacy.records_per_person
+    group = report.privacy.group
     labels: dict[str, Any] = {"asked": len(report.queries)}
     labels |= {str(status): count for status, count in report.status_counts.items()}
     if report.label_accuracy is not None:
@@ -507,6 +513,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
             **({} if (one := task.traits.one_record(task)) is None else {"one_record": one}),
             "agent": _level(report.privacy.agent),
             **({} if person is None else {"person": _level(person) | {"records_per_person": most}}),
+            **({} if group is None else {"group": _level(group) | {"group_size": report.privacy.group_size}}),
             "colluding_agents": task.colluding_agents,
             "holds_against": report.holds_against,
             **({} if task.dishonest_talliers is None else {"dishonest_talliers": task.dishonest_talliers}),

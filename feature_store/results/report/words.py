@@ -141,7 +141,18 @@ def what_epsilon_means(report: JobReport) -> tuple[str, ...]:
         f"Delta ({say_delta(delta)}) is the small probability that this promise leaves out. Whatever is made from the "
         "answers, such as the student, costs nothing more."
     )
-    return first, second, third, *_person(report), report.holds_against
+    return first, second, third, *_person(report), *_group(report), report.holds_against
+
+
+def _group(report: JobReport) -> tuple[str, ...]:
+    """Return the bound for any so many images of all agents, where the task names their number."""
+    price, many = report.privacy.group, report.privacy.group_size
+    if price is None or many is None:
+        return ()
+    together = f"any {many:,} images of all agents together" if many > 1 else "any one image"
+    if price.epsilon is None:
+        return (f"For {together} there is no bound: {price.reason.rstrip('.')}.",)
+    return (f"For {together}, whoever they show, epsilon is {say_epsilon(price.epsilon)}.",)
 
 
 def _person(report: JobReport) -> tuple[str, ...]:

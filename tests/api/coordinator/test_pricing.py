@@ -51,6 +51,19 @@ def test_a_price_for_a_person_is_shown_where_the_task_states_one_and_charged_now
     assert (plain.person_epsilon, plain.records_per_person) == (None, None)
 
 
+def test_a_price_for_a_group_of_records_is_shown_where_the_task_names_its_size_and_charged_nowhere(
+    house: House,
+) -> None:
+    record = house.task(method="reverse-knn", group_size=5)
+    view, plain = price_view(record.task, 100), price_view(house.task(method="reverse-knn").task, 100)
+    group = price(record.task, queries=100).group
+    assert group is not None
+    assert (view.group_epsilon, view.group_size) == (group.epsilon, 5)
+    assert (plain.group_epsilon, plain.group_size) == (None, None)
+    assert (view.instance_epsilon, view.instance_charge_nano) == (plain.instance_epsilon, plain.instance_charge_nano)
+    assert {account.level for account in estimated(house, record, 100).accounts} == {"instance", "agent"}
+
+
 def test_a_level_without_a_bound_has_no_number_and_says_why(house: House) -> None:
     task = house.task(method="reverse-knn").task
     view = price_view(task, 100)

@@ -65,7 +65,7 @@ def _rows(root: Path, *, kept: bool = True) -> dict[str, BenchRow]:
 
 
 def _check(rows: dict[str, BenchRow]) -> None:
-    for name in ("softmax", "SVM"):
+    for name in ("softmax", "SVM", "logistic"):
         exact = rows[f"DP-Helmet {name}, without noise None"].value
         assert rows[f"DP-Helmet {name} 0.59"].value < exact + 2
         assert rows[f"DP-Helmet {name} 0.59"].value > 30
@@ -121,7 +121,8 @@ DELTA = 1e-5
 DIMENSION = 400
 SVM = LinearTerms("svm", 10, regularisation=1.2, clip_norm=1.0, radius=1.0, iterations=30, min_records=5)
 SOFTMAX = LinearTerms("softmax", 10, regularisation=1.0, clip_norm=1.0, radius=0.15, iterations=20, min_records=5)
-BOTH = pytest.mark.parametrize("terms", [SVM, SOFTMAX], ids=["svm", "softmax"])
+LOGISTIC = LinearTerms("logistic", 10, regularisation=1.2, clip_norm=1.0, radius=0.1, iterations=20, min_records=5)
+EACH = pytest.mark.parametrize("terms", [SVM, SOFTMAX, LOGISTIC], ids=lambda terms: terms.learner)
 
 
 def _sources(users: int) -> list[AesCtrSource]:
@@ -147,7 +148,7 @@ def _check_deviation(sample: NDArray[np.float64], sigma: float) -> None:
 
 
 @pytest.mark.parametrize("level", ["instance", pytest.param("agent", marks=pytest.mark.long)])
-@BOTH
+@EACH
 def test_the_noise_is_what_the_accountant_was_told(terms: LinearTerms, level: Level, rng: np.random.Generator) -> None:
     """Trained, noised, shared, summed, opened: sigma sqrt(U/h) with everybody there, sigma when half of them tell."""
     plan = blind_sum_for(
@@ -167,7 +168,7 @@ def test_the_noise_is_what_the_accountant_was_told(terms: LinearTerms, level: Le
     _check_deviation(noise - _noise_of(plan, list(range(15, 30))), plan.sigma)
 
 
-@BOTH
+@EACH
 def test_dropouts_and_colluders_together_leave_sigma_and_one_more_opens_nothing(
     terms: LinearTerms, rng: np.random.Generator
 ) -> None:
@@ -183,10 +184,12 @@ def test_dropouts_and_colluders_together_leave_sigma_and_one_more_opens_nothing(
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), svm=st.booleans(), user=st.integers(0, 5))
-def test_one_record_moves_the_release_by_the_sensitivity_over_the_users(seed: int, svm: bool, user: int) -> None:
+@given(seed=st.integers(0, 2**32 - 1), learner=st.sampled_from([SVM, SOFTMAX, LOGISTIC]), user=st.integers(0, 5))
+def test_one_record_moves_the_release_by_the_sensitivity_over_the_users(
+    seed: int, learner: LinearTerms, user: int
+) -> None:
     """Neighbouring federations under the same noise: the difference is the mechanism's, trained, rounded and summed."""
-    terms = replace(SVM if svm else SOFTMAX, num_classes=3)
+    terms = replace(learner, num_classes=3)
     plan = blind_sum(terms, dimension=4, users=6, sigma=terms.sensitivity)
     rng = np.random.default_rng(seed)
     features, labels = 9 * rng.standard_normal((6, 5, 4)), rng.integers(0, 3, (6, 5))
@@ -205,12 +208,18 @@ def test_one_record_moves_the_release_by_the_sensitivity_over_the_users(seed: in
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.36, 0.59, 2.0, 8.0])
 @pytest.mark.parametrize("users", [1, 1000])
-@BOTH
+@EACH
 def test_a_sum_for_an_epsilon_costs_that_and_hardly_less(terms: LinearTerms, users: int, epsilon: float) -> None:
     plan = blind_sum_for(terms, dimension=128, users=users, epsilon=epsilon, delta=DELTA)
     price = epsilon_bound(plan.event(), DELTA)
     assert 0.999 * epsilon < price <= epsilon
     assert epsilon_of_delta(DELTA, terms.sensitivity / plan.sigma) <= price
+
+
+@EACH
+def test_a_sum_for_a_group_costs_the_epsilon_of_so_many_records(terms: LinearTerms) -> None:
+    plan = blind_sum_for(terms, dimension=128, users=1000, epsilon=0.59, delta=DELTA, group=10)
+    assert 0.99 * 0.59 < epsilon_of_delta(DELTA, 10 * terms.sensitivity / plan.sigma) <= 0.59
 
 
 def test_honest_users_are_counted_down_and_never_lost_to_a_last_bit() -> None:

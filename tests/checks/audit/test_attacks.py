@@ -79,10 +79,12 @@ MOVED: dict[str, tuple[Task, StatedLevel, float, float]] = {
     "a person, however many records it has": (audited_task(records_per_person=2), "person", ALL, 1),
     "softmax, records bounded": (model_task(**BOUNDED), "instance", 0.75, 1),
     "svm, records bounded": (model_task(**BOUNDED, learner="svm"), "instance", 0.85, 1),
+    "logistic, records bounded": (model_task(**BOUNDED, learner="logistic"), "instance", 0.45, 1),
     "svm whose margins never close": (
         model_task(**TRAINING | {"regularisation": 1.2}, learner="svm"), "instance", 0.95, 1,
     ),
     "aux-distill, records bounded": (HEADS, "instance", 0.65, 1),
+    "aux-distill without scores": (heads_task(**BOUNDED, dimension=32, score_share=0.0), "instance", 0.65, 1),
     # A price that covers that one record replaces another, and a canary that only comes or goes.
     "softmax": (model_task(**TRAINING), "instance", 0.3, 0.55),
     "aux-distill": (heads_task(**TRAINING, dimension=8), "instance", 0.3, 0.5),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
+from sklearn.linear_model import LogisticRegression
 
 from benchmarks.learning.linear_users import NO_RECORD, linear_scores, train_linear, train_users
 from labeler.descent import MOST_RECORDS, Descent
@@ -27,10 +28,12 @@ from labeler.planning import price
 from labeler.privacy_card import card_in_words, privacy_card
 from labeler.task import Task
 from tests.labeler.tasks import make_task
+from workers.learning.linear import SLOPES, augmented
 
 SVM = LinearTerms("svm", 5, regularisation=1.2, clip_norm=1.0, radius=1.0, iterations=60, min_records=20)
 SOFTMAX = LinearTerms("softmax", 5, regularisation=0.3, clip_norm=1.0, radius=0.5, iterations=60, min_records=20)
-BOTH = pytest.mark.parametrize("terms", [SVM, SOFTMAX], ids=["svm", "softmax"])
+LOGISTIC = LinearTerms("logistic", 5, regularisation=0.3, clip_norm=1.0, radius=0.5, iterations=60, min_records=20)
+EACH = pytest.mark.parametrize("terms", [SVM, SOFTMAX, LOGISTIC], ids=lambda terms: terms.learner)
 
 
 def _records(rng: np.random.Generator, users: int, records: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -42,7 +45,7 @@ def _records(rng: np.random.Generator, users: int, records: int) -> tuple[NDArra
 @given(
     terms=st.builds(
         LinearTerms,
-        learner=st.sampled_from(["softmax", "svm"]),
+        learner=st.sampled_from(["softmax", "svm", "logistic"]),
         num_classes=st.integers(2, 6),
         regularisation=st.floats(0.01, 5),
         clip_norm=st.floats(0.2, 4),
@@ -87,13 +90,15 @@ def test_one_record_moves_the_trained_weights_at_most_by_the_sensitivity(
 
 @pytest.mark.parametrize("most", [None, 20])
 @pytest.mark.parametrize(
-    "terms", [SVM, replace(SOFTMAX, regularisation=3.0, radius=0.05)], ids=["svm", "softmax of a small norm"]
+    "terms",
+    [SVM, *(replace(one, regularisation=3.0, radius=r) for one, r in ((SOFTMAX, 0.05), (LOGISTIC, 0.02)))],
+    ids=["svm", "softmax of a small norm", "logistic of a small norm"],
 )
 def test_a_planted_record_nearly_reaches_the_bound(terms: LinearTerms, most: int | None) -> None:
     """A bound three percent smaller would be false: of one record against its mirror image, among empty ones; or,
     under a public bound, of one against none.
 
-    The svm pays sqrt(K): without it the bound is passed by far.
+    What sets one class against the rest pays sqrt(K): without it the bound is passed by far.
     """
     terms = replace(terms, max_records=most, iterations=200)
     features = np.zeros((20, 6))
@@ -102,7 +107,7 @@ def test_a_planted_record_nearly_reaches_the_bound(terms: LinearTerms, most: int
     moved = [train_linear(rows, np.arange(len(rows)) % 5, terms=terms) for rows in (one, other)]
     distance = float(np.linalg.norm(moved[0] - moved[1]))
     assert 0.97 * terms.sensitivity < distance <= terms.sensitivity
-    if terms.learner == "svm":
+    if terms.learner != "softmax":
         assert distance > 2 * terms.sensitivity / math.sqrt(terms.num_classes)
 
 
@@ -128,6 +133,9 @@ def _twin(features: NDArray[np.float32], labels: NDArray[np.int64], terms: Linea
         scores = rows @ weights
         if terms.learner == "softmax":
             losses = torch.nn.functional.cross_entropy(scores, truth, reduction="sum")
+        elif terms.learner == "logistic":
+            signs = 2 * torch.nn.functional.one_hot(truth, terms.num_classes) - 1
+            losses = torch.log(1 + torch.exp(-signs * scores)).sum()
         else:
             margins = scores * (2 * torch.nn.functional.one_hot(truth, terms.num_classes) - 1)
             short = 1 + HUBER_WIDTH - margins
@@ -144,7 +152,7 @@ def _twin(features: NDArray[np.float32], labels: NDArray[np.int64], terms: Linea
 
 @pytest.mark.parametrize("records", [7, 20, 33])
 @pytest.mark.parametrize("radius", [0.1, 50.0])
-@BOTH
+@EACH
 def test_training_is_what_the_terms_define(
     terms: LinearTerms, radius: float, records: int, rng: np.random.Generator
 ) -> None:
@@ -155,7 +163,7 @@ def test_training_is_what_the_terms_define(
     assert np.allclose(found, _twin(features[0], labels[0], terms), rtol=0, atol=1e-10)
 
 
-@BOTH
+@EACH
 def test_users_trained_together_are_users_trained_alone(terms: LinearTerms, rng: np.random.Generator) -> None:
     features, labels = _records(rng, 30, 25)
     labels[3, 10:] = NO_RECORD
@@ -169,7 +177,7 @@ def test_users_trained_together_are_users_trained_alone(terms: LinearTerms, rng:
     assert np.array_equal(together, train_users(features, labels, terms=terms))
 
 
-@BOTH
+@EACH
 def test_learners_learn(terms: LinearTerms, rng: np.random.Generator) -> None:
     features, labels = _records(rng, 1, 200)
     features += 3 * np.eye(6, dtype=np.float32)[labels]
@@ -178,7 +186,7 @@ def test_learners_learn(terms: LinearTerms, rng: np.random.Generator) -> None:
     assert (found == labels[0, 100:]).mean() > 0.8
 
 
-@BOTH
+@EACH
 def test_records_read_in_blocks_train_the_same_model(
     terms: LinearTerms, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +197,49 @@ def test_records_read_in_blocks_train_the_same_model(
         monkeypatch.setattr("labeler.records.KEPT_NUMBERS", most)
         assert np.allclose(train_linear(features[0], labels[0], terms=terms), whole, rtol=0, atol=1e-12)
         assert np.allclose(train_users(features, labels, terms=terms)[0], whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("records", "least"), [(30, 20), (5, 20)])
+def test_a_logistic_model_is_scikit_learns_for_each_class_against_the_rest(records: int, least: int) -> None:
+    """An oracle that descends otherwise: L-BFGS, each class alone, C = 1 / (lambda N) for the mean over N."""
+    features, labels = _records(np.random.default_rng(records), 1, records)
+    terms = replace(LOGISTIC, radius=1e6, iterations=2000, min_records=least)
+    found = train_linear(features[0], labels[0], terms=terms)
+    rows = augmented(features[0], terms)
+    inverse = 1 / (terms.regularisation * max(records, least))
+    oracle = LogisticRegression(C=inverse, fit_intercept=False, tol=1e-12, max_iter=10_000)
+    for one in range(terms.num_classes):
+        if len(set(labels[0] == one)) == 2:
+            assert np.allclose(found[:, one], oracle.fit(rows, labels[0] == one).coef_[0], atol=1e-6)
+
+
+@settings(max_examples=100)
+@given(
+    classes=st.integers(2, 12),
+    radius=st.floats(1e-3, 30),
+    clip_norm=st.floats(0.1, 5),
+    regularisation=st.floats(0.01, 5),
+    room=st.none() | st.integers(0, 40),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_no_gradient_of_a_logistic_model_is_longer_than_its_bound(
+    classes: int, radius: float, clip_norm: float, regularisation: float, room: int | None, seed: int
+) -> None:
+    """Every class as wrong as its norm allows, which attains the bound, and models at random."""
+    most = None if room is None else 5 + room
+    terms = LinearTerms("logistic", classes, regularisation, clip_norm, radius, 10, 5, most)
+    reached = min(radius, (1 if most is None else most / 5) * clip_norm / regularisation)
+    rng = np.random.default_rng(seed)
+    row = rng.standard_normal(4)
+    row *= clip_norm / np.linalg.norm(row)
+    is_class = np.arange(classes) == rng.integers(0, classes)
+    worst = np.outer(row, np.where(is_class, -1.0, 1.0))
+    found = []
+    for weights in (worst, rng.standard_normal((4, classes))):
+        weights *= reached / np.linalg.norm(weights, axis=0)
+        found.append(float(np.linalg.norm(np.outer(row, SLOPES["logistic"](row @ weights, is_class)))))
+    assert found[0] == pytest.approx(terms.lipschitz)
+    assert found[1] <= terms.lipschitz * (1 + 1e-12)
 
 
 Array = NDArray[np.float64]

@@ -201,6 +201,19 @@ def test_soft_votes_are_certainty_times_probability() -> None:
     assert votes.sum(axis=1).max() <= 1 + 1e-12
 
 
+@given(seed=st.integers(0, 2**31), count=st.integers(0, 40), is_kept=st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_the_head_is_the_same_without_scores_and_no_scores_are_fitted(seed: int, count: int, is_kept: bool) -> None:
+    features, labels = photographs(seed, count)
+    both = replace(TERMS, max_records=45) if is_kept else TERMS
+    alone = replace(both, sigma_scores=None)
+    one, two = (fit_heads(features, labels, NEGATIVE_ROWS, terms=terms) for terms in (both, alone))
+    assert np.array_equal(one.head, two.head)
+    assert one.scores is not None
+    assert two.scores is None
+    assert alone.head_sensitivity == both.head_sensitivity
+
+
 def test_without_certainty_every_row_is_one_vote() -> None:
     features, labels = photographs(6, 60)
     terms = solve_noise(TERMS, epsilon=1.0, delta=1e-5, scores_share=0.0)

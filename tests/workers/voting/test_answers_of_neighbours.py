@@ -86,6 +86,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "method": "blind-average",
         "training": {"min_records": 20, "regularisation": 0.3, "learner": "svm", "radius": 0.7, "iterations": 9},
     },
+    "blind-average, logistic": {
+        "method": "blind-average",
+        "training": {"min_records": 20, "regularisation": 0.3, "learner": "logistic", "radius": 0.7, "iterations": 9},
+    },
     "blind-average, hardly regularised": {
         "method": "blind-average", "training": {"min_records": 1, "regularisation": 1e-6, "clip_norm": 1e-3},
     },
@@ -102,6 +106,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "training": {"min_records": 5, "max_records": 3_000, "regularisation": 0.1, "dimension": 3},
     },
     "aux-distill": {"method": "aux-distill", "training": {"min_records": 20, "regularisation": 0.1, "dimension": 3}},
+    "aux-distill, without scores": {
+        "method": "aux-distill",
+        "training": {"min_records": 20, "regularisation": 0.1, "dimension": 3, "score_share": 0},
+    },
     "aux-distill, hardly regularised": {
         "method": "aux-distill",
         "training": {"min_records": 20, "regularisation": 1e-6, "clip_norm": 1e-3, "dimension": 3},
@@ -328,10 +336,10 @@ ASKED = given(
     regularisation=st.floats(-12, 6).map(lambda exponent: min(10.0**exponent, 1e6)),
     clip_norm=st.floats(-12, 6).map(lambda exponent: min(10.0**exponent, 1e6)),
     radius=st.floats(-12, 9).map(lambda exponent: min(10.0**exponent, 1e9)),
-    learner=st.sampled_from(["softmax", "svm"]),
+    learner=st.sampled_from(["softmax", "svm", "logistic"]),
     iterations=st.integers(1, 40),
     sigma=st.floats(-6, 12).map(lambda exponent: min(max(1e-6, 10.0**exponent), 1e12)),
-    share=st.floats(1e-9, 1 - 1e-9),
+    share=st.floats(0, 1 - 1e-9),
 )
 
 

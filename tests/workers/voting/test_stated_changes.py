@@ -24,7 +24,7 @@ from labeler.methods import METHODS
 from labeler.methods.aux_distill import NEGATIVES_EVERY, head_terms
 from labeler.methods.federated import on_grid
 from labeler.methods.reverse_knn import ballots_given
-from labeler.methods.sensitivity import integer_event, most_trained
+from labeler.methods.sensitivity import group_event, integer_event, most_trained
 from labeler.methods.site_offset import axes_of_questions, finer, sums_of_records
 from labeler.planning import price
 from labeler.records import FEATURE_ONE, ModelStore, Records, RunnerContext, first_of_each_person
@@ -106,12 +106,16 @@ TASKS = [
     task("blind-average", training={"max_records": 5}),
     task("blind-average", training={"max_records": 5, "axes": 2}, max_queries=3),
     task("blind-average", training={"learner": "svm"}, records_per_person=2),
+    task("blind-average", training={"learner": "logistic"}, records_per_person=2),
+    task("blind-average", training={"learner": "logistic", "max_records": 5}),
     task("blind-average", training={"learner": "means", "axes": 2, "radius": 2.0, "min_records": 1,
                                     "regularisation": 1.0, "iterations": 200}, max_queries=3, records_per_person=1),
     task("blind-average", training={"learner": "means", "axes": 2, "radius": 9.0, "min_records": 1,
                                     "regularisation": 1.0, "iterations": 200}, max_queries=3),
     task("aux-distill", records_per_person=2),
     task("aux-distill", training={"max_records": 5}),
+    task("aux-distill", training={"score_share": 0.0}),
+    task("aux-distill", training={"max_records": 5, "score_share": 0.0}),
     task("federated"),
     task("federated", training={"rate": 0.5}),
     task("federated", training={"unit": "agent", "learning_rate": 1e6}),
@@ -146,8 +150,8 @@ def answered(one: Task, batch: QueryBatch, records: Records) -> NDArray[np.int64
         terms, queries = head_terms(one), batch.features / FEATURE_ONE
         first = records.first(most_trained(one))
         fitted = fit_heads(first.features / FEATURE_ONE, first.labels, queries[::NEGATIVES_EVERY], terms=terms)
-        parts = [fitted.head.ravel() / terms.head_noise, np.asarray(fitted.scores).ravel() / terms.score_noise]
-        return terms.mechanism.quantize(np.concatenate(parts))
+        scores = [] if fitted.scores is None else [fitted.scores / terms.score_noise]
+        return terms.mechanism.quantize(np.concatenate([fitted.head.ravel() / terms.head_noise, *scores]))
     context = RunnerContext(
         NeighborIndexes(dimension=DIMENSION, engine="numpy"), ModelStore(), EverybodyTakesPart, Trainer()
     )
@@ -210,6 +214,54 @@ def test_no_record_no_person_and_no_agent_changes_more_than_the_event_says(one: 
                     change = change[: len(batch) * CLASSES]  # its noisy mean matters to nobody
                 assert int(change @ change) <= squared, (level, present, without)
                 assert int(np.abs(change).max(initial=0)) <= largest, (level, present, without)
+
+
+@pytest.mark.parametrize(
+    "one", [one for one in TASKS if one.sampled is None], ids=lambda one: f"{one.method} {one.digest[:6]}"
+)
+def test_g_records_of_two_agents_change_no_more_than_is_stated_for_a_group(one: Task) -> None:
+    """All pairs of worlds of one agent, and each beside the pairs of another agent that change most."""
+    one = one.model_copy(update={"agents": 2})
+    batch = asked(one, 0)
+    worlds = [present for size in range(POOL + 1) for present in itertools.combinations(range(POOL), size)]
+    apart: list[dict[int, list[NDArray[np.int64]]]] = []
+    for seed in range(2):
+        sums = [answered(one, batch, world(present, seed, one.records_per_person)).ravel() for present in worlds]
+        pairs: dict[int, list[NDArray[np.int64]]] = {}
+        for first, other in itertools.combinations(range(len(worlds)), 2):
+            moved = len(set(worlds[first]) ^ set(worlds[other]))
+            pairs.setdefault(moved, []).append(sums[first] - sums[other])
+        apart.append(pairs)
+    worst = {moved: max(pairs, key=lambda change: int(change @ change)) for moved, pairs in apart[1].items()}
+    worst[0] = np.zeros_like(worst[1])
+    for here, there in itertools.product(apart[0], worst):
+        event = group_event(one.model_copy(update={"group_size": here + there}), len(batch))
+        assert event is not None
+        squared, largest = of_one_round(event, one)
+        for change in apart[0][here]:
+            # Heads with noise of their own are released apart.
+            parts = (change, worst[there]) if one.traits.has_local_noise else (change + worst[there],)
+            assert sum(int(part @ part) for part in parts) <= squared
+            assert max(int(np.abs(part).max()) for part in parts) <= largest
+
+
+@pytest.mark.parametrize("many", [1, 2, 5])
+def test_a_planted_group_uses_up_what_is_stated_for_it(many: int) -> None:
+    """reverse-knn: equal records of one agent vote alike. knn: each of several agents loses its nearest record."""
+    near, far = np.int16([[2048, 0, 0]]), np.int16([[0, 2048, 0]])
+    alike, swapped = (task(method, k=1, agents=5, max_queries=1, group_size=many) for method in ("reverse-knn", "knn"))
+    ids, labels = np.arange(many), np.zeros(many, np.int16)
+    batch = QueryBatch(near)
+    votes = answered(alike, batch, Records(near.repeat(many, axis=0), ids, labels, "all")).ravel()
+    none = answered(alike, batch, Records(near[:0], ids[:0], labels[:0], "none")).ravel()
+    both = Records(np.vstack([near, far]), np.arange(2), np.int16([0, 1]), "both")
+    left = Records(far, np.arange(1), np.int16([1]), "left")
+    change = many * (answered(swapped, batch, both) - answered(swapped, batch, left)).ravel()
+    for one, moved in ((alike, votes - none), (swapped, change)):
+        event = group_event(one, 1)
+        assert event is not None
+        assert int(moved @ moved) == of_one_round(event, one)[0]
+        assert int(np.abs(moved).max()) == of_one_round(event, one)[1]
 
 
 def two_updates(one: Task) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

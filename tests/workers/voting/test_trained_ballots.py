@@ -137,6 +137,19 @@ def test_a_model_of_another_dimension_is_refused_before_it_is_charged(make_shard
         assert not agent.charged
 
 
+@pytest.mark.parametrize("count", [0, 1, 40])
+@pytest.mark.parametrize("noise", [0.001, 100.0])
+def test_without_scores_every_agent_weighs_the_same_at_every_image(count: int, noise: float) -> None:
+    """FedD: whatever an agent holds, its soft labels add up to one vote, but for rounding down."""
+    training = {"min_records": 8, "regularisation": 0.1, "dimension": 4, "score_share": 0.0}
+    asked = task("aux-distill", training=training, sigma_votes=noise)
+    rows = answer_of(asked, BATCH, records_of(5, count)).sum(axis=1)
+    assert rows.max() <= asked.scale
+    assert rows.min() > asked.scale - CLASSES
+    with_scores = task("aux-distill", sigma_votes=noise)
+    assert answer_of(with_scores, BATCH, records_of(5, count)).sum(axis=1).min() < asked.scale - CLASSES
+
+
 def test_the_weights_an_agent_sends_are_its_learner_s(tmp_path: Path) -> None:
     from benchmarks.learning.linear_users import train_linear
 

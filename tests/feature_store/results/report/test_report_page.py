@@ -263,6 +263,23 @@ def test_a_report_states_a_person_where_the_task_does_and_says_so_where_it_does_
     assert "at most 2 images vote" in page
 
 
+@pytest.mark.parametrize(
+    ("price", "said"),
+    [
+        (LevelPrice(2.5, "proved"), "For any 5 images of all agents together, whoever they show, epsilon is 2.50."),
+        (LevelPrice(None, "", "too many."), "For any 5 images of all agents together there is no bound: too many."),
+    ],
+)
+def test_a_report_states_a_group_of_images_where_the_task_names_its_size(make_report, price: LevelPrice, said: str):
+    report = make_report()
+    assert "group" not in report_json(report)["privacy"]
+    stated = replace(report, privacy=replace(report.privacy, group=price, group_size=5))
+    found = report_json(stated)["privacy"]["group"]
+    assert (found["epsilon"], found["group_size"]) == (price.epsilon, 5)
+    assert said in what_epsilon_means(stated)
+    assert "epsilon, 5 images" in render_page(stated, {})
+
+
 def test_a_report_without_a_student_or_an_agent_epsilon_is_still_json(make_report):
     report = make_report(student=None)
     privacy = replace(report.privacy, agent=LevelPrice(None, "", "records are not bounded"))
