@@ -121,6 +121,14 @@ def cifar10_test_features(
     return ordered(Shard.open(_cifar10_folder(root, ("test",), progress) / "cifar10-test", verify=False))
 
 
+def cifar10_few(root: Path, *, train: float, progress: ProgressCallback = silent) -> DataSet:
+    """The test images alone, for a first look: a share of them trains, and the others score."""
+    features, labels = cifar10_test_features(root, progress=progress)
+    own, others = np.split(np.random.default_rng(0).permutation(len(labels)), [int(train * len(labels))])
+    rows = features.astype(np.float32) / np.float32(2048)
+    return DataSet(Split(rows[own], labels[own]), Split(rows[others], labels[others]))
+
+
 def ordered(shard: Shard) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
     """Return features and labels by source name: rows of a shard are in random order, which differs between caches."""
     by_name = np.argsort(np.array(shard.sources), kind="stable")

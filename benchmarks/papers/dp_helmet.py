@@ -53,7 +53,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks import BenchRow, mean_row
-from benchmarks.data import DataSet, cifar10_features
+from benchmarks.data import DataSet, cifar10_features, cifar10_few
 from benchmarks.learning.federated import ServerStep, dp_fed_sgd, plan_fed_sgd
 from benchmarks.learning.linear_users import linear_scores, train_users
 from benchmarks.papers import Cell
@@ -70,6 +70,7 @@ from labeler.task import Level
 from workers.progress import ProgressCallback
 
 USERS, RECORDS, HONEST = 1_000, 50, 0.5
+FEW_USERS, DP_FL_USERS = 100, (100, 300, 1_000)
 DELTA = 1e-5
 EPSILONS = (0.1, 0.36, 0.59, 1.0, 2.0)
 NON_IID_EPSILON = 1.172
@@ -182,9 +183,9 @@ GROUPS: Final[list[tuple[Setting, Sequence[float]]]] = [
 
 
 def cells(root: Path, *, full: bool) -> list[Cell]:
-    """Return every cell; for a first look both learners at one epsilon, one seed and a fifth of the users."""
+    """Return every cell; for a first look every learner at one epsilon, one seed and a tenth of the users."""
     seeds = SEEDS if full else SEEDS[:1]
-    epsilons = EPSILONS if full else (0.59,)
+    epsilons = EPSILONS if full else (2.0,)
     settings: list[tuple[Setting, Sequence[float]]] = []
     for learner, terms in TERMS.items():
         name = "SVM" if learner == "svm" else learner
@@ -219,7 +220,9 @@ def cells(root: Path, *, full: bool) -> list[Cell]:
     else:
         settings = [(_smaller(setting), wanted) for setting, wanted in settings]
     found = [_cell(root, setting, wanted, seeds) for setting, wanted in settings]
-    return [*found, sgd_cell(root, EPSILONS, SEEDS)] if full else found
+    if not full:
+        return found
+    return [*found, sgd_cell(root, EPSILONS, SEEDS), *(sgd_cell(root, (0.59,), SEEDS, users) for users in DP_FL_USERS)]
 
 
 def _central(method: str, terms: LinearTerms) -> Setting:
@@ -233,8 +236,8 @@ def _all_in_one(terms: LinearTerms, records: int) -> LinearTerms:
 
 def _smaller(setting: Setting) -> Setting:
     if setting.users > 1:
-        return replace(setting, users=200)
-    records = 200 * RECORDS
+        return replace(setting, users=FEW_USERS)
+    records = FEW_USERS * RECORDS
     return replace(setting, records=records, terms=_all_in_one(setting.terms, records))
 
 
@@ -278,9 +281,14 @@ def _cell(root: Path, setting: Setting, epsilons: Sequence[float], seeds: Sequen
     return Cell(f"{setting!r} epsilons {tuple(epsilons)} seeds {tuple(seeds)}", run)
 
 
-def sgd_cell(root: Path, epsilons: Sequence[float], seeds: Sequence[int]) -> Cell:
-    """Return DP-SGD of a linear model at one trusted place, the rival of figure 8; a record comes or goes."""
-    steps, records = NoisySteps(0.1, 40, 0.5, 10.0, 0.5, 0.3), USERS * RECORDS
+def sgd_cell(root: Path, epsilons: Sequence[float], seeds: Sequence[int], users: int | None = None) -> Cell:
+    """Return DP-SGD of a linear model at one trusted place, the rival of figure 8; a record comes or goes.
+
+    With `users` it is DP-FL, the rival of figures 3 and 4: the same steps, in which each of so many users adds the
+    noise that its own records need. Their noise adds up, and the price is that of one user's.
+    """
+    steps, records = NoisySteps(0.1, 40, 0.5, 10.0, 0.5, 0.3), (users or USERS) * RECORDS
+    method = "DP-SGD, one trusted place" if users is None else f"DP-FL, {users:,} users, each with its own noise"
 
     def run(progress: ProgressCallback) -> list[BenchRow]:
         rows = []
@@ -296,17 +304,18 @@ def sgd_cell(root: Path, epsilons: Sequence[float], seeds: Sequence[int]) -> Cel
                     epsilon=epsilon, delta=DELTA, dimension=(AXES + 1) * 10, agents=1, most_records=records,
                     clip_norm=steps.clip_norm, probability=steps.probability, rounds=steps.rounds,
                 )  # fmt: skip
+                noise = replace(plan, spec=replace(plan.spec, sigma=plan.spec.sigma * math.sqrt(users or 1)))
                 model = dp_fed_sgd(
-                    start, data.inputs, data.labels, sizes=data.sizes, plan=plan, clip_norm=steps.clip_norm,
+                    start, data.inputs, data.labels, sizes=data.sizes, plan=noise, clip_norm=steps.clip_norm,
                     expected_batch=steps.probability * records,
                     server=ServerStep(steps.learning_rate, steps.momentum, steps.averaged),
-                    source_of=sources_of(f"DP-SGD {seed} {epsilon}"), progress=progress,
+                    source_of=sources_of(f"{method} {seed} {epsilon}"), progress=progress,
                 )  # fmt: skip
                 accuracies.append(accuracy_of(module, model, data))
-            reference = "93.6 % at 0.59 (paper, as printed)" if epsilon == 0.59 else None
+            reference = "93.6 % at 0.59 (paper, as printed)" if epsilon == 0.59 and users is None else None
             row = mean_row(
                 f"CIFAR-10 features, {records:,} records",
-                "DP-SGD, one trusted place",
+                method,
                 "accuracy of the released model, %",
                 accuracies,
                 reference=reference,
@@ -315,7 +324,7 @@ def sgd_cell(root: Path, epsilons: Sequence[float], seeds: Sequence[int]) -> Cel
             rows.append(priced(row, plan, DELTA))
         return rows
 
-    return Cell(f"DP-SGD {steps} epsilons {tuple(epsilons)} seeds {tuple(seeds)}", run)
+    return Cell(f"{method} {steps} epsilons {tuple(epsilons)} seeds {tuple(seeds)}", run)
 
 
 def _row(
@@ -373,14 +382,14 @@ def epsilon_as_in_paper(terms: LinearTerms, sigma: float, level: Level) -> float
 
 
 @lru_cache(maxsize=1)
-def _features(root: Path) -> DataSet:
-    return cifar10_features(root)
+def _features(root: Path, *, few: bool) -> DataSet:
+    return cifar10_few(root, train=0.6) if few else cifar10_features(root)
 
 
 @lru_cache(maxsize=len(SEEDS))
 def cifar10_world(root: Path, seed: int, records: int) -> World:
     """Return `records` training images and the test images of a seed, after the map of its public images."""
-    data, rng = _features(root), np.random.default_rng(seed)
+    data, rng = _features(root, few=records <= FEW_USERS * RECORDS), np.random.default_rng(seed)
     order, shown = rng.permutation(len(data.train))[:records], rng.permutation(len(data.test))
     along = public_map(data.test.inputs[shown[:PUBLIC]])
     train, test = along(data.train.inputs[order]), along(data.test.inputs[shown[PUBLIC:]])

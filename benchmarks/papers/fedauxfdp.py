@@ -69,7 +69,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from benchmarks import BenchRow, in_turn, mean_row
-from benchmarks.data import DataSet, Split, cifar10_features, cifar10_test_features
+from benchmarks.data import DataSet, cifar10_features, cifar10_few
 from benchmarks.papers import Cell
 from benchmarks.papers.partitions import dirichlet_partition
 from benchmarks.sums import least_noise
@@ -172,7 +172,9 @@ def cells(root: Path, *, full: bool) -> list[Cell]:
     def data(progress: ProgressCallback) -> DataSet:
         # Read when the first cell asks; with finished cells kept, it often never does.
         if not read:
-            read.append(cifar10_features(root, progress=progress) if full else _few(root, progress))
+            read.append(
+                cifar10_features(root, progress=progress) if full else cifar10_few(root, train=0.8, progress=progress)
+            )
         return read[0]
 
     seeds = SEEDS if full else SEEDS[:1]
@@ -230,14 +232,6 @@ def _table_1(data: DataSet, seeds: Sequence[int]) -> list[BenchRow]:
             for place, wanted in enumerate(printed)
         ]
     return rows
-
-
-def _few(root: Path, progress: ProgressCallback) -> DataSet:
-    """Return the test images alone: a fifth of them score."""
-    features, labels = cifar10_test_features(root, progress=progress)
-    train, test = np.split(np.random.default_rng(0).permutation(len(labels)), [len(labels) * 4 // 5])
-    rows = features.astype(np.float32) / np.float32(2048)
-    return DataSet(Split(rows[train], labels[train]), Split(rows[test], labels[test]))
 
 
 def _measure_all(

@@ -29,7 +29,7 @@ def photographs(count: int, seed: int) -> Split:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> DataSet:
     data = DataSet(photographs(6_000, 1), photographs(500, 2))
-    monkeypatch.setattr(fedauxfdp, "_few", lambda _root, _progress: data)
+    monkeypatch.setattr(fedauxfdp, "cifar10_few", lambda _root, **_: data)
     monkeypatch.setattr(fedauxfdp, "LAMBDAS", (0.1, 1.0))
     # Shares of 50,000 images: 1,000 of these 6,000, and 400 of them negatives.
     monkeypatch.setattr(fedauxfdp, "PUBLIC", 8_334)
