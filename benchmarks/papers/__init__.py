@@ -24,6 +24,8 @@ from workers.progress import ProgressCallback, silent
 
 PAPERS: Final[dict[str, str]] = {
     "ae-dpfl": "Zhu et al. 2020, 2021: AE-DPFL, with and without domain adaptation",
+    "theorem-7": "their epsilon that follows the votes, and why it is no guarantee",
+    "attributes": "their votes on attributes, on digits in the place of CelebA",
     "federated": "their baselines: FedAvg, DP-FedAvg, DP-FedSGD",
     "prifedsync": "Zheng et al. 2021: federated f-DP and PriFedSync",
     "fedauxfdp": "Hoech et al. 2022: FedAUXfdp",

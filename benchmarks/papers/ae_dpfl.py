@@ -54,7 +54,7 @@ from benchmarks.learning.together import Jitter, Training
 from benchmarks.papers import Cell
 from benchmarks.papers.federated import ACCURACY, Averaging, Federation, accuracy_row, padded, priced, train_digits
 from benchmarks.papers.partitions import MNIST_CASE, USPS_CASE, Rows, iid_partition, mnist_partition
-from benchmarks.papers.theorem_7 import margins_of, theorem_7_rows, unanimous_rows
+from benchmarks.papers.theorem_7 import margins_of, theorem_7_rows
 from benchmarks.sums import open_sum, task_at
 from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
 from feature_store.query_selection import QuerySet, select_queries
@@ -141,7 +141,6 @@ def cells(root: Path, *, full: bool) -> list[Cell]:
     ]
     return [
         Cell(f"MNIST, {size}", lambda progress: mnist_rows(root, size, progress)),
-        Cell("Theorem 7, agents of one mind", lambda _: unanimous_rows()),
         *adaptations,
         *figure_cells(root, full=full),
     ]

@@ -124,10 +124,10 @@ def averaging_at(case: str, epsilon: float) -> Averaging:
 
 
 def cells(root: Path, *, full: bool) -> list[Cell]:
-    """Return all tables; not `full`: a few small agents on digits, for few rounds, with one seed."""
+    """Return all tables; not `full`: a few small agents on digits, for few rounds, with one seed, and one server."""
     if not full:
         small: tuple[tuple[str, float | None], ...] = ((MNIST_CASE, None), (USPS_CASE, None), (MNIST_CASE, 4.3))
-        return [_digits_cell(root, *which, full=False) for which in small]
+        return [*(_digits_cell(root, *which, full=False) for which in small), office_cell(root, "webcam", splits=1)]
     digits = [_digits_cell(root, case, e, full=True) for case, at in DP_EPSILONS.items() for e in (None, *at)]
     return [*digits, *(office_cell(root, server) for server in PAPER_FEDSGD)]
 
@@ -302,18 +302,18 @@ PAPER_FEDSGD = {"webcam": "25.8 % at 4.0 (paper, as printed)", "dslr": "42.7 % a
 PAPER_OFFICE_FEDAVG = {"webcam": "96.5 % (paper, ResNet-50)", "dslr": "97.8 % (paper, ResNet-50)"}
 
 
-def office_cell(root: Path, server: str) -> Cell:
+def office_cell(root: Path, server: str, splits: int = SPLITS) -> Cell:
     """Return the cell of FedAvg, DP-FedSGD and kNN-DPFL for one server, at several prices."""
     settings = NoisySteps()
 
     def run(progress: ProgressCallback) -> list[BenchRow]:
         shards = embed_domains(data_folder(root), progress)
-        rows = gradient_rows(shards, server, range(SPLITS), OFFICE_EPSILONS, progress=progress)
+        rows = gradient_rows(shards, server, range(splits), OFFICE_EPSILONS, progress=progress)
         arena, voting = Arena(shards), Setting("knn", 60, 20)
-        votes = [arena.measure(server, voting, splits=SPLITS, draws=1, epsilon=epsilon) for epsilon in OFFICE_EPSILONS]
+        votes = [arena.measure(server, voting, splits=splits, draws=1, epsilon=epsilon) for epsilon in OFFICE_EPSILONS]
         return rows + [replace(row, case=office_case(server), metric=ACCURACY) for row in votes]
 
-    return Cell(f"{office_case(server)}, {settings}, axes {AXES}, epsilons {OFFICE_EPSILONS}, {SPLITS} splits", run)
+    return Cell(f"{office_case(server)}, {settings}, axes {AXES}, epsilons {OFFICE_EPSILONS}, {splits} splits", run)
 
 
 def gradient_rows(
