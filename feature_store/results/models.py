@@ -24,14 +24,14 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from labeler.errors import BadData, LabelerError, MixedShards, NotThere
-from labeler.methods.blind_average import LinearTerms, MeanTerms
+from labeler.methods.blind_average import Learner, LinearTerms, MeanTerms
 from labeler.methods.federated import StepTerms
 from labeler.privacy_card import dearer_card
 from labeler.release import arrays_from_bytes, arrays_to_bytes
@@ -280,6 +280,8 @@ class StoredModel:
     def _terms(self) -> LinearTerms | MeanTerms | StepTerms:
         try:
             training = Training.model_validate(self.card["training"])
+            if training.learner not in (*get_args(Learner), "means"):
+                raise KeyError(training.learner)  # of a vote, and of no released model
         except (KeyError, ValidationError):
             raise BadData("the model's card does not say how it was trained; download it again") from None
         if training.sampled is not None:
@@ -289,7 +291,7 @@ class StoredModel:
         if training.learner == "means":
             return MeanTerms(len(self.classes), len(self.arrays["weights"]) - 1, training.radius)
         return LinearTerms(
-            learner=training.learner,
+            learner=cast(Learner, training.learner),
             num_classes=len(self.classes),
             regularisation=training.regularisation,
             clip_norm=training.clip_norm,

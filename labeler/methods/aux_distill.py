@@ -72,7 +72,8 @@ from labeler.accounting.events import IntegerSum
 from labeler.accounting.integer import epsilon_bound
 from labeler.descent import MOST_PUBLIC_ROWS, MOST_WEIGHTS, Descent, steps_to_converge
 from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.methods.sensitivity import BoundedNumbers, Method, kept_bound, most_trained, one_model, training_of
+from labeler.methods.blind_average import one_model
+from labeler.methods.sensitivity import BoundedNumbers, Method, kept_bound, most_trained, training_of
 from labeler.noise import VectorSum
 from labeler.randomness import ByteSource
 from labeler.setting import Level
@@ -365,7 +366,8 @@ METHOD: Final = Method(
     ballots=ballots,
     # A soft vote of one is a whole row of an agent that is certain.
     stated=BoundedNumbers(both_heads, lambda task: task.scale, check_soft_votes),
-    takes=frozenset({"training", "training.dimension"}),
+    takes=frozenset({"training.dimension"}),
+    learners=("softmax",),
     single_round=True,
     has_local_noise=True,
     negatives=negatives,

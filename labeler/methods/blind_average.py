@@ -87,11 +87,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, cast, get_args
 
 from labeler.descent import MOST_WEIGHTS, Descent
 from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.methods.sensitivity import BoundedNumbers, Method, kept_bound, most_trained, one_model, training_of
+from labeler.methods.sensitivity import BoundedNumbers, Method, kept_bound, most_trained, training_of
 from labeler.noise import VectorSum
 from labeler.records import axes_of
 from labeler.setting import Training
@@ -143,7 +143,7 @@ def linear_terms(task: Task) -> LinearTerms:
         raise InvalidSetting("learner means trains no linear model, so it has no terms of one")
     _check_rows(task, training)
     return LinearTerms(
-        learner=training.learner,
+        learner=cast(Learner, training.learner),
         num_classes=task.num_classes,
         regularisation=training.regularisation,
         clip_norm=training.clip_norm,
@@ -463,6 +463,22 @@ def check_dimension(task: Task, dimension: int) -> None:
         )
 
 
+def one_model(task: Task) -> str:
+    """Return what one record changes in its agent's model, in words: the smaller of two bounds if sites keep one."""
+    most = kept_bound(task)
+    if most is not None:
+        return (
+            "one record moves a model by at most L / (n lambda): it comes or goes and replaces none, since every site "
+            f"keeps at most {most} records, as it declared when it embedded them"
+        )
+    why = (
+        "records_per_person may let one record replace another"
+        if training_of(task).max_records is not None
+        else "no bound on records is kept; where every site keeps one (training.max_records), half the noise would do"
+    )
+    return f"one record moves a model by at most 2 L / (n lambda), as if it replaced another: {why}"
+
+
 def one_record(task: Task) -> str:
     """Return what one record changes, in words."""
     if training_of(task).learner != "means":
@@ -481,7 +497,8 @@ METHOD: Final = Method(
         weight_sum,
         "the weights of an agent are longer than its learner can make them, which this task's price does not cover",
     ),
-    takes=frozenset({"training", "training.axes"}),
+    takes=frozenset({"training.axes"}),
+    learners=(*get_args(Learner), "means"),
     single_round=True,
     labels="images",
     check_room=check_dimension,
