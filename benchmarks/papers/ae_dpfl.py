@@ -58,11 +58,11 @@ from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.rows import quantize
 from feature_store.students import NoisyAnswers, fit_student, soft_labels
+from labeler import records as stored
 from labeler.methods import ReleaseKind
 from labeler.methods.ensemble import one_hot_ballots
 from labeler.planning import price
 from labeler.randomness import seeded_source
-from labeler.records import Rows
 from labeler.release import Release, input_shares
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task
@@ -202,7 +202,7 @@ def _post_office(root: Path, size: Size, seed: int) -> Requester:
 def linear_answers(agents: Sequence[Split], public: NDArray[np.float32], num_classes: int) -> NDArray[np.float32]:
     """Return what the product's linear heads say, certain of one class each: shape (agents, images, classes)."""
     asked = quantize(public)
-    heads = (train_head(Rows.of(own.inputs, own.labels), num_classes=num_classes) for own in agents)
+    heads = (train_head(stored.Rows.of(own.inputs, own.labels), num_classes=num_classes) for own in agents)
     return np.stack([np.eye(num_classes, dtype=np.float32)[predict(head, asked)] for head in heads])
 
 
