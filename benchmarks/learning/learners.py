@@ -52,9 +52,9 @@ MANY: Final = 20
 
 RIGHT, ALONE = "public images that most agents label right, %", "public images that an agent labels right, %"
 PRICES: Final[Mapping[str, tuple[float, StatedLevel, float]]] = {
-    "public images labeled right at epsilon 1 per image, %": (1.0, "instance", 1e-5),
-    "public images labeled right at epsilon 3 per image, %": (3.0, "instance", 1e-5),
-    "public images labeled right at epsilon 2.8 per agent, %": (2.8, "agent", 1e-3),
+    "labeled right at epsilon 1 per image, %": (1.0, "instance", 1e-5),
+    "labeled right at epsilon 3 per image, %": (3.0, "instance", 1e-5),
+    "labeled right at epsilon 2.8 per agent, %": (2.8, "agent", 1e-3),
 }
 LEARNERS: Final[Mapping[str, dict[str, Any]]] = {
     "linear head": {"method": "ensemble"},
