@@ -9,7 +9,8 @@ have one price, and are compared in two ways:
   images. "adapted" is fitted to these questions alone. `reverse-knn` at the same price stands beside them.
 
 Digits are seen as edge features, photographs as features of EfficientNet-Lite0. The constants of
-`workers.learning.network` were chosen with seed 1000, which draws other agents and other public images.
+`workers.learning.network` were chosen with seed 1000, which draws other agents and other public digits, and on the one
+division of the photographs.
 """
 
 from __future__ import annotations
