@@ -72,6 +72,7 @@ from typing import Any, Final
 from labeler.budget import MOST_EPSILON
 from labeler.errors import LabelerError
 from labeler.evaluation import Z, choose_bands, choose_layout, share_spread
+from labeler.methods.sensitivity import answers_with_a_model
 from labeler.methods.site_offset import noise_of_mean
 from labeler.planning import statement
 from labeler.task import Task, parse_task
@@ -92,7 +93,7 @@ WILL_DO: Final = 0.9
 """Chance that a class stands out of the noise, above which there is no warning."""
 
 NOTHING_OF_ATTRIBUTES: Final = (
-    "how often noise turns an attribute round depends on how many neighbours have it, of which nothing is known"
+    "how often noise turns an attribute round depends on how many votes it gets, of which nothing is known"
 )
 
 MOST_TELLING_DELTA: Final = 1 / RECORDS_EACH
@@ -156,7 +157,7 @@ def expect(task: Task, *, queries: int | None = None, records: int | None = None
 def _expect(task: Task, asked: int, records: int | None) -> Expectation:
     if task.traits.labels is None:
         return _of_evaluation(task, records)
-    if task.training is not None:
+    if answers_with_a_model(task):
         return Expectation(None, None, f"nobody has stated how noise moves the labels of method {task.method}")
     if task.attributes_per_record is not None:
         return Expectation(None, None, NOTHING_OF_ATTRIBUTES)

@@ -43,6 +43,7 @@ from labeler.randomness import ByteSource, os_source
 if TYPE_CHECKING:
     from labeler.methods.aux_distill import LocalHeadTerms
     from labeler.methods.blind_average import LinearTerms, MeanTerms
+    from labeler.methods.ensemble import VoterTerms
     from labeler.methods.federated import StepTerms
     from labeler.setting import Training
     from labeler.task import Task
@@ -383,11 +384,13 @@ def axes_of(task: Task, asked: NDArray[np.int16] | None) -> PublicAxes | None:
 class Learner(Protocol):
     """Fits models to an agent's records; computes what `labeler.methods` proves (`workers.learning`)."""
 
-    def head(self, records: Rows, *, num_classes: int) -> NDArray[np.int64]:
-        """Fit a classifier as integers, shape (dimension + 1, num_classes)."""
+    def voter(self, records: Rows, questions: NDArray[np.int16] | None, *, terms: VoterTerms) -> NDArray[np.int64]:
+        """Fit the classifier of these terms as integers; only to a learner that reads questions are they given."""
 
-    def predictions(self, head: NDArray[np.int64], questions: NDArray[np.int16]) -> NDArray[np.int64]:
-        """Return the class that a head gives to each question, shape (num_queries,)."""
+    def predictions(
+        self, voter: NDArray[np.int64], questions: NDArray[np.int16], *, terms: VoterTerms
+    ) -> NDArray[np.int64]:
+        """Return the class of each question, shape (num_queries,); of attributes 1 or 0, (num_queries, num_classes)."""
 
     def weights(self, records: Rows, *, terms: LinearTerms, axes: PublicAxes | None) -> NDArray[np.float64]:
         """Fit the linear model of these terms, shape (rows of the model, num_classes)."""

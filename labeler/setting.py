@@ -65,7 +65,16 @@ class Life(PlainNumbers):
 
 
 NOTHING_TRAINED: Final = {"min_records": 1, "regularisation": 1.0, "clip_norm": 1.0, "iterations": 200}
-"""Values for learner "means" of the fields that say how other learners train."""
+"""Values of the fields that say how other learners train, for the learners that have no choice (FIXED)."""
+
+PLAIN: Final = "linear"
+"""The learner of a task without training, if its method takes this one: it has one spelling, none."""
+
+_ONE_WAY: Final = "which trains in one fixed way"
+FIXED: Final = {
+    "means": "which sums records and trains nothing", PLAIN: _ONE_WAY, "network": _ONE_WAY, "adapted": _ONE_WAY,
+}  # fmt: skip
+"""Learners that read no field about training, and why. "means" reads others; those that cast votes read none at all."""
 
 MOST_AXES: Final = 1_000_000
 
@@ -148,10 +157,11 @@ class Training(PlainNumbers):
     embeds (`labeler embed --max-records`); an agent whose shard does not keep it refuses the task. Then one record
     moves a model by half as much, and half the noise gives the same price (labeler.descent). Not possible if the task
     caps the records of a person."""
-    learner: Literal["softmax", "svm", "logistic", "means"] = "softmax"
+    learner: Literal["softmax", "svm", "logistic", "means", "linear", "network", "adapted"] = "softmax"
     """blind-average: "softmax", or "svm" or "logistic" with one class against the rest; or "means", which trains
     nothing: sums of records by class along the axes (labeler.methods.blind_average). It ignores fields about training.
-    """
+    ensemble: "linear", the same as no training; "network", one hidden layer; or "adapted", the same fitted to the
+    features of the questions, too. They take no other field, and have one price (labeler.methods.ensemble)."""
     radius: Annotated[float, Field(ge=LEAST, le=1e9, allow_inf_nan=False)] = 100.0
     """blind-average: R, the largest norm of the weights; for "means" of its sums, in records, and then WIDE_RADIUS by
     default."""
@@ -180,8 +190,8 @@ class Training(PlainNumbers):
     @classmethod
     def _say_what_means_nothing(cls, given: Any) -> Any:
         # A learner without training needs no fields that say how, and has one spelling.
-        if isinstance(given, dict) and given.get("learner") == "means":
-            return {**NOTHING_TRAINED, "radius": WIDE_RADIUS, **given}
+        if isinstance(given, dict) and given.get("learner") in (*FIXED,):
+            return {**NOTHING_TRAINED, **({"radius": WIDE_RADIUS} if given["learner"] == "means" else {}), **given}
         return given
 
     @field_validator("score_share", mode="before")
@@ -195,12 +205,13 @@ class Training(PlainNumbers):
 
     @model_validator(mode="after")
     def _check(self) -> Training:
-        if self.learner == "means":
-            told = sorted(name for name, value in NOTHING_TRAINED.items() if getattr(self, name) != value)
+        if self.learner in FIXED:
+            others = {name: one.default for name, one in Training.model_fields.items() if name != "learner"}
+            ignored = NOTHING_TRAINED if self.learner == "means" else others | NOTHING_TRAINED
+            told = sorted(name for name, value in ignored.items() if getattr(self, name) != value)
             if told:
                 raise ValueError(
-                    f"training.{told[0]} means nothing for learner means, which sums records and trains nothing; leave "
-                    "it out"
+                    f"training.{told[0]} means nothing for learner {self.learner}, {FIXED[self.learner]}; leave it out"
                 )
         if self.sampled is not None:
             self._check_steps()

@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
     ValidationError,
+    ValidationInfo,
     model_serializer,
     model_validator,
 )
@@ -30,7 +31,7 @@ from labeler.noise import (
     NoiseBy,
     noise_reach,
 )
-from labeler.setting import DEFAULT_DELTA, MOST_AXES
+from labeler.setting import DEFAULT_DELTA, MOST_AXES, PLAIN
 from labeler.setting import Level as Level
 from labeler.setting import Life as Life
 from labeler.setting import Sampled as Sampled
@@ -82,6 +83,13 @@ def _default_k(given: Mapping[str, Any]) -> int:
     return 1 if method is None else METHODS[method].default_k
 
 
+def _none_if_plain(training: Training | None, info: ValidationInfo) -> Training | None:
+    """A task that names the learner of a task without training is that task, with its digest."""
+    method = info.data.get("method")  # missing where it was refused
+    is_plain = training is not None and training.learner == PLAIN and method and PLAIN in METHODS[method].learners
+    return None if is_plain else training
+
+
 class Terms(PlainNumbers):
     """The terms of a task that a requester chooses, each said once: its type, bounds, default and words.
 
@@ -117,13 +125,15 @@ class Terms(PlainNumbers):
     images lie from the questions on average, under noise. It is taken off each image before it votes. Default: where
     an epsilon is given, public facts choose it (labeler.expectation.offset_for), else none."""
     attributes_per_record: Annotated[int, Field(ge=1, le=MOST_CLASSES)] | None = None
-    """knn: classes are attributes, and a record votes for at most this many (tau). It may have any number of them, and
-    votes for the first tau that it has, in the order of the classes (labeler.methods.knn.attribute_ballots). Public."""
+    """knn, ensemble: classes are attributes, and a record, or an agent's model, votes for at most this many (tau). It
+    has any number of them, and votes for the first tau that it has, in the order of the classes
+    (labeler.methods.knn.attribute_ballots). Public."""
     group_size: Votes | None = None
     """Epsilon is also stated for any this many records of all sites together. No cap and no names of persons are
     needed, and noise and charge stay the same (labeler.accounting.events)."""
-    training: Training | None = None
-    """How an agent fits the model that it answers with (blind-average, aux-distill, federated)."""
+    training: Annotated[Training | None, AfterValidator(_none_if_plain)] = None
+    """How an agent fits the model that it answers with (blind-average, aux-distill, federated; or ensemble, whose
+    default is a linear head)."""
     dishonest_talliers: Literal[1, 2] | None = None
     """How many of three talliers may be dishonest, if they add the noise and the agents add none (labeler.noise). Then
     `colluding_agents` changes nothing."""

@@ -41,7 +41,6 @@ from torch import nn
 from benchmarks import BenchRow, mean_row
 from benchmarks.data import DataSet, Split, mnist, usps
 from benchmarks.learning.federated import LocalTraining, ServerStep
-from benchmarks.learning.learners import linear_answers
 from benchmarks.learning.networks import (
     DIMENSION,
     DomainAdversarial,
@@ -60,6 +59,7 @@ from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.rows import quantize
 from feature_store.students import NoisyAnswers, fit_student, soft_labels
+from labeler import records as stored
 from labeler.methods import ReleaseKind
 from labeler.methods.ensemble import one_hot_ballots
 from labeler.planning import price
@@ -67,6 +67,7 @@ from labeler.randomness import seeded_source
 from labeler.release import Release, input_shares
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task
+from workers.learning.linear import predict, train_head
 from workers.progress import ProgressCallback, silent
 
 LEAST_CERTAINTY = 0.6
@@ -202,6 +203,13 @@ def usps_rows(root: Path, size: Size, *, adapted: bool, progress: ProgressCallba
 def _post_office(root: Path, size: Size, seed: int) -> Requester:
     """Return the requester with USPS digits, the same in every cell."""
     return requester(usps(root).whole, public=size.public, test=size.test, epochs=size.pretraining, seed=seed)
+
+
+def linear_answers(agents: Sequence[Split], public: NDArray[np.float32], num_classes: int) -> NDArray[np.float32]:
+    """Return what the product's linear heads say, certain of one class each: shape (agents, images, classes)."""
+    asked = quantize(public)
+    heads = (train_head(stored.Rows.of(own.inputs, own.labels), num_classes=num_classes) for own in agents)
+    return np.stack([np.eye(num_classes, dtype=np.float32)[predict(head, asked)] for head in heads])
 
 
 def _train(

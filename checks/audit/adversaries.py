@@ -47,6 +47,7 @@ from labeler.errors import InvalidSetting, InvalidTask
 from labeler.ledger.database import open_database
 from labeler.ledger.lifetimes import LifetimeSpends
 from labeler.methods import METHODS, attacked_methods
+from labeler.methods.sensitivity import answers_with_a_model
 from labeler.randomness import os_source, seeded_source
 from labeler.release import contribution
 from labeler.setting import StatedLevel
@@ -166,7 +167,7 @@ def fitted(around: Surroundings) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
     """Return the natural records in the task's classes, by a random public map where it asks for another dimension."""
     features, labels = around.features, around.labels % around.task.num_classes
     wanted = dimension_of(around.task)
-    if wanted != features.shape[1] and around.task.training is not None:
+    if wanted != features.shape[1] and answers_with_a_model(around.task):
         along = around.rng(2).normal(size=(features.shape[1], wanted))
         features = quantize(features.astype(np.float64) @ along)
     return features, labels.astype(np.int16)

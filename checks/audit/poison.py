@@ -40,7 +40,7 @@ from feature_store.rows import FEATURE_SCALE, quantize
 from labeler.errors import InvalidSetting
 from labeler.methods.aux_distill import NEGATIVES_EVERY, head_terms
 from labeler.methods.blind_average import linear_terms
-from labeler.methods.sensitivity import kept_bound, records_of_a_person, sums_means, training_of
+from labeler.methods.sensitivity import answers_with_a_model, kept_bound, records_of_a_person, sums_means, training_of
 from labeler.records import Rows
 from labeler.setting import StatedLevel
 from labeler.task import Task
@@ -66,7 +66,7 @@ def dimension_of(task: Task) -> int:
     if (rows := task.traits.model_rows(task)) is not None:
         return rows - 1
     # One component more than heads look at, for questions that lie almost elsewhere.
-    return max(DIMENSION, training_of(task).dimension + 1) if task.training is not None else DIMENSION
+    return max(DIMENSION, training_of(task).dimension + 1) if answers_with_a_model(task) else DIMENSION
 
 
 def poisoned(
@@ -83,7 +83,7 @@ def poisoned(
     dimension, of_model = dimension_of(task), model_queries(task)
     if task.sampled is not None:
         return _of_steps(task, dimension)
-    if task.training is not None and not sums_means(task):
+    if answers_with_a_model(task) and not sums_means(task):
         return _of_models(task, level, dimension, rng, queries if of_model is None else of_model)
     directions = _directions(canaries, dimension, rng)
     if of_model is not None:
@@ -144,7 +144,7 @@ def _records_of_an_agent(task: Task) -> int:
     """Return the records of an agent: all alike, and four times as many as a cap lets vote, so that a forgotten cap
     shows.
     """
-    if task.training is not None:
+    if answers_with_a_model(task):
         most: float = kept_bound(task) or training_of(task).radius
     elif task.traits.choosing(1):
         # Each votes at k questions, so this many reach the edge of the ball.
@@ -218,7 +218,7 @@ def _background(task: Task, agent: int, directions: Directions, rng: np.random.G
         return _level_counts(task, agent, directions)
     if task.traits.searches(1):
         return _neighbours(task, agent, directions, rng)
-    if task.training is None:
+    if not answers_with_a_model(task):
         return _one_sided(agent, directions)
     return LabeledRecords(quantize(directions[:1]), _labels(1, 0))
 

@@ -24,14 +24,14 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from labeler.errors import BadData, LabelerError, MixedShards, NotThere
-from labeler.methods.blind_average import LinearTerms, MeanTerms
+from labeler.methods.blind_average import Learner, LinearTerms, MeanTerms
 from labeler.methods.federated import StepTerms
 from labeler.privacy_card import dearer_card
 from labeler.release import arrays_from_bytes, arrays_to_bytes
@@ -289,7 +289,7 @@ class StoredModel:
         if training.learner == "means":
             return MeanTerms(len(self.classes), len(self.arrays["weights"]) - 1, training.radius)
         return LinearTerms(
-            learner=training.learner,
+            learner=cast(Learner, training.learner),
             num_classes=len(self.classes),
             regularisation=training.regularisation,
             clip_norm=training.clip_norm,

@@ -19,6 +19,7 @@ from labeler.errors import PrivacyRefusal
 from labeler.methods import aux_distill, blind_average, ensemble, evaluate, federated, knn, reverse_knn
 from labeler.methods.aux_distill import NEGATIVES_EVERY
 from labeler.methods.sensitivity import BoundedNumbers, CountedVotes, Method, ReleaseKind, sums_means, training_of
+from labeler.setting import PLAIN
 from labeler.settings import nearest
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def contribution_in_words(task: Task) -> str:
     if task.attributes_per_record is not None:
         most = task.votes_of_a_record
         each = "all of them" if most == task.num_classes else f"the first {most} of each"
-        return f"the attributes of its k records nearest to each question, {each}"
+        return f"{task.traits.attributes}, {each}"
     if task.traits.has_local_noise and training_of(task).score_share == 0:
         return "soft labels of a model with noise of its own, of which all agents' weigh the same"
     return "the sums of its records by class, along public axes" if sums_means(task) else task.traits.answer
@@ -134,12 +135,7 @@ def check(task: Task) -> None:
             f"release must be {' or '.join(task.traits.releases)} for method {task.method}: the largest of a row "
             "of its sums is not what was asked for"
         )
-    if ("training" in task.traits.takes) != (task.training is not None):
-        raise ValueError(
-            f"training must be given for method {task.method}: it says how agents train (docs/task-training.md)"
-            if task.training is None
-            else f"training must not be given for method {task.method}; take it out"
-        )
+    _check_learner(task)
     negatives = len(task.traits.negatives(task))
     if negatives and task.training and task.training.dimension >= negatives:
         raise ValueError(
@@ -173,12 +169,27 @@ def check(task: Task) -> None:
         )
 
 
-def _check_attributes(task: Task) -> None:
-    if "attributes_per_record" not in task.traits.takes:
+def _check_learner(task: Task) -> None:
+    learners = task.traits.learners
+    if task.training is None:
+        if learners and PLAIN not in learners:
+            raise ValueError(
+                f"training must be given for method {task.method}: it says how agents train (docs/task-training.md)"
+            )
+    elif not learners:
+        raise ValueError(f"training must not be given for method {task.method}; take it out")
+    elif task.training.learner not in learners:
         raise ValueError(
-            f"attributes_per_record only means something for method {_methods_that_take('attributes_per_record')}: "
-            f"of {task.method} nobody has stated what a record with several attributes changes, and how its sums "
-            "are read"
+            f"training.learner must be {' or '.join(learners)} for method {task.method}, found {task.training.learner}"
+        )
+
+
+def _check_attributes(task: Task) -> None:
+    if not task.traits.attributes:
+        taking = " or ".join(name for name, method in METHODS.items() if method.attributes)
+        raise ValueError(
+            f"attributes_per_record only means something for method {taking}: of {task.method} nobody has stated what "
+            "a record with several attributes changes, and how its sums are read"
         )
     if task.release != "histogram":
         raise ValueError(

@@ -381,7 +381,8 @@ METHOD: Final = Method(
     ballots=ballots,
     # A soft vote of one is a whole row of an agent that is certain.
     stated=BoundedNumbers(both_heads, lambda task: task.scale, check_soft_votes),
-    takes=frozenset({"training", "training.dimension"}),
+    takes=frozenset({"training.dimension"}),
+    learners=("softmax",),
     single_round=True,
     has_local_noise=True,
     negatives=negatives,

@@ -93,7 +93,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, cast, get_args
 
 from labeler.descent import MOST_WEIGHTS, Descent
 from labeler.errors import InvalidSetting, PrivacyRefusal
@@ -149,7 +149,7 @@ def linear_terms(task: Task) -> LinearTerms:
         raise InvalidSetting("learner means trains no linear model, so it has no terms of one")
     _check_rows(task, training)
     return LinearTerms(
-        learner=training.learner,
+        learner=cast(Learner, training.learner),
         num_classes=task.num_classes,
         regularisation=training.regularisation,
         clip_norm=training.clip_norm,
@@ -508,7 +508,8 @@ METHOD: Final = Method(
         weight_sum,
         "the weights of an agent are longer than its learner can make them, which this task's price does not cover",
     ),
-    takes=frozenset({"training", "training.axes"}),
+    takes=frozenset({"training.axes"}),
+    learners=(*get_args(Learner), "means"),
     single_round=True,
     labels="images",
     check_room=check_dimension,

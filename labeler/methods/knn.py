@@ -166,10 +166,10 @@ def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerCont
     # Row -1, the last one, has no class or no attribute.
     nobody = np.full((1, *records.all_labels.shape[1:]), -1 if most is None else 0, dtype=np.int16)
     all_labels = np.concatenate([records.all_labels, nobody])
-    for block in _blocks(len(batch), NEIGHBORS_AT_ONCE // (k * each)):
+    for block in blocks_of(len(batch), NEIGHBORS_AT_ONCE // (k * each)):
         rows = index.search(batch.features[block], k).rows
         # A record's vote depends on that record alone, so parts of the neighbors add up.
-        for part in _blocks(k, NEIGHBORS_AT_ONCE // each):
+        for part in blocks_of(k, NEIGHBORS_AT_ONCE // each):
             labels = all_labels[rows[:, part]]
             votes[block] += (
                 knn_ballots(labels, num_classes=task.num_classes)
@@ -179,7 +179,7 @@ def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerCont
     return votes
 
 
-def _blocks(count: int, most: int) -> Iterator[slice]:
+def blocks_of(count: int, most: int) -> Iterator[slice]:
     """Yield slices that cover `count` rows, each at least 1 and otherwise at most `most` rows long."""
     step = max(1, most)
     return (slice(start, start + step) for start in range(0, count, step))
@@ -194,9 +194,10 @@ def one_record(task: Task) -> str:
 METHOD: Final = Method(
     "kNN-DPFL",
     "the labels of its k records nearest to each question",
+    attributes="the attributes of its k records nearest to each question",
     ballots=ballots,
     stated=CountedVotes(squared, largest, per_cell),
-    takes=frozenset({"k", "attributes_per_record"}),
+    takes=frozenset({"k"}),
     searched="records",
     row_total=lambda task: task.k,
     share_kind=share_of_a_row,

@@ -22,8 +22,8 @@ The squared norm of the change of all sums, and (in brackets) of the change of o
 | reverse-knn | min(k, Q), doubled by a cap (1) | g^2 min(k, Q), doubled by n (g)    | n^2 min(k, Q) (n) |
 | evaluate    | 1, doubled by a cap (1)         | g^2, doubled by n (g)              | n^2 (n)           |
 
-and, if a record votes for t attributes, w = min(2 t, C) for knn's 2 and t Q k^2 for its Q k^2
-(`labeler.methods.knn`). Q are the queries, k the neighbors that vote, n = `max_agent_records`,
+and, if a record or a model votes for t attributes, w = min(2 t, C) for the 2 of knn and ensemble, and t times their
+agents' numbers (`labeler.methods.knn`). Q are the queries, k the neighbors that vote, n = `max_agent_records`,
 m = `records_per_person` and g = min(m, n). A cap is either of n and m. On a ball of `ballot_radius` R
 (`labeler.methods.reverse_knn`) an agent of reverse-knn changes at most R^2, a record the table's number and rounding.
 With `offset_share` a record also changes its site's noisy mean (`labeler.methods.site_offset`).
@@ -168,6 +168,11 @@ def most_trained(task: Task) -> int:
 def sums_means(task: Task) -> bool:
     """Return whether agents sum records by class (`labeler.methods.blind_average`) instead of training a model."""
     return task.training is not None and task.training.learner == "means"
+
+
+def answers_with_a_model(task: Task) -> bool:
+    """Return whether agents answer with numbers of a model, so that the price depends on how they train it."""
+    return task.training is not None and not task.traits.counts
 
 
 def integer_event(task: Task, level: StatedLevel, queries: int) -> IntegerSum | None:
@@ -387,7 +392,9 @@ class Method:
         sums: what is added up, in words for people.
         ballots: (task, batch, records, context): an agent's answers, int64, shape (num_queries, num_classes); private.
         stated: its proved bounds. None: no bound on one record's change is stated, so it has no price.
+        attributes: the same where classes are attributes, followed by how many of each; empty if it takes none.
         takes: optional fields of a task that have a meaning for it; others are refused.
+        learners: what agents train, by the names of `Training.learner`; with PLAIN a task may leave training out.
         single_round: all queries of a task, or of a step, are one composition, asked in one round.
         row_total: (task): the sum of the rows of a ballot with the votes not cast, which talliers check
             (`labeler.tally`); None if rows have no total.
@@ -416,7 +423,9 @@ class Method:
     sums: str = "votes"
     ballots: Callable[[Task, QueryBatch, Records, RunnerContext], NDArray[np.int64]] = _unanswered
     stated: CountedVotes | BoundedNumbers | None = None
+    attributes: str = ""
     takes: frozenset[str] = frozenset()
+    learners: tuple[str, ...] = ()
     single_round: bool = False
     row_total: Callable[[Task], int] | None = None
     labels: Literal["questions", "images"] | None = "questions"

@@ -191,4 +191,4 @@ def test_a_method_needs_its_training_table_and_no_other_has_one(labeler, federat
     task = task_file(tmp_path, "ensemble")
     task.write_text(task.read_text() + TRAINING)
     result = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "job")
-    assert "training must not be given for method ensemble" in result.err
+    assert "training.learner must be linear or network or adapted for method ensemble, found softmax" in result.err

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from labeler.errors import InvalidTask, UnsafeGrid
 from labeler.methods.grid import MAX_WINNER_WIDTH
+from labeler.methods.sensitivity import integer_event
 from labeler.noise import MAX_COMPARISON_BITS, MIN_SHARE_SIGMA_GRID, DiscreteGaussian
+from labeler.setting import LEVELS
 from labeler.sharing import comparison_bits
 from labeler.task import Task, parse_task
 
@@ -34,6 +36,7 @@ MODEL = {"method": "blind-average", "k": 1, "max_queries": 65, "training": TRAIN
 HEADS = MODEL | {"method": "aux-distill"}
 LIFE = {"method": "reverse-knn", "k": 1, "lifetime_budget": {"budget_nano": 10**8, "least_similarity": 0}}
 EVALUATE = {"method": "evaluate", "k": 1}
+VOTER = {"method": "ensemble", "k": 1}
 
 
 def task(**changes: object) -> Task:
@@ -78,6 +81,18 @@ def task(**changes: object) -> Task:
         (MODEL | {"training": None}, "training must be given"),
         (MODEL | {"grid_scale": 5}, "grid_scale follows"),
         (MODEL | {"method": "knn"}, "training must not be given"),
+        (MODEL | {"method": "ensemble"}, "training.learner must be linear or network or adapted for method ensemble"),
+        (MODEL | {"training": {"learner": "network"}}, "learner must be softmax or svm or means for method blind-av"),
+        (HEADS | {"training": TRAINING | {"learner": "svm"}}, "learner must be softmax for method aux-distill"),
+        ({"training": {"learner": "linear"}}, "training must not be given for method knn"),
+        (VOTER | {"training": {"learner": "network", "min_records": 5}}, "min_records means nothing for learner net"),
+        (VOTER | {"training": {"learner": "adapted", "axes": 2}}, "axes means nothing for learner adapted, which trai"),
+        (VOTER | {"training": {"learner": "linear", "radius": 2.0}}, "radius means nothing for learner linear"),
+        (VOTER | {"training": {"learner": ["network"]}}, "training.learner"),
+        (
+            VOTER | {"attributes_per_record": 2, "release": "winner"},
+            "release must be histogram with attributes_per_rec",
+        ),
         (HEADS | {"max_queries": 50}, "training.dimension must be below the 10 public negatives"),
         (MODEL | {"training": TRAINING | {"min_records": 0}}, "training.min_records"),
         (MODEL | {"training": TRAINING | {"regularisation": math.nan}}, "training.regularisation"),
@@ -154,6 +169,21 @@ def test_tasks_that_differ_in_name_and_nonce_alone_are_of_one_kind() -> None:
     assert task(k=task().k + 1).kind != task().kind
     first = task()
     assert first.kind != first.model_copy(update={"max_queries": first.max_queries + 1}).kind
+
+
+def test_a_linear_head_is_asked_for_by_naming_it_or_nothing_and_other_learners_are_other_tasks() -> None:
+    plain = task(**VOTER)
+    named = task(**VOTER, training={"learner": "linear"})
+    assert (named, named.digest, named.training) == (plain, plain.digest, None)
+    assert "training" not in json.loads(named.model_dump_json(exclude_none=True))
+    found = {learner: task(**VOTER, training={"learner": learner}) for learner in ("network", "adapted")}
+    assert len({plain.digest, *(one.digest for one in found.values())}) == 3
+    for one in found.values():
+        assert parse_task(json.loads(one.model_dump_json())).digest == one.digest
+        assert parse_task(one.model_dump()) == one
+        # A vote is a vote: the price, with its event, is that of the linear head.
+        for level in LEVELS:
+            assert integer_event(one, level, 10) == integer_event(plain, level, 10)
 
 
 def test_a_changed_copy_has_its_own_grid_and_digest() -> None:

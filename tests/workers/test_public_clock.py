@@ -48,7 +48,7 @@ from workers.agent.public_clock import (
     PublicClock,
     _NothingSpent,
 )
-from workers.learning import linear
+from workers.learning import linear, network
 
 CLASSES = ("a", "b")
 
@@ -382,6 +382,26 @@ def test_a_training_of_any_number_of_steps_is_timed_within_the_bound(
     blocks = -(-10_000 // block_rows(bench.shard.dimension + rows + len(bench.shard.classes)))
     whole_s = iterations * step_s * (blocks + 10)
     assert found == pytest.approx(whole_s, rel=0.3, abs=0.02)
+
+
+@pytest.mark.parametrize("learner", ["network", "adapted"])
+@pytest.mark.parametrize("step_s", [2e-3, 1e-2, 1.0])
+def test_all_steps_of_a_network_are_in_its_plan(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, learner: str, step_s: float
+) -> None:
+    slopes = network.softmax_slopes
+
+    def takes_time(scores: Any, truth: Any) -> Any:
+        bench.time.now_s += step_s
+        return slopes(scores, truth)
+
+    monkeypatch.setattr(network, "softmax_slopes", takes_time)
+    training = {"learner": learner}
+    task = task_of(bench.shard, method="ensemble", k=1, sigma_votes=30.0, max_queries=8, training=training)
+    begun = bench.time()
+    found = bench.probe().seconds(bench.ask(task, questions(bench.shard, 0)))
+    assert bench.time() - begun <= PROBE_S
+    assert found == pytest.approx(network.STEPS * step_s, rel=0.1, abs=0.02)
 
 
 @pytest.mark.parametrize("question_s", [1e-5, 1e-3, 0.1, 1.0])

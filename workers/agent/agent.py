@@ -20,7 +20,7 @@ from feature_store.shard import Shard
 from labeler.errors import MixedShards, PrivacyRefusal
 from labeler.ledger.lifetimes import CastVotes, LifetimeSpends
 from labeler.messages.bodies import share_from_bytes, share_to_bytes
-from labeler.methods.ensemble import head_of
+from labeler.methods.ensemble import model_of
 from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.records import ModelStore, Records, RunnerContext
 from labeler.release import input_shares
@@ -130,7 +130,7 @@ class Agent:
         for _, records_per_person in before._neighbors.prepared_for:
             self._neighbors.of_records(select_records(self._shard, records_per_person=records_per_person))
         for task in before._models.tasks():
-            head_of(task, self._records(task), models=self._models, learner=self._trainer)
+            model_of(task, self._records(task), models=self._models, learner=self._trainer)
 
     @property
     def answering(self) -> threading.Lock:

@@ -457,7 +457,7 @@ def plan(
     ] = None,
     max_records: Annotated[int | None, option(Training, "max_records", lead="With --min-records or --axes: ")] = None,
     regularisation: Annotated[float, option(Training, "regularisation", lead=_FOR_TRAINED)] = 0.01,
-    learner: Annotated[str | None, option(Training, "learner", lead="With --min-records: ")] = None,
+    learner: Annotated[str | None, option(Training, "learner", lead="With --min-records, or for ensemble: ")] = None,
     score_share: Annotated[float | None, option(Training, "score_share", lead="With --min-records: ")] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="federated: number of steps, each a round; needs --rate.")
@@ -495,6 +495,8 @@ def plan(
 
     `labeler plan --method knn --k 20 --queries 200 --classes 40 --attributes-per-record 40 --epsilon 1 --agents 20`
 
+    `labeler plan --method ensemble --learner adapted --epsilon 1 --level agent --agents 100`
+
     `labeler plan --method federated --queries 17 --steps 40 --rate 0.15 --epsilon 1 --agents 10`
 
     `labeler plan --method evaluate --classes 2 --epsilon 0.1 --solve sigma --delta 1e-5 --records 4800`
@@ -504,9 +506,8 @@ def plan(
     """
     if max_records is not None and min_records is None and axes is None:
         raise InvalidSetting("--max-records bounds the records that agents train with; give --min-records as well")
-    how = given({"learner": learner, "score_share": score_share})
-    if how and (min_records is None or steps is not None):
-        raise InvalidSetting("--learner and --score-share say how agents train: give --min-records too, and no --steps")
+    if score_share is not None and (min_records is None or steps is not None):
+        raise InvalidSetting("--score-share says how agents train: give --min-records too, and no --steps")
     if axes is not None and min_records is not None:
         raise InvalidSetting("--axes is for class means, which train nothing; leave --min-records out")
     if (steps is None) != (rate is None):
@@ -520,12 +521,14 @@ def plan(
     elif axes is not None:
         training = {"learner": "means", "axes": axes, "max_records": max_records}
     elif min_records is not None:
-        training = {"min_records": min_records, "max_records": max_records, "regularisation": regularisation} | how
+        training = {"min_records": min_records, "max_records": max_records, "regularisation": regularisation}
+        training |= given({"score_share": score_share})
+    if learner is not None:
+        training = (training or {}) | {"learner": learner}
     radius = fields["ballot_radius"]
     if radius is not None and radius.isascii() and radius.isdigit():
         fields["ballot_radius"] = int(radius)
-    fields["training"] = None if training is None else Training.model_validate(training)
-    request = PlanRequest.of(fields)
+    request = PlanRequest.of(fields | {"training": training})
     from workers.plan import make_plan
     from workers.progress import progress_bars
 

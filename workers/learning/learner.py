@@ -17,10 +17,11 @@ from feature_store.rows import refuse_other_probe
 from labeler.errors import BadData, InvalidSetting, MixedShards
 from labeler.methods.aux_distill import NEGATIVES_EVERY, LocalHeadTerms
 from labeler.methods.blind_average import LinearTerms, MeanTerms
+from labeler.methods.ensemble import VoterTerms
 from labeler.methods.federated import StepTerms
 from labeler.randomness import ByteSource
 from labeler.records import FEATURE_ONE, PublicAxes, Rows
-from labeler.setting import Training
+from labeler.setting import PLAIN, Training
 
 if TYPE_CHECKING:
     from workers.learning.private_heads import PublicMap
@@ -41,17 +42,22 @@ class Trainer:
     def __init__(self, probe: str | None = None) -> None:
         self._probe = probe
 
-    def head(self, records: Rows, *, num_classes: int) -> NDArray[np.int64]:
+    def voter(self, records: Rows, questions: NDArray[np.int16] | None, *, terms: VoterTerms) -> NDArray[np.int64]:
         """See Learner."""
-        from workers.learning import linear
+        from workers.learning import linear, network
 
-        return linear.train_head(records, num_classes=num_classes)
+        if terms.learner == PLAIN:
+            return linear.train_head(records, num_classes=terms.num_classes, is_several=terms.is_several)
+        return network.train(records, questions, num_classes=terms.num_classes, is_several=terms.is_several)
 
-    def predictions(self, head: NDArray[np.int64], questions: NDArray[np.int16]) -> NDArray[np.int64]:
+    def predictions(
+        self, voter: NDArray[np.int64], questions: NDArray[np.int16], *, terms: VoterTerms
+    ) -> NDArray[np.int64]:
         """See Learner."""
-        from workers.learning import linear
+        from workers.learning import linear, network
 
-        return linear.predict(head, questions)
+        score = linear.head_scores if terms.learner == PLAIN else network.scores
+        return linear.said(voter, questions, score=score, numbers=terms.num_classes, is_several=terms.is_several)
 
     def weights(self, records: Rows, *, terms: LinearTerms, axes: PublicAxes | None) -> NDArray[np.float64]:
         """See Learner."""

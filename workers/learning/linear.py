@@ -18,12 +18,13 @@ The price does not depend on the head: whatever it says, one record moves at mos
 
     J(W, b) = sum over records of -log softmax(W x + b)_y  +  |W|^2 / (2 C)
 
-on all records, or on those with the smallest ids if all would take too long.
+on all records, or on those with the smallest ids if all would take too long. Of attributes each has its own model of
+yes and no, by logistic regression with the same terms.
 
 **Time tells nothing.** Every agent takes the same STEPS over all classes of the task, whatever it holds: one class or
 none, converged or not. A class without records is closed by adding minus infinity to its score, and is never predicted.
 A step minimizes a bound on J that touches J at the current point: the softmax never curves more than a half (Boehning
-1992). With X the records, each with a one for the intercept, the step is
+1992), and the logistic loss no more than a quarter. With X the records, each with a one for the intercept, the step is
 
     W <- W - M (X^T (P - Y) + W / C),      M = (X^T X / 2 + 1/C)^-1,
 
@@ -37,7 +38,7 @@ Public facts bound the memory: the classes of the task and the numbers of a feat
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -315,12 +316,15 @@ LARGEST_WEIGHT = 2**20
 """
 
 
-def train_head(records: Rows, *, num_classes: int) -> NDArray[np.int64]:
+def train_head(records: Rows, *, num_classes: int, is_several: bool = False) -> NDArray[np.int64]:
     """Train a linear classifier as integers, shape (dimension + 1, num_classes); the last row is the intercept.
 
     Classes of which the agent has no record are never predicted.
+
+    Args:
+        is_several: classes are attributes, each with a yes or a no; labels have shape (n, num_classes).
     """
-    return integer_head(*_fit(records, num_classes=num_classes))
+    return integer_head(*_fit(records, num_classes=num_classes, is_several=is_several))
 
 
 def integer_head(weights: NDArray[np.float64], is_present: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -337,16 +341,16 @@ def integer_head(weights: NDArray[np.float64], is_present: NDArray[np.bool_]) ->
     return head
 
 
-def _fit(records: Rows, *, num_classes: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _fit(records: Rows, *, num_classes: int, is_several: bool = False) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return the weights after all steps, and which classes there are."""
     size = records.dimension + 1
-    at_once, classes = block_rows(size + 2 * num_classes), np.arange(num_classes)
+    at_once, slopes_of = block_rows(size + 2 * num_classes), logistic_slopes if is_several else softmax_slopes
 
     def prepared(skip: int) -> Iterator[Block]:
         for features, labels in records.read(at_once, skip):
             rows = np.ones((len(features), size))
             rows[:, :-1] = features
-            yield rows, labels[:, None] == classes
+            yield rows, truth_of(labels, num_classes)
 
     blocks = kept(prepared)
     products, is_present = np.zeros((size, size)), np.zeros(num_classes, dtype=np.bool_)
@@ -384,13 +388,18 @@ def minimize(
     for _ in steps(STEPS):
         slope = ridge * (ahead - anchor)
         for rows, truth in blocks():
-            slope += softmax_slopes((ahead @ rows.T).T + closed, truth).T @ rows
+            slope += slopes_of((ahead @ rows.T).T + closed, truth).T @ rows
         there = ahead - slope @ inverse
         move = there - here
         goes_on, older = float(np.vdot(slope, move) <= 0), (1 + np.sqrt(1 + 4 * age * age)) / 2
         here, ahead = there, there + goes_on * (age - 1) / older * move
         age = goes_on * older + (1 - goes_on)
     return here
+
+
+def truth_of(labels: NDArray[np.integer], num_classes: int) -> NDArray[np.bool_]:
+    """Return which classes each record has, shape (n, num_classes): that of its label, or its attributes."""
+    return np.asarray(labels != 0 if labels.ndim == 2 else labels[:, None] == np.arange(num_classes))
 
 
 def predict(head: NDArray[np.int64], queries: NDArray[np.int16]) -> NDArray[np.int64]:
@@ -400,11 +409,32 @@ def predict(head: NDArray[np.int64], queries: NDArray[np.int16]) -> NDArray[np.i
         head: of one agent, or of several along leading axes.
         queries: shape (num_queries, dimension).
     """
+    return said(head, queries, score=head_scores, numbers=head[..., -1, :].size, is_several=False)
+
+
+def head_scores(head: NDArray[np.int64], queries: Array) -> Array:
+    """Return the scores of each class, shape (..., num_queries, num_classes), in grid units."""
     weights = head.astype(np.float64)
-    at_once = max(1, _SCORED_NUMBERS // (queries.shape[1] + weights[..., -1, :].size))
-    found = [np.zeros((*head.shape[:-2], 0), dtype=np.int64)]
-    for start in range(0, len(queries), at_once):
-        part = queries[start : start + at_once].astype(np.float64)
-        scores = part @ weights[..., :-1, :] + FEATURE_ONE * weights[..., -1:, :]
-        found.append(scores.argmax(axis=-1))
-    return np.concatenate(found, axis=-1)
+    return np.asarray(queries @ weights[..., :-1, :] + FEATURE_ONE * weights[..., -1:, :])
+
+
+def said(
+    model: NDArray[np.int64],
+    queries: NDArray[np.int16],
+    *,
+    score: Callable[[NDArray[np.int64], Array], Array],
+    numbers: int,
+    is_several: bool,
+) -> NDArray[np.int64]:
+    """Return what a model says of queries, a part of them at a time.
+
+    Args:
+        score: (model, queries): the scores of each class.
+        numbers: how many scores a query has.
+        is_several: say 1 or 0 of each class, 1 where its score is above 0; else the class with the largest.
+    """
+    found, at_once = [], max(1, _SCORED_NUMBERS // (queries.shape[1] + numbers))
+    for start in range(0, max(1, len(queries)), at_once):
+        scores = score(model, queries[start : start + at_once].astype(np.float64))
+        found.append((scores > 0).astype(np.int64) if is_several else scores.argmax(axis=-1))
+    return np.concatenate(found, axis=-2 if is_several else -1)

@@ -67,6 +67,7 @@ TASKS = {
 BALL = audited_task(method="reverse-knn", k=2, ballot_radius=10, sigma_votes=8.0)
 HEADS = heads_task(**BOUNDED, dimension=32)
 FEW_OF_MANY = audited_task(classes=tuple("abcdef"), attributes_per_record=2, sigma_votes=4.0)
+MODELS_OF_MANY = audited_task(method="ensemble", k=1, classes=tuple("abcdef"), attributes_per_record=2, sigma_votes=4.0)
 MORE_THAN_HALF = audited_task(classes=tuple("abcde"), attributes_per_record=3, sigma_votes=4.0)
 
 ALL = 0.999
@@ -103,6 +104,7 @@ MOVED: dict[str, tuple[Task, StatedLevel, float, float]] = {
     ),
     # A record with other attributes than it puts out.
     "attributes, few of many": (FEW_OF_MANY, "instance", ALL, 1),
+    "attributes, of a model": (MODELS_OF_MANY, "instance", ALL, 1),
     "attributes, more than half": (MORE_THAN_HALF, "instance", ALL, 1),
     "an agent of attributes, few of many": (FEW_OF_MANY, "agent", ALL, 1),
     # An agent's records have the second class's attributes, of which there may be fewer than may vote.

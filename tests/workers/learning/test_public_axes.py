@@ -296,7 +296,7 @@ def test_a_task_of_means_says_nothing_of_training_and_older_tasks_are_written_as
     assert task({"axes": None}).digest == asked.digest
     with pytest.raises(InvalidTask, match="min_records"):
         task({"learner": "softmax", "regularisation": 0.5})
-    with pytest.raises(InvalidTask, match="only means something for method blind-average"):
+    with pytest.raises(InvalidTask, match="learner must be softmax for method aux-distill, found means"):
         task(method="aux-distill", max_queries=400)
     with pytest.raises(InvalidSetting, match="max_queries = 6, found 7"):
         price(task(max_queries=7))

@@ -251,6 +251,7 @@ BAD = {
     "clip": of_terms(clip_norm=1e-300),
     "regularisation": of_terms(regularisation=1e-300),
     "no terms": of_terms(learner="magic"),
+    "terms of a vote": of_terms(learner="network", min_records=1, regularisation=1.0),
     "unknown kind": model_file({"weights": np.ones((7, 3))}, kind="oracle", classes=CLASSES, card={}),
     "temperature of zero": student(temperature=np.zeros(1)),
     "negative temperature": student(temperature=-np.ones(1)),

@@ -194,6 +194,18 @@ def test_clusters_and_a_cap_on_attributes_run_and_the_cap_costs_less(shapes: Pat
     assert set(table["origin"].to_pylist()) == {"inferred"}
 
 
+@pytest.mark.parametrize("learner", ["linear", "network", "adapted"])
+def test_models_vote_for_attributes_and_their_card_says_so(shapes: Path, tmp_path: Path, learner: str) -> None:
+    text = TASK.replace('"knn"\nk = 5', '"ensemble"').replace("sigma_votes = 1.0", "sigma_votes = 0.2")
+    text += f'attributes_per_record = 2\n[task.training]\nlearner = "{learner}"\n'
+    report = run(shapes, tmp_path / "out", text=text)
+    # A pixel's model sees less than its neighbors do, and the third attribute is silenced where the first two hold.
+    assert report["images"]["accuracy"] > 0.7
+    card = (tmp_path / "out" / "privacy_card.md").read_text()
+    assert "the attributes that a model trained on its records sees in each question, the first 2 of each" in card
+    assert (report["task"]["training"] is None) == (learner == "linear")
+
+
 def test_what_does_not_fit_is_refused_before_anything_is_asked(shapes: Path, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     for number, name in enumerate(("x", "y")):

@@ -74,6 +74,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "method": "knn", "k": 10_000, "attributes_per_record": 3, "sigma_votes": 1e4, "dishonest_talliers": 1,
     },
     "ensemble": {"method": "ensemble"},
+    "ensemble, network": {"method": "ensemble", "training": {"learner": "network"}},
+    "ensemble, adapted": {"method": "ensemble", "training": {"learner": "adapted"}},
+    "ensemble, attributes": {"method": "ensemble", "attributes_per_record": 2},
+    "ensemble, attributes, adapted": {
+        "method": "ensemble", "attributes_per_record": 1, "training": {"learner": "adapted"},
+    },
     "ensemble, winner": {"method": "ensemble", "release": "winner", "abstain_below": 1},
     "reverse-knn": {"method": "reverse-knn", "k": 5},
     "reverse-knn, capped": {"method": "reverse-knn", "k": 5, "max_agent_records": 20},
@@ -274,9 +280,10 @@ def test_a_cap_that_begins_to_bind_is_not_seen(tmp_path: Path, way: str, monkeyp
     for module in ("ensemble", "sensitivity"):
         monkeypatch.setattr(f"labeler.methods.{module}.MOST_RECORDS", 20)
     monkeypatch.setattr("workers.learning.linear.block_rows", lambda _: 6)
-    monkeypatch.setattr("workers.learning.private_heads.block_rows", lambda _: 6)
+    for module in ("private_heads", "network"):
+        monkeypatch.setattr(f"workers.learning.{module}.block_rows", lambda _: 6)
     task = task_of(**SETTINGS[way])
-    outcomes = {outcome(shard_of(tmp_path / str(n), *records_of("any", n)), task) for n in (19, 20, 21, 40)}
+    outcomes = {outcome(shard_of(tmp_path / str(n), *records_of("any", n), task), task) for n in (19, 20, 21, 40)}
     assert len(outcomes) == 1
 
 
@@ -359,6 +366,8 @@ def neighbours_hear_the_same(
 ) -> None:
     """A refusal costs nothing (`outcome`)."""
     training |= {"dimension": 2, "score_share": share}
+    if method == "aux-distill":
+        del training["learner"]  # it has one
     try:
         task = task_of(method=method, training=training, sigma_votes=sigma)
     except LabelerError:

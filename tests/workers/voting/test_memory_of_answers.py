@@ -61,6 +61,22 @@ def test_a_head_of_two_hundred_classes_needs_as_much_for_any_number_of_records(
     assert large < 150
 
 
+@pytest.mark.parametrize("learner", ["network", "adapted"])
+def test_a_network_needs_as_much_for_any_number_of_records_above_the_cap(
+    learner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.learning.network.STEPS", 1)
+    monkeypatch.setattr("labeler.methods.ensemble.MOST_NUMBERS", 2**20)
+    task, batch = answering("ensemble", 20, 64, 8, training={"learner": learner})
+    answer(task, batch, records(400, 64, 20))  # what is loaded for it is no part of it
+    small, large = (
+        peak_of(lambda own=own: answer(task, batch, own)) for own in (records(n, 64, 20) for n in (10_000, 40_000))
+    )
+    # The cap is 7,281 records; of more, which come first is looked up in a few words each.
+    assert large < small + 40 * 30_000 / MIB
+    assert large < 20
+
+
 def answering(method: str, classes: int, dimension: int, queries: int, **changes: Any) -> tuple[Task, QueryBatch]:
     names = [f"class {number}" for number in range(classes)]
     fields = {"name": "t", "classes": names, "method": method, "sigma_votes": 9e3, "delta": 1e-5, "agents": 1}

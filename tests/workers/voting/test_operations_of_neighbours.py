@@ -54,6 +54,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever else a thread does is not seen."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr("labeler.methods.aux_distill.MOST_STEPS", 20)
+    monkeypatch.setattr("workers.learning.network.STEPS", 20)
     # Noise is drawn by rejection, from a key that only the agent knows: here the same in all worlds.
     monkeypatch.setattr(Agent, "_source", lambda *_: seeded_source(b"noise"))
     with fakes_have_names():
@@ -282,8 +283,8 @@ def test_a_planted_branch_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     whole = linear._fit
 
-    def planted(records: Any, *, num_classes: int) -> Any:
-        weights, is_present = whole(records, num_classes=num_classes)
+    def planted(records: Any, **terms: Any) -> Any:
+        weights, is_present = whole(records, **terms)
         return weights * 2 if is_present.sum() > 1 else weights, is_present
 
     monkeypatch.setattr(linear, "_fit", planted)
