@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 from labeler.methods.blind_average import ALONG, COUNTED, FINE, HUBER_WIDTH, LinearTerms, MeanTerms
 from labeler.methods.federated import MARGIN, THETA_UNIT, UNIT, StepTerms
 from labeler.randomness import ByteSource
-from labeler.records import FEATURE_ONE, Block, Blocks, PublicAxes, Rows, block_rows, kept
+from labeler.records import FEATURE_ONE, Block, Blocks, PublicAxes, Rows, Slopes, block_rows, kept
 from labeler.steady import LOWEST, steady
 from workers.learning.descent import descend, logistic_slopes, softmax_slopes
 from workers.learning.steps import steps
@@ -344,7 +344,7 @@ def integer_head(weights: NDArray[np.float64], is_present: NDArray[np.bool_]) ->
 def _fit(records: Rows, *, num_classes: int, is_several: bool = False) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return the weights after all steps, and which classes there are."""
     size = records.dimension + 1
-    at_once, slopes_of = block_rows(size + 2 * num_classes), logistic_slopes if is_several else softmax_slopes
+    at_once = block_rows(size + 2 * num_classes)
 
     def prepared(skip: int) -> Iterator[Block]:
         for features, labels in records.read(at_once, skip):
@@ -361,7 +361,8 @@ def _fit(records: Rows, *, num_classes: int, is_several: bool = False) -> tuple[
     ridge = np.full(size, 1 / INVERSE_REGULARISATION)
     ridge[-1] = 0
     closed = np.where(is_present, 0.0, -np.inf)
-    here = minimize(blocks, inverse, ridge, start=np.zeros((num_classes, size)), closed=closed)
+    start, slopes = np.zeros((num_classes, size)), logistic_slopes if is_several else softmax_slopes
+    here = minimize(blocks, inverse, ridge, start=start, closed=closed, slopes=slopes)
     return here.T, is_present
 
 
@@ -373,6 +374,7 @@ def minimize(
     start: Array,
     closed: Array | float = 0.0,
     anchor: Array | float = 0.0,
+    slopes: Slopes = softmax_slopes,
 ) -> Array:
     """Return the weights after all STEPS towards the least sum of losses + ridge/2 |W - anchor|^2.
 
@@ -382,13 +384,14 @@ def minimize(
         ridge: of each number of a row.
         start: shape (num_classes, size), like `anchor`: one row per class, which libraries multiply in half the time.
         closed: added to the scores.
+        slopes: of the loss.
     """
     here = ahead = start
     age = 1.0
     for _ in steps(STEPS):
         slope = ridge * (ahead - anchor)
         for rows, truth in blocks():
-            slope += slopes_of((ahead @ rows.T).T + closed, truth).T @ rows
+            slope += slopes((ahead @ rows.T).T + closed, truth).T @ rows
         there = ahead - slope @ inverse
         move = there - here
         goes_on, older = float(np.vdot(slope, move) <= 0), (1 + np.sqrt(1 + 4 * age * age)) / 2
