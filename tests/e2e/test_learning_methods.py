@@ -63,6 +63,37 @@ def test_agents_that_train_label_the_public_images(labeler, federation, tmp_path
     assert cards[0]["guarantees"]["instance"]["epsilon"] == summary["privacy"]["instance"]["epsilon"]
 
 
+SYSTEMS = {
+    "AE-DPFL with a network": ("ensemble", "sigma_votes = 0.3", 'learner = "network"'),
+    "AE-DPFL with domain adaptation": ("ensemble", "sigma_votes = 0.3", 'learner = "adapted"'),
+    "FedD": (
+        "aux-distill",
+        "epsilon = 16.0",
+        "min_records = 150\nregularisation = 0.02\ndimension = 16\nscore_share = 0.0",
+    ),
+    "DP-Helmet, svm": ("blind-average", "epsilon = 48.0", 'min_records = 150\nregularisation = 0.02\nlearner = "svm"'),
+    "DP-Helmet, logistic": (
+        "blind-average",
+        "epsilon = 48.0",
+        'min_records = 150\nregularisation = 0.02\nlearner = "logistic"',
+    ),
+}
+"""The papers' systems that no other test of a whole job runs: a method, its price, and how agents train."""
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_system_of_the_papers_is_a_job(labeler, federation, tmp_path, system) -> None:
+    method, price, training = SYSTEMS[system]
+    task, page = tmp_path / "task.toml", (Path(__file__).parents[2] / "docs/how-to/method.md").read_text()
+    task.write_text(
+        f'[task]\nname = "{system}"\nmethod = "{method}"\ndelta = 1e-4\n{price}\n[task.training]\n{training}\n'
+    )
+    summary = federation.run(labeler, task, tmp_path / "job", "--seed", 1, *federation.scored)
+    assert summary["labels"]["asked"] == summary["labels"]["answered"] == 120
+    assert summary["labels"]["accuracy"] > 0.7
+    assert system.split(",")[0].split(" with ")[0] in page
+
+
 def test_a_released_model_travels_with_its_privacy_card(labeler, federation, tmp_path) -> None:
     out = tmp_path / "job"
     task = task_file(tmp_path, "blind-average", colluding_agents=1)

@@ -82,7 +82,7 @@ def task(**changes: object) -> Task:
         (MODEL | {"grid_scale": 5}, "grid_scale follows"),
         (MODEL | {"method": "knn"}, "training must not be given"),
         (MODEL | {"method": "ensemble"}, "training.learner must be linear or network or adapted for method ensemble"),
-        (MODEL | {"training": {"learner": "network"}}, "learner must be softmax or svm or means for method blind-av"),
+        (MODEL | {"training": {"learner": "network"}}, "learner must be softmax or svm or logistic or means for method"),
         (HEADS | {"training": TRAINING | {"learner": "svm"}}, "learner must be softmax for method aux-distill"),
         ({"training": {"learner": "linear"}}, "training must not be given for method knn"),
         (VOTER | {"training": {"learner": "network", "min_records": 5}}, "min_records means nothing for learner net"),
