@@ -423,7 +423,8 @@ def _federation(root: Path, clients: int, records: int, seed: int) -> _Federatio
         ]
     else:
         data = cifar10_features(root)
-        along, test = public_map(data.test.inputs[:2_000]), data.test[2_000:]
+        public, scored = np.split(np.random.default_rng(0).permutation(len(data.test)), [2_000])
+        along, test = public_map(data.test.inputs[public]), data.test[scored]
         parts = dirichlet_partition(data.train.labels, clients=clients, alpha=0.5, seed=seed)
         own = [unit_rows(along(data.train.inputs[rows])).astype(np.float32) * _UNDER_ONE for rows in parts]
         test_inputs = unit_rows(along(test.inputs)).astype(np.float32)
