@@ -26,8 +26,8 @@ number is the same against all other participants together.
 A price is a function of the task alone: it touches no private data and charges nothing. Per level (one image, one
 person if the task has `records_per_person`, one agent) it states the certified epsilon of the integer mechanism that
 runs (`labeler.accounting.integer`) and the ledger's charge. For comparison only, it adds the continuous exact value and
-the papers' conversion. With `group_size` it also states the same for any so many records of all agents together, which
-nobody is charged (Kirschte et al., corollary 9, with the exact event in place of their conversion).
+the papers' conversion. With `group_size` it also states the same for any g records of all agents together, which
+no ledger is charged (Kirschte et al., corollary 9, with the exact event in place of their conversion).
 
 The price depends on `sigma_votes` alone, not on the number of agents: sigma is the noise that is left when colluding
 agents pool theirs and dropouts add none. Collusion and dropouts cost accuracy. If all agents contribute, the noise is

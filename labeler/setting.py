@@ -115,7 +115,7 @@ class Sampled(PlainNumbers):
 
 
 class Personal(PlainNumbers):
-    """What a site makes of the shared model for itself (labeler.methods.federated); no price depends on it."""
+    """A site's own model, made from the shared one (labeler.methods.federated); no price depends on it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True)
 

@@ -6,7 +6,7 @@ have one price, and are compared in two ways:
 * **Without noise**: the share of public images that most agents label right, where every image is asked. "adapted" is
   then fitted to all public images. No noisy release of the same votes says more.
 * **At one price**: as many questions as the product advises, noise for the price, and its student labels all public
-  images. "adapted" is fitted to these questions alone. `reverse-knn` at the same price stands beside them.
+  images. "adapted" is fitted to these questions alone. `reverse-knn` at the same price stands next to them.
 
 Digits are seen as edge features, photographs as features of EfficientNet-Lite0. The constants of
 `workers.learning.network` were chosen with seed 1000, which draws other agents and other public digits, and on the one

@@ -1,8 +1,8 @@
-"""Personal models of the product (`training.personal`) beside the shared and the site's own, at one price.
+"""Personal models of the product (`training.personal`) next to the shared and the site's own, at one price.
 
-A federated job runs here as its agents and its coordinator compute it: every step is the method's own answer, with
+A federated job runs here as its agents and its coordinator compute it. Every step is the method's own answer, with
 discrete noise from seeds, and the model is the one that is released. Each site then makes its models with the function
-that `labeler agent predict` calls, and is tested on images of its own.
+that `labeler agent predict` calls, and is tested on its own images.
 
     federated job, one price  -->  shared model  -->  each site: personal models of every helper and alpha
 

@@ -64,7 +64,7 @@ SEEDS, EPSILONS = (1, 2, 3), (1.0, 2.0, 4.0)
 
 @dataclass(frozen=True)
 class Setting:
-    """Who holds how much, who votes, at which level it is priced, and for how many attributes a record or model."""
+    """One federation, a method, the level of its price, and the most attributes that a record or model votes for."""
 
     method: str
     level: Level

@@ -121,7 +121,7 @@ class Setting:
         dropouts: how many users are planned to drop out, and do.
         one_class: every user holds records of a single class.
         level: whose epsilon it is.
-        group: any so many records, whose epsilon it is.
+        group: g, if it is the epsilon of any g records.
         times: as many users as there are, by this factor; their noise is drawn for all together.
     """
 
@@ -284,7 +284,7 @@ def _cell(root: Path, setting: Setting, epsilons: Sequence[float], seeds: Sequen
 def sgd_cell(root: Path, epsilons: Sequence[float], seeds: Sequence[int], users: int | None = None) -> Cell:
     """Return DP-SGD of a linear model at one trusted place, the rival of figure 8; a record comes or goes.
 
-    With `users` it is DP-FL, the rival of figures 3 and 4: the same steps, in which each of so many users adds the
+    With `users` it is DP-FL, the rival of figures 3 and 4: the same steps, in which each user adds the
     noise that its own records need. Their noise adds up, and the price is that of one user's.
     """
     steps, records = NoisySteps(0.1, 40, 0.5, 10.0, 0.5, 0.3), (users or USERS) * RECORDS

@@ -7,7 +7,7 @@ classes that a client has seen. The model is smaller than the paper's two-layer 
 (`benchmarks.learning.networks`).
 
 **Personal models of the product** (`_personal_digits`, `_personal_photographs`): the shared model of method `federated`
-at one price, and beside it each helper of `training.personal`, with the functions that `labeler agent predict` calls
+at one price, and with it each helper of `training.personal`, with the functions that `labeler agent predict` calls
 (`benchmarks.learning.personal`). Digits are those of the same clients, their pixels along 64 axes of public digits.
 Photographs are of three sites of Office-Caltech10; a fourth is public and gives the axes.
 

@@ -1,7 +1,7 @@
 """Theorem 7 of Zhu et al. 2021 (16 in its appendix C): a price that falls where votes agree. It is no guarantee.
 
-Of a question whose winner leads by m votes, under noise of sigma votes on each of C classes, the theorem says that its
-winner is (alpha, epsilon)-RDP for one agent, with
+Let a winner lead by m votes, under noise of sigma votes on each of C classes. The theorem says that it is
+(alpha, epsilon)-RDP for one agent, with
 
     epsilon = 2 C e^-x + log(1 + e^((2 alpha - 1) alpha / (2 sigma^2) - x + log(C) / 2)) / (alpha - 1),
     x = m^2 / (8 sigma^2).
@@ -9,10 +9,10 @@ winner is (alpha, epsilon)-RDP for one agent, with
 Questions add up at one alpha, each at no more than alpha / (2 sigma^2), what it costs whatever the votes are. The
 paper's conversion log(1 / delta) / (alpha - 1) is added, and the best alpha is taken.
 
-**Two reasons why no product states it.** Lemma 15, from which it follows, is false as stated: it asks for an answer
-that has probability 1 - q on one input, and then uses that it has it on the neighbor, too. `counterexample` has a
+**Two reasons why no product states it.** Lemma 15, from which it follows, is false as stated. It asks for an answer
+that has probability 1 - q on one input. Then it uses that it has it on the neighbor, too. `counterexample` has a
 divergence of 0.693, which the lemma bounds by 0.0056. And an epsilon that is computed from votes is itself private: who
-hears it learns how the agents voted. Rows here are printed beside the certified price, and nothing is charged by them.
+hears it learns how the agents voted. Rows here are printed next to the certified price, and nothing is charged by them.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class IntegerSum:
 
         Args:
             records: g.
-            releases: if each agent adds noise of its own to numbers of its own, how many agents g records may belong
+            releases: if each agent adds its own noise to its own numbers, how many agents g records may belong
                 to: the coordinates of all these change. With g_i records of agent i their changes are at right angles,
                 so that their squares add up to at most sum g_i^2 <= g^2 times that of one record.
 

@@ -51,8 +51,8 @@ released as the `VectorSum` of one agent with noise of standard deviation 1: rou
 noise and the certified bound are that module's. So the composition of both releases is exact: mu^2 adds, while the
 paper adds epsilons.
 
-**Without scores** (`score_share` 0) the vector is the head alone, mu = 1 / sigma_head: no certainty head is fitted,
-released or paid for, and the certainty of every client at every image is the constant 1, which no record moves. The
+**Without scores** (`score_share` 0) the vector is the head alone, mu = 1 / sigma_head. No certainty head is fitted,
+released or paid for. The certainty of every client at every image is the constant 1, which no record moves. The
 proof and the event are those of the head. This is federated distillation (FedD), the baseline of Hoech et al. With a
 share of 1 sigma_head would be infinite: labels come from the head alone, so they would be noise, or not private
 without it. No such task is defined.

@@ -27,7 +27,7 @@ them is opened. delta_0 is at most SPILL of mu'^2, so that ledgers of mu^2 bound
 agent that answers the first of a task's steps, in whatever order they come, is charged for all. Each further one costs
 the least possible (`labeler.batching.round_charges`). A job that fails after its first step stays charged for all.
 
-**PriFedSync** (Zheng et al. 2021): with `training.personal` each site also makes a model of its own, from the public
+**PriFedSync** (Zheng et al. 2021): with `training.personal` each site also makes its own model, from the public
 theta_t of a step and its own records (`workers.learning.personal`). *It costs nothing.* What a site sends is a function
 of its records, its key and the question. The field gives the task another digest, as another name would, and changes
 nothing else of it. A personal model is made when somebody at the site asks for it, and is no argument of any answer. So

@@ -14,7 +14,7 @@ covariances are then made alike, without a label of a question:
 
       s (|mean a - mean b|^2 / 2 E + |cov a - cov b|^2 / 2 E^2),      E the mean of |h|^2 over both, held fixed.
 
-  It is the loss of Deep CORAL (Sun, Saenko 2016) with the means beside the covariances. s grows from 0 to 1 along the
+  It is the loss of Deep CORAL (Sun, Saenko 2016) with the means next to the covariances. s grows from 0 to 1 along the
   schedule of Ganin et al. (2016). Their adversary of the same size labeled 0 to 9 points fewer right on photographs,
   with seed 1000 (`benchmarks.learning.learners`), and was not kept.
 
@@ -78,7 +78,7 @@ def train(
         is_several: classes are attributes; labels have shape (n, num_classes).
 
     Returns:
-        Shape (dimension + 1 + num_classes, HIDDEN + 1): the columns of U over u, with a column of zeros beside them;
+        Shape (dimension + 1 + num_classes, HIDDEN + 1): the columns of U over u, with a column of zeros at their side;
         below them the rows of V, each with its number of v.
     """
     rows, labels = _held(records, num_classes if is_several else None)

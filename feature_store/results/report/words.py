@@ -145,7 +145,7 @@ def what_epsilon_means(report: JobReport) -> tuple[str, ...]:
 
 
 def _group(report: JobReport) -> tuple[str, ...]:
-    """Return the bound for any so many images of all agents, where the task names their number."""
+    """Return the bound for any g images of all agents, where the task names their number."""
     price, many = report.privacy.group, report.privacy.group_size
     if price is None or many is None:
         return ()
