@@ -146,9 +146,9 @@ def _shown(row: BenchRow, key: str) -> str:
 
 
 def _price(epsilon: float) -> str:
-    """Format an epsilon to two digits, or to three where two would be off by more than a fifth of a percent."""
+    """Format an epsilon to two digits, or to three where two would be off by more than a quarter of a percent."""
     short = float(f"{epsilon:.2g}")
-    return f"{short:g}" if abs(short - epsilon) <= epsilon / 500 else f"{epsilon:.3g}"
+    return f"{short:g}" if abs(short - epsilon) <= epsilon / 400 else f"{epsilon:.3g}"
 
 
 def number(value: float, *, like: float | None = None) -> str:
