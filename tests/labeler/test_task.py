@@ -78,6 +78,7 @@ def task(**changes: object) -> Task:
         (MODEL | {"k": 2}, "k must be 1"),
         (HEADS | {"training": TRAINING | {"score_share": 1}}, "training.score_share: must be less than 1: labels come"),
         (HEADS | {"training": TRAINING | {"score_share": -0.1}}, "training.score_share: must be at least 0"),
+        (HEADS | {"training": TRAINING | {"score_share": 5e-324}}, "training.score_share: must be 0, or at least 1e-60"),
         (MODEL | {"training": None}, "training must be given"),
         (MODEL | {"grid_scale": 5}, "grid_scale follows"),
         (MODEL | {"method": "knn"}, "training must not be given"),

@@ -189,6 +189,17 @@ def test_a_damaged_file_is_replaced_at_the_next_step(home: Path) -> None:
     assert np.array_equal(read_model(path).arrays["weights"], model)
 
 
+def test_a_damaged_file_of_another_task_hides_no_model(home: Path) -> None:
+    asked = task({})
+    path = kept_after_all_steps(home, asked, some_releases(asked, STEPS))
+    path.with_stem("0" * 64).write_bytes(b"half a file")
+    for name in (None, asked.digest[:8]):
+        assert kept_model(home, name).task_digest == asked.digest
+    path.write_bytes(b"half a file")
+    with pytest.raises(NotFound, match="has answered no task"):
+        kept_model(home, asked.digest[:8])
+
+
 def test_pruning_a_home_removes_old_shared_models_and_no_backup_holds_them(home: Path, tmp_path: Path) -> None:
     with closing(open_database(home / "journal.db", anchor=home / "journal.head")):
         pass
@@ -198,8 +209,16 @@ def test_pruning_a_home_removes_old_shared_models_and_no_backup_holds_them(home:
     os.utime(home / "shared-models" / f"{old.digest}.safetensors", (1, 1))
     backup_home(home, tmp_path / "copy")
     assert not (tmp_path / "copy" / "shared-models").exists()
+    # A folder of a prediction that was killed: features of the site's new images.
+    killed, running = (home / f".predict-{name}" for name in ("killed", "running"))
+    for folder in (killed, running):
+        (folder / "images").mkdir(parents=True)
+        (folder / "images" / "features.npy").write_bytes(b"private")
+    os.utime(killed, (1, 1))
     done = prune_home(home, timedelta(days=1), dry_run=False)
-    assert done["files"] == [f"{old.digest}.safetensors"]
+    assert done["files"] == [".predict-killed", f"{old.digest}.safetensors"]
+    assert not killed.exists()
+    assert running.exists()
     assert [path.stem for path in (home / "shared-models").iterdir()] == [new.digest]
 
 

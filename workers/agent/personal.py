@@ -18,6 +18,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -36,7 +37,7 @@ from labeler.settings import same_names
 from labeler.system.files import PRIVATE_FILE, PRIVATE_FOLDER, check_file, replace_file
 from labeler.tally import QueryBatch
 from labeler.task import Task
-from workers.party.home import SHARED_FOLDER, path_in_home, read_agent_config
+from workers.party.home import PREDICTING, SHARED_FOLDER, path_in_home, read_agent_config
 from workers.party.link import cause
 from workers.progress import ProgressCallback, silent
 
@@ -104,7 +105,11 @@ def kept_model(home: Path, task: str | None) -> StoredModel:
     Raises:
         NotFound: no such task was answered here, or several fit; the message names those that there are.
     """
-    kept = [read_model(path) for path in sorted((home / SHARED_FOLDER).glob("*.safetensors"))]
+    kept = []
+    for path in sorted((home / SHARED_FOLDER).glob("*.safetensors")):
+        # A damaged file counts as none, as for the agent, and a running agent may have removed an old one by now.
+        with suppress(LabelerError):
+            kept.append(read_model(path))
     found = [one for one in kept if not task or task == one.card.get("task_name") or one.task_digest.startswith(task)]
     if len(found) == 1:
         return found[0]
@@ -181,7 +186,7 @@ def predict_at_site(
         raise InvalidSetting("name the home with --home; or, without one, a --shard of records and a --model")
     personal = _personal_of(shared, own)
     shared = replace(shared, probe=own.probe or "", measured=None)
-    with tempfile.TemporaryDirectory(prefix=".predict-", dir=beside) as folder:
+    with tempfile.TemporaryDirectory(prefix=PREDICTING, dir=beside) as folder:
         if shared.reads_own_features or (Path(images) / "manifest.json").exists():
             backbone = None
         new, skipped = new_images(
