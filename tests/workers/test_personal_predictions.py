@@ -25,7 +25,7 @@ from labeler.linear_model import model_before, released_model
 from labeler.methods.federated import on_grid
 from labeler.planning import price
 from labeler.privacy_card import privacy_card
-from labeler.release import Release
+from labeler.release import Release, arrays_to_bytes
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.command_line import Labeler
@@ -187,6 +187,31 @@ def test_a_damaged_file_is_replaced_at_the_next_step(home: Path) -> None:
     model = on_grid(np.ones((AXES + 1, 2)))
     keep_shared_model(home, asked, asked_at(home, asked, 5, model))
     assert np.array_equal(read_model(path).arrays["weights"], model)
+
+
+@pytest.mark.parametrize("state", ["file", "nowhere", "folder", "other shape", "endless step"])
+def test_whatever_lies_in_the_place_of_a_kept_model_no_turn_of_the_agent_fails(
+    home: Path, state: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked, folder = task({}), home / "shared-models"
+    path = folder / f"{asked.digest}.safetensors"
+    if state == "file":
+        folder.write_bytes(b"")
+    elif state == "nowhere":
+        folder.symlink_to(home / "gone")
+    elif state == "folder":
+        path.mkdir(parents=True)
+    else:
+        folder.mkdir()
+        card = {"last_step": float("1e999") if state == "endless step" else 3, "averaged": 1, "training": {}}
+        weights = np.ones((AXES + 1 + (state == "other shape"), 2))
+        about = {"kind": "linear", "classes": ["ill", "well"], "privacy_card": card}
+        path.write_bytes(arrays_to_bytes({"weights": weights}, {"labeler": json.dumps(about)}))
+    keep_shared_model(home, asked, asked_at(home, asked, 5, on_grid(np.ones((AXES + 1, 2)))))
+    if state in ("other shape", "endless step"):
+        assert read_model(path).card["last_step"] == 5
+    else:
+        assert "could not be kept" in caplog.text
 
 
 def test_a_damaged_file_of_another_task_hides_no_model(home: Path) -> None:

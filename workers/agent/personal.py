@@ -65,7 +65,7 @@ def keep_shared_model(home: Path, task: Task, batch: QueryBatch) -> None:
     path, step = home / SHARED_FOLDER / f"{task.digest}.safetensors", batch.first_query // task.rows
     try:
         path.parent.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
-        last, averaged, before = _kept_until(path)
+        last, averaged, before = _kept_until(path, model.shape)
         if last >= step:
             return  # a step that is asked for again
         if 2 * step > task.steps:
@@ -83,17 +83,22 @@ def keep_shared_model(home: Path, task: Task, batch: QueryBatch) -> None:
         replace_file(path, model_file(arrays, kind=LINEAR, classes=task.classes, card=card), mode=PRIVATE_FILE)
         for old in sorted(path.parent.iterdir(), key=lambda one: one.stat().st_mtime)[:-MOST_KEPT]:
             old.unlink(missing_ok=True)
-    except (OSError, LabelerError) as error:
+    except Exception as error:  # answers do not need this file
         log.warning("the public model of a step could not be kept", extra={"task_digest": task.digest} | cause(error))
 
 
-def _kept_until(path: Path) -> tuple[int, int, np.ndarray[Any, np.dtype[np.float64]] | float]:
-    """Return the last step of a kept model, how many models it is the mean of, and the mean; -1 where none is kept."""
+def _kept_until(path: Path, shape: tuple[int, ...]) -> tuple[int, int, np.ndarray[Any, np.dtype[np.float64]] | float]:
+    """Return the last step of a kept model of a shape, how many models it is the mean of, and the mean; -1 where none
+    is kept.
+    """
     try:
         kept = read_model(path)
-        return int(kept.card["last_step"]), int(kept.card["averaged"]), np.asarray(kept.arrays["weights"])
-    except (LabelerError, KeyError, TypeError, ValueError):
-        return -1, 0, 0.0
+        weights = np.asarray(kept.arrays["weights"])
+        if weights.shape == shape:
+            return int(kept.card["last_step"]), int(kept.card["averaged"]), weights
+    except (LabelerError, KeyError, TypeError, ValueError, OverflowError):
+        pass
+    return -1, 0, 0.0
 
 
 def kept_model(home: Path, task: str | None) -> StoredModel:
