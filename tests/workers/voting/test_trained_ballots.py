@@ -154,7 +154,7 @@ def test_without_scores_every_agent_weighs_the_same_at_every_image(count: int, n
 @pytest.mark.parametrize("count", [0, 1, 40])
 @pytest.mark.parametrize("share", [0.0, LEAST, 1 - 2**-53])
 def test_no_share_of_the_scores_makes_a_number_that_a_processor_handles_slowly(share: float, count: int) -> None:
-    """With a share of 5e-324, refused, one is computed where an agent holds nothing, and none where it holds a record."""
+    """With a share of 5e-324, refused, one was computed where an agent holds nothing, and none with a record."""
     training = {"min_records": 8, "regularisation": 0.1, "dimension": 4, "score_share": share}
     with np.errstate(under="raise", over="raise", invalid="raise"):
         answer_of(task("aux-distill", training=training, sigma_votes=1e12), BATCH, records_of(5, count))
