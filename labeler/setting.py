@@ -201,6 +201,8 @@ class Training(PlainNumbers):
             raise ValueError(
                 "must be less than 1: labels come from the head, and those of a head without budget are not private"
             )
+        if isinstance(share, float) and 0 < share < LEAST:
+            raise ValueError(f"must be 0, or at least {LEAST:g}, so that no noise is too large for numbers")
         return share
 
     @model_validator(mode="after")

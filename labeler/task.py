@@ -101,8 +101,9 @@ class Terms(PlainNumbers):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True)
 
     method: MethodName = DEFAULT_METHOD
-    """How agents answer: knn is kNN-DPFL of the papers, ensemble AE-DPFL, blind-average DP-Helmet, aux-distill FedAUXfdp
-    (FedD without scores), federated DP-FedSGD, DP-FedAvg and PriFedSync; reverse-knn is ours (labeler.methods)."""
+    """How agents answer: knn is kNN-DPFL of the papers, ensemble AE-DPFL, blind-average DP-Helmet, aux-distill
+    FedAUXfdp (FedD without scores), federated DP-FedSGD, DP-FedAvg and PriFedSync; reverse-knn is ours
+    (labeler.methods)."""
     k: Neighbors = Field(default_factory=_default_k)
     """Neighbors that vote: records per query (knn), or queries per record (reverse-knn). Default: 1; 5 for knn. Public,
     the same for every agent; 1 for every other method."""

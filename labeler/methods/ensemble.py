@@ -38,9 +38,9 @@ def squared(task: Task, level: StatedLevel, queries: int) -> int:
     t = min(tau, C) and w = min(2 t, C), tau is `attributes_per_record`.
 
     **Instance.** The record may change the model, whatever learner there is, and so every prediction. Two rows of zeros
-    and ones with at most t ones each differ, by one, in no more than t + t places, and in no more than C. So w per query,
-    whether the record comes, goes or replaces another. Different queries have different coordinates: w Q. Two rows
-    without a common class attain it if 2 t <= C, one full and one empty row if t = C.
+    and ones with at most t ones each differ, by one, in no more than t + t places, and in no more than C. So w per
+    query, whether the record comes, goes or replaces another. Different queries have different coordinates: w Q. Two
+    rows without a common class attain it if 2 t <= C, one full and one empty row if t = C.
 
     **Person.** Whatever the model learns without them, it casts at most t votes per query: w Q, as for one record.
 

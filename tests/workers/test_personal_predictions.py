@@ -25,7 +25,7 @@ from labeler.linear_model import model_before, released_model
 from labeler.methods.federated import on_grid
 from labeler.planning import price
 from labeler.privacy_card import privacy_card
-from labeler.release import Release
+from labeler.release import Release, arrays_to_bytes
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.command_line import Labeler
@@ -189,6 +189,42 @@ def test_a_damaged_file_is_replaced_at_the_next_step(home: Path) -> None:
     assert np.array_equal(read_model(path).arrays["weights"], model)
 
 
+@pytest.mark.parametrize("state", ["file", "nowhere", "folder", "other shape", "endless step"])
+def test_whatever_lies_in_the_place_of_a_kept_model_no_turn_of_the_agent_fails(
+    home: Path, state: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked, folder = task({}), home / "shared-models"
+    path = folder / f"{asked.digest}.safetensors"
+    if state == "file":
+        folder.write_bytes(b"")
+    elif state == "nowhere":
+        folder.symlink_to(home / "gone")
+    elif state == "folder":
+        path.mkdir(parents=True)
+    else:
+        folder.mkdir()
+        card = {"last_step": float("1e999") if state == "endless step" else 3, "averaged": 1, "training": {}}
+        weights = np.ones((AXES + 1 + (state == "other shape"), 2))
+        about = {"kind": "linear", "classes": ["ill", "well"], "privacy_card": card}
+        path.write_bytes(arrays_to_bytes({"weights": weights}, {"labeler": json.dumps(about)}))
+    keep_shared_model(home, asked, asked_at(home, asked, 5, on_grid(np.ones((AXES + 1, 2)))))
+    if state in ("other shape", "endless step"):
+        assert read_model(path).card["last_step"] == 5
+    else:
+        assert "could not be kept" in caplog.text
+
+
+def test_a_damaged_file_of_another_task_hides_no_model(home: Path) -> None:
+    asked = task({})
+    path = kept_after_all_steps(home, asked, some_releases(asked, STEPS))
+    path.with_stem("0" * 64).write_bytes(b"half a file")
+    for name in (None, asked.digest[:8]):
+        assert kept_model(home, name).task_digest == asked.digest
+    path.write_bytes(b"half a file")
+    with pytest.raises(NotFound, match="has answered no task"):
+        kept_model(home, asked.digest[:8])
+
+
 def test_pruning_a_home_removes_old_shared_models_and_no_backup_holds_them(home: Path, tmp_path: Path) -> None:
     with closing(open_database(home / "journal.db", anchor=home / "journal.head")):
         pass
@@ -198,8 +234,16 @@ def test_pruning_a_home_removes_old_shared_models_and_no_backup_holds_them(home:
     os.utime(home / "shared-models" / f"{old.digest}.safetensors", (1, 1))
     backup_home(home, tmp_path / "copy")
     assert not (tmp_path / "copy" / "shared-models").exists()
+    # A folder of a prediction that was killed: features of the site's new images.
+    killed, running = (home / f".predict-{name}" for name in ("killed", "running"))
+    for folder in (killed, running):
+        (folder / "images").mkdir(parents=True)
+        (folder / "images" / "features.npy").write_bytes(b"private")
+    os.utime(killed, (1, 1))
     done = prune_home(home, timedelta(days=1), dry_run=False)
-    assert done["files"] == [f"{old.digest}.safetensors"]
+    assert done["files"] == [".predict-killed", f"{old.digest}.safetensors"]
+    assert not killed.exists()
+    assert running.exists()
     assert [path.stem for path in (home / "shared-models").iterdir()] == [new.digest]
 
 

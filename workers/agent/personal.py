@@ -18,6 +18,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -36,7 +37,7 @@ from labeler.settings import same_names
 from labeler.system.files import PRIVATE_FILE, PRIVATE_FOLDER, check_file, replace_file
 from labeler.tally import QueryBatch
 from labeler.task import Task
-from workers.party.home import SHARED_FOLDER, path_in_home, read_agent_config
+from workers.party.home import PREDICTING, SHARED_FOLDER, path_in_home, read_agent_config
 from workers.party.link import cause
 from workers.progress import ProgressCallback, silent
 
@@ -64,7 +65,7 @@ def keep_shared_model(home: Path, task: Task, batch: QueryBatch) -> None:
     path, step = home / SHARED_FOLDER / f"{task.digest}.safetensors", batch.first_query // task.rows
     try:
         path.parent.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
-        last, averaged, before = _kept_until(path)
+        last, averaged, before = _kept_until(path, model.shape)
         if last >= step:
             return  # a step that is asked for again
         if 2 * step > task.steps:
@@ -82,17 +83,22 @@ def keep_shared_model(home: Path, task: Task, batch: QueryBatch) -> None:
         replace_file(path, model_file(arrays, kind=LINEAR, classes=task.classes, card=card), mode=PRIVATE_FILE)
         for old in sorted(path.parent.iterdir(), key=lambda one: one.stat().st_mtime)[:-MOST_KEPT]:
             old.unlink(missing_ok=True)
-    except (OSError, LabelerError) as error:
+    except Exception as error:  # answers do not need this file
         log.warning("the public model of a step could not be kept", extra={"task_digest": task.digest} | cause(error))
 
 
-def _kept_until(path: Path) -> tuple[int, int, np.ndarray[Any, np.dtype[np.float64]] | float]:
-    """Return the last step of a kept model, how many models it is the mean of, and the mean; -1 where none is kept."""
+def _kept_until(path: Path, shape: tuple[int, ...]) -> tuple[int, int, np.ndarray[Any, np.dtype[np.float64]] | float]:
+    """Return the last step of a kept model of a shape, how many models it is the mean of, and the mean; -1 where none
+    is kept.
+    """
     try:
         kept = read_model(path)
-        return int(kept.card["last_step"]), int(kept.card["averaged"]), np.asarray(kept.arrays["weights"])
-    except (LabelerError, KeyError, TypeError, ValueError):
-        return -1, 0, 0.0
+        weights = np.asarray(kept.arrays["weights"])
+        if weights.shape == shape:
+            return int(kept.card["last_step"]), int(kept.card["averaged"]), weights
+    except (LabelerError, KeyError, TypeError, ValueError, OverflowError):
+        pass
+    return -1, 0, 0.0
 
 
 def kept_model(home: Path, task: str | None) -> StoredModel:
@@ -104,7 +110,11 @@ def kept_model(home: Path, task: str | None) -> StoredModel:
     Raises:
         NotFound: no such task was answered here, or several fit; the message names those that there are.
     """
-    kept = [read_model(path) for path in sorted((home / SHARED_FOLDER).glob("*.safetensors"))]
+    kept = []
+    for path in sorted((home / SHARED_FOLDER).glob("*.safetensors")):
+        # A damaged file counts as none, as for the agent, and a running agent may have removed an old one by now.
+        with suppress(LabelerError):
+            kept.append(read_model(path))
     found = [one for one in kept if not task or task == one.card.get("task_name") or one.task_digest.startswith(task)]
     if len(found) == 1:
         return found[0]
@@ -181,7 +191,7 @@ def predict_at_site(
         raise InvalidSetting("name the home with --home; or, without one, a --shard of records and a --model")
     personal = _personal_of(shared, own)
     shared = replace(shared, probe=own.probe or "", measured=None)
-    with tempfile.TemporaryDirectory(prefix=".predict-", dir=beside) as folder:
+    with tempfile.TemporaryDirectory(prefix=PREDICTING, dir=beside) as folder:
         if shared.reads_own_features or (Path(images) / "manifest.json").exists():
             backbone = None
         new, skipped = new_images(

@@ -51,6 +51,7 @@ from workers.party.home import (
     JOURNAL_FILE,
     KEYS_FILE,
     POLICY_FILE,
+    PREDICTING,
     PROOF_FILE,
     SEEN_FILE,
     SHARED_FOLDER,
@@ -307,7 +308,10 @@ def prune_home(
         rounds = _rounds(home, database, before, dry_run) if (home / TALLIER_FILE).exists() else 0
         if not dry_run:
             for file in files:
-                file.unlink(missing_ok=True)
+                if file.is_dir():
+                    shutil.rmtree(file, ignore_errors=True)
+                else:
+                    file.unlink(missing_ok=True)
             database.compact()
             Ledger(database, clock=clock).verify()
     return {
@@ -355,10 +359,10 @@ def _rounds(home: Path, database: Database, before: datetime, dry_run: bool) -> 
 
 
 def _old_files(home: Path, before: datetime) -> list[Path]:
-    """Return the copies of what a party had seen, from each time that a restored journal was accepted, and the shared
-    models that an agent kept.
+    """Return the copies of what a party had seen, from each time that a restored journal was accepted, the shared
+    models that an agent kept, and the folders of predictions that were killed.
     """
-    found = (*home.glob(f"{SEEN_FILE}.*Z"), *home.glob(f"{SHARED_FOLDER}/*"))
+    found = [path for name in (f"{SEEN_FILE}.*Z", f"{SHARED_FOLDER}/*", f"{PREDICTING}*") for path in home.glob(name)]
     return sorted(path for path in found if datetime.fromtimestamp(path.stat().st_mtime, UTC) < before)
 
 

@@ -2,8 +2,8 @@
 
     shared model, public  +  all records of one site  -->  a personal model, which stays there.
 
-Rows are those of the shared model: (phi(x), 1), whole numbers (`labeler.methods.federated`). Let n be the number of records and C
-INVERSE_REGULARISATION. A site's own model minimizes over the weights w, one column per class,
+Rows are those of the shared model: (phi(x), 1), whole numbers (`labeler.methods.federated`). Let n be the number of
+records and C INVERSE_REGULARISATION. A site's own model minimizes over the weights w, one column per class,
 
     J(w) = sum over its records of -log softmax(z w)_y  +  |w|^2 / (2 C).
 

@@ -6,6 +6,7 @@
                     policy.toml   what the site allows (workers.agent.policy).
                     approved/     what its people decided (workers.agent.decisions).
                     shared-models/ public models that its site personalizes (workers.agent.personal).
+                    .predict-*/   features of images while they get labels there; one that was killed leaves them.
     tallier HOME    tallier.toml  its name, the coordinator's address, and the coordinator's keys.
                     winner.pem    its own certificate, and peers.toml the two other talliers (workers.tallier.peers).
     both            keys.json          its own keys.
@@ -44,6 +45,7 @@ COORDINATOR_FILE = "coordinator.toml"
 POLICY_FILE = "policy.toml"
 RECORDS_FOLDER = "records.shard"
 SHARED_FOLDER = "shared-models"
+PREDICTING = ".predict-"
 KEYS_FILE = "keys.json"
 JOURNAL_FILE = "journal.db"
 ANCHOR_FILE = "journal.head"

@@ -13,6 +13,7 @@ from feature_store.rows import quantize
 from labeler.errors import PrivacyRefusal
 from labeler.methods.blind_average import linear_terms, weight_sum
 from labeler.records import ModelStore, Records
+from labeler.setting import LEAST
 from labeler.tally import QueryBatch
 from labeler.task import Task
 from tests.answering import AnsweringAgent
@@ -148,6 +149,15 @@ def test_without_scores_every_agent_weighs_the_same_at_every_image(count: int, n
     assert rows.min() > asked.scale - CLASSES
     with_scores = task("aux-distill", sigma_votes=noise)
     assert answer_of(with_scores, BATCH, records_of(5, count)).sum(axis=1).min() < asked.scale - CLASSES
+
+
+@pytest.mark.parametrize("count", [0, 1, 40])
+@pytest.mark.parametrize("share", [0.0, LEAST, 1 - 2**-53])
+def test_no_share_of_the_scores_makes_a_number_that_a_processor_handles_slowly(share: float, count: int) -> None:
+    """With a share of 5e-324, refused, one was computed where an agent holds nothing, and none with a record."""
+    training = {"min_records": 8, "regularisation": 0.1, "dimension": 4, "score_share": share}
+    with np.errstate(under="raise", over="raise", invalid="raise"):
+        answer_of(task("aux-distill", training=training, sigma_votes=1e12), BATCH, records_of(5, count))
 
 
 def test_the_weights_an_agent_sends_are_its_learner_s(tmp_path: Path) -> None:
