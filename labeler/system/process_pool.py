@@ -23,8 +23,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Final, NoReturn
 
@@ -36,9 +36,33 @@ _LOOK_S = 0.2
 _SIZE_BYTES = 4
 
 
+LEAST_PRIORITY: Final = 19
+"""The nice value of work beside an agent's answers."""
+
+
 def all_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def least_priority() -> Iterator[None]:
+    """Run with the least priority, so that a running agent's answers stay on the public clock.
+
+    On Linux a priority is a thread's, and that of the threads that it begins. Afterwards it is as before, where the
+    system lets a process raise it again.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    thread = threading.get_native_id()
+    before = os.getpriority(os.PRIO_PROCESS, thread)
+    os.setpriority(os.PRIO_PROCESS, thread, LEAST_PRIORITY)
+    try:
+        yield
+    finally:
+        with suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, thread, before)
 
 
 def start_process(

@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import stat
+import sys
+import threading
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -370,3 +372,20 @@ def test_a_site_with_features_of_its_own_labels_rows_of_a_file_and_refuses_pictu
     assert found.alpha == 0.0  # nothing was learned together yet
     with pytest.raises(InvalidSetting, match="features that its owner computed"):
         predict_at_site(str(write_pictures(tmp_path / "pictures", ["0.png"])), home=home)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a priority is a thread's on Linux alone")
+def test_predictions_are_made_at_the_least_priority_so_that_answers_stay_on_their_clock(
+    home: Path, labeler: Labeler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def look(*_args: object, **_options: object) -> None:
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        raise NotFound("seen")
+
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    monkeypatch.setattr(personal, "predict_at_site", look)
+    assert labeler("agent", "predict", home, "--home", home, "--json").code
+    assert seen == [19]
+    assert os.geteuid() or os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before

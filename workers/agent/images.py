@@ -26,9 +26,7 @@ import fcntl
 import io
 import logging
 import math
-import os
 import shlex
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +45,7 @@ from feature_store.shard_writer import check_classes, written_so_far
 from feature_store.sources import ImageSource, PersonColumn, image_blocks, open_source
 from labeler.errors import Interrupted, InvalidSetting, LabelerError, OutputInUse, UnreadableFile
 from labeler.system.files import PRIVATE_FILE, exclusive, replace_file
+from labeler.system.process_pool import least_priority
 from labeler.system.site_key import SITE_KEY_FILE, SiteKey, as_digests, site_key
 from workers.embedder.shards import backbone_recipe, delete_records, embed_images, source_of, told_of
 from workers.party.home import AgentConfig, EmbedSettings, path_in_home, read_agent_config
@@ -486,10 +485,9 @@ class SiteImages:
             self._thread.join()
 
     def _run(self, folder: ImageFolder) -> None:
-        if sys.platform == "linux":  # where a priority is a thread's, and that of the threads that it begins
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         try:
-            result = folder.embed(progress=stopping(self._stop, silent))
+            with least_priority():
+                result = folder.embed(progress=stopping(self._stop, silent))
             if skipped := len(result["skipped"]):
                 self._problem = (
                     f"{skipped} files could not be read as images and are no records; labeler agent embed names them"

@@ -269,12 +269,13 @@ def predict(
 
     Example: `labeler agent predict new-scans/ --home hospital-a`
     """
+    from labeler.system.process_pool import least_priority
     from workers.agent.personal import MUST_STAY, PREDICTIONS_FILE, predict_at_site, write_predictions
     from workers.progress import progress_bars
 
     target = out or (home or (Path() if shard is None else shard.parent)) / PREDICTIONS_FILE
     check_file(target)
-    with progress_bars(quiet=as_json) as progress:
+    with progress_bars(quiet=as_json) as progress, least_priority():
         found = predict_at_site(
             images, home=home, shard=shard, task=task, model=model, backbone=backbone, progress=progress
         )
