@@ -15,6 +15,7 @@ from feature_store.query_selection import known_axes
 from feature_store.results.models import read_model
 from feature_store.results.pseudo_labels import SCHEMA
 from feature_store.shard import Shard, read_manifest, write_manifest
+from labeler.budget import say_epsilon
 from labeler.expectation import USUAL_AXES
 from labeler.ledger import rounds as steps
 from labeler.release import release_from_bytes
@@ -223,3 +224,12 @@ def test_a_method_needs_its_training_table_and_no_other_has_one(labeler, federat
     task.write_text(task.read_text() + TRAINING)
     result = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "job")
     assert "training.learner must be linear or network or adapted for method ensemble, found softmax" in result.err
+
+
+def test_a_run_says_what_a_group_of_images_would_lose(labeler, federation, tmp_path) -> None:
+    task = federation.task_file(tmp_path, group_size=5)
+    told = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "job", "--seed", 1)
+    assert told.code == 0, told.err
+    privacy = json.loads((tmp_path / "job" / "report.json").read_text())["privacy"]
+    assert privacy["group"]["epsilon"] > privacy["instance"]["epsilon"]
+    assert f"Any 5 images: epsilon {say_epsilon(privacy['group']['epsilon'])}" in told.out

@@ -393,6 +393,9 @@ def tell_summary(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
         f"Privacy   epsilon {say_epsilon(privacy['instance']['epsilon'])} per private image, "
         f"{say_epsilon(agent) if agent is not None else 'no bound'} per agent (delta {privacy['delta']:g})"
     )
+    if "group" in privacy:
+        group = privacy["group"]
+        console.print(f"          Any {group['group_size']:,} images: epsilon {say_epsilon(group['epsilon'])}")
     console.print(f"          {privacy['holds_against']}", soft_wrap=True)
     right = f"; {labels['accuracy']:.1%} of these answers are right by themselves" if "accuracy" in labels else ""
     console.print(f"Questions {labels['answered']} of {labels['asked']} answered{right}")

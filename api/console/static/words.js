@@ -124,7 +124,7 @@ export function worthNode(value, words = worth(value)) {
   return el("span", { class: "no-bound" }, icon("alarm", "low"), ` ${words}`);
 }
 
-/** Whether a price is stated for any so many images of all agents together. */
+/** Whether a price is stated for any g images of all agents together. */
 export const statesGroup = (price) => typeof price.group_size === "number";
 
 /** Whether the task bounds how many images of one person vote, so that a price is stated for a person. */

@@ -153,7 +153,7 @@ def _cards(report: JobReport) -> list[dict[str, str]]:
         unit = person.reason or f"all images of one person at one agent, of which at most {most} vote"
         cards.append(figure_card("epsilon, one person", say_epsilon(person.epsilon), unit))
     if (group := report.privacy.group) is not None:
-        unit = group.reason or "all agents together: any so many images that come or go"
+        unit = group.reason or "all agents together, whichever images come or go"
         cards.append(
             figure_card(f"epsilon, {count(report.privacy.group_size or 1, 'image')}", say_epsilon(group.epsilon), unit)
         )
