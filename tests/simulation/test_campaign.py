@@ -68,6 +68,7 @@ def test_a_seed_that_was_found_stands_in_the_report_with_what_replays_it() -> No
     assert replay_command(7) in rows
 
 
+@pytest.mark.process
 def test_the_command_shows_one_schedule_step_by_step() -> None:
     shown = CliRunner().invoke(app, ["bench", "simulate", "--seeds", "3:4", "--trace", "--json"])
     assert shown.exit_code == 0

@@ -335,11 +335,9 @@ def _other_neighbours(patch: Patch) -> None:
     patch.setitem(METHODS, "knn", replace(METHODS["knn"], ballots=rolled))
 
 
-@planted(
-    "agent", "votes for what its model holds least likely", "exact votes", at=(linear, "predict"), among=of("models")
-)
-def _likeliest_turned_round(predict: Any, head: Any, queries: Any) -> Any:
-    return predict(-head, queries)
+@planted("agent", "votes for what its model holds least likely", "exact votes", at=(linear, "said"), among=of("models"))
+def _likeliest_turned_round(said: Any, model: Any, queries: Any, **how: Any) -> Any:
+    return said(-model, queries, **how)
 
 
 @planted(

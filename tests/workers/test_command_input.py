@@ -290,7 +290,7 @@ def test_a_place_is_looked_at_before_the_work(
             "plan --sigma 25 --method blind-average --axes 10 --max-records 2000000 --queries 11",
             "'--max-records': must be",
         ),
-        ("plan --sigma 3 --method blind-average --learner logistic", "training.min_records: is missing"),
+        ("plan --sigma 3 --method blind-average --learner logistic", "--min-records: is missing"),
         ("plan --sigma 3 --method aux-distill --score-share 0", "--score-share says how agents train"),
         (
             "plan --sigma 3 --method blind-average --min-records 5 --learner logit",

@@ -531,7 +531,8 @@ def plan(
     radius = fields["ballot_radius"]
     if radius is not None and radius.isascii() and radius.isdigit():
         fields["ballot_radius"] = int(radius)
-    request = PlanRequest.of(fields | {"training": training})
+    fields["training"] = None if training is None else Training.model_validate(training)
+    request = PlanRequest.of(fields)
     from workers.plan import make_plan
     from workers.progress import progress_bars
 

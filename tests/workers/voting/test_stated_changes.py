@@ -241,7 +241,7 @@ def test_g_records_of_two_agents_change_no_more_than_is_stated_for_a_group(one: 
     worlds = [present for size in range(POOL + 1) for present in itertools.combinations(range(POOL), size)]
     apart: list[dict[int, list[NDArray[np.int64]]]] = []
     for seed in range(2):
-        sums = [answered(one, batch, world(present, seed, one.records_per_person)).ravel() for present in worlds]
+        sums = [answered(one, batch, world(present, seed, one)).ravel() for present in worlds]
         pairs: dict[int, list[NDArray[np.int64]]] = {}
         for first, other in itertools.combinations(range(len(worlds)), 2):
             moved = len(set(worlds[first]) ^ set(worlds[other]))
