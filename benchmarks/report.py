@@ -10,8 +10,9 @@ a table of such a document, and @{NAME FIELD=VALUE ...} in a line is the value o
     @table NAME rows=FIELD,FIELD show=FIELD,FIELD [FIELD=VALUE ...]              a line for each measurement
 
 FIELD=VALUE takes only the rows that have this value, FIELD!=VALUE those that have another, FIELD=ONE|TWO those with one
-of several. Fields are those of `BenchRow`; `value` shows its deviation too. Rows that meet in one cell are joined by
-" / ". A table whose first field is epsilon is in the order of epsilon.
+of several. FIELD~=PATTERN takes those in which this regular expression is found, FIELD!~=PATTERN the others. Fields are
+those of `BenchRow`; `value` shows its deviation too. Rows that meet in one cell are joined by " / ". A table whose
+first field is epsilon is in the order of epsilon.
 
 The command also draws the pictures of `PICTURES` from the same documents.
 """
@@ -76,8 +77,9 @@ def _chosen(results: Path, name: str, options: Mapping[str, str]) -> list[BenchR
     """Return the rows of a document that have the wanted values."""
     rows = read_rows(results / f"{name}.json")
     for key, wanted in options.items():
-        some = wanted.split("|")
-        rows = [row for row in rows if (_shown(row, key.removesuffix("!")) in some) != key.endswith("!")]
+        field = key.rstrip("!~")
+        pattern = wanted if "~" in key else "|".join(f"^{re.escape(one)}$" for one in wanted.split("|"))
+        rows = [row for row in rows if bool(re.search(pattern, _shown(row, field))) != ("!" in key)]
     if not rows:
         raise BadData(f"no row of {name} has {dict(options)}")
     return rows

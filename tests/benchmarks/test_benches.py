@@ -264,6 +264,8 @@ def test_a_number_in_a_sentence_is_of_one_row(results: Path) -> None:
 def test_a_table_is_of_the_rows_that_are_asked_for(results: Path) -> None:
     made = render("@table mine rows=case,method show=value case!=a", results).split("\n")
     assert made[2:4] == ["| b | ours | 7 |", ""]
+    for wanted in ("case~=^b", "case!~=a|c"):
+        assert render(f"@table mine rows=case show=value {wanted}", results).split("\n")[2:4] == ["| b | 7 |", ""]
     with pytest.raises(BadData, match="no row of mine"):
         render("@table mine rows=case show=value case=c", results)
     with pytest.raises(BadData, match=r"other\.json is no document of a bench"):
