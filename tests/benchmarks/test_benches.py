@@ -41,7 +41,7 @@ ROW_KEYS = {
 @pytest.mark.process
 def test_the_speed_bench_reports_every_target() -> None:
     document = run_bench("speed")
-    assert set(document) == {"name", "rows", "seconds", "versions"}
+    assert set(document) == {"name", "command", "commit", "rows", "seconds", "versions"}
     assert all(set(row) == ROW_KEYS for row in document["rows"])
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     metrics = {row["metric"] for row in document["rows"]}

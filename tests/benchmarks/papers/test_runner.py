@@ -77,6 +77,7 @@ def test_a_table_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("paper", PAPERS)
 def test_the_quick_version_of_every_table_runs_on_real_data(
