@@ -105,6 +105,11 @@ class LinearModel:
         return scores
 
 
+def is_averaged(step: int, steps: int) -> bool:
+    """Return whether the model after so many of all steps is one of those that the released model is the mean of."""
+    return 2 * step > steps
+
+
 def released_model(
     task: Task, releases: Sequence[Release], asked: NDArray[np.int16] | None = None
 ) -> LinearModel | None:
@@ -202,6 +207,6 @@ def _trajectory(task: Task, releases: Sequence[Release]) -> tuple[NDArray[np.flo
         else:
             speed = sampled.momentum * speed + release.noisy_votes * of_one
         theta = on_grid(theta + speed)
-        if 2 * (step + 1) > len(releases):
+        if is_averaged(step + 1, len(releases)):
             total, counted = total + theta, counted + 1
     return theta, total / max(1, counted)

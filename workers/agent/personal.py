@@ -31,6 +31,7 @@ from feature_store.decode import Skipped
 from feature_store.results.models import LINEAR, StoredModel, model_file, read_model
 from feature_store.shard import Shard
 from labeler.errors import InvalidSetting, LabelerError, MixedShards, NotFound
+from labeler.linear_model import is_averaged
 from labeler.records import PublicAxes
 from labeler.setting import Personal, Training
 from labeler.settings import same_names
@@ -68,7 +69,7 @@ def keep_shared_model(home: Path, task: Task, batch: QueryBatch) -> None:
         last, averaged, before = _kept_until(path, model.shape)
         if last >= step:
             return  # a step that is asked for again
-        if 2 * step > task.steps:
+        if is_averaged(step, task.steps):
             model, averaged = model + averaged * before, averaged + 1
             model /= averaged
         card = {

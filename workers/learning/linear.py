@@ -23,7 +23,7 @@ yes and no, by logistic regression with the same terms.
 
 **Time tells nothing.** Every agent takes the same STEPS over all classes of the task, whatever it holds: one class or
 none, converged or not. A class without records is closed by adding minus infinity to its score, and is never predicted.
-A step minimizes a bound on J that touches J at the current point: the softmax never curves more than a half (Boehning
+A step minimizes a bound on J that touches J at the current point. The softmax never curves more than a half (Boehning
 1992), and the logistic loss no more than a quarter. With X the records, each with a one for the intercept, the step is
 
     W <- W - M (X^T (P - Y) + W / C),      M = (X^T X / 2 + 1/C)^-1,

@@ -1,6 +1,6 @@
 """An agent's small network for `ensemble`: one hidden layer on fixed features, on its own or fitted to the questions.
 
-    x  -->  h = max(0, U (x - m) + u)  -->  V h + v        one class: the largest score;  attributes: each above 0
+    x  -->  h = max(0, U (x - m) + u)  -->  V h + v        one class: the largest score;  attributes: each above 0.
 
 m is the mean of the agent's records. U has HIDDEN rows. Training takes STEPS steps of Adam, each on BATCH records that
 a public seed draws, over all classes of the task. It minimizes the cross-entropy: of a softmax, or of a yes and a no
@@ -10,9 +10,10 @@ for each attribute. A class without records is closed, as for a linear head (`wo
 covariances are then made alike, without a label of a question:
 
 * Questions are moved by their own mean in place of m.
-* To the loss of a step is added, with a and b the hidden vectors of BATCH records and BATCH questions,
+* Let a and b be the hidden vectors of BATCH records and of BATCH questions. E is the mean of |h|^2 over both, held
+  fixed. To the loss of a step is added
 
-      s (|mean a - mean b|^2 / 2 E + |cov a - cov b|^2 / 2 E^2),      E the mean of |h|^2 over both, held fixed.
+      s (|mean a - mean b|^2 / 2 E + |cov a - cov b|^2 / 2 E^2).
 
   It is the loss of Deep CORAL (Sun, Saenko 2016) with the means next to the covariances. s grows from 0 to 1 along the
   schedule of Ganin et al. (2016). Their adversary of the same size labeled 0 to 9 points fewer right on photographs,
@@ -78,8 +79,8 @@ def train(
         is_several: classes are attributes; labels have shape (n, num_classes).
 
     Returns:
-        Shape (dimension + 1 + num_classes, HIDDEN + 1): the columns of U over u, with a column of zeros at their side;
-        below them the rows of V, each with its number of v.
+        Shape (dimension + 1 + num_classes, HIDDEN + 1): the columns of U over u, with a column of zeros at their side.
+        Below them lie the rows of V, each with its number of v.
     """
     rows, labels = _held(records, num_classes if is_several else None)
     count, dimension = rows.shape
